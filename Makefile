@@ -1,0 +1,43 @@
+# One command each. A virtual environment is made on first use; `make clean` takes it away.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test test-unit lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo | test | lint | bench | clean"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,lint,plot]"
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+test-unit: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/unit
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/recovery.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info runs
