@@ -1,0 +1,50 @@
+"""The log of messages: what is kept, how it is written, and how a replay reads it."""
+
+from swift_ft.logging.reader import LogReader
+from swift_ft.logging.record import (
+    Direction,
+    Kind,
+    MessageKey,
+    Record,
+    checksum_of,
+    copy_into,
+    dtype_name,
+    tensor_bytes,
+    verify,
+)
+from swift_ft.logging.segment import (
+    FORMAT_VERSION,
+    SegmentIdentity,
+    SegmentName,
+    SegmentWriter,
+    format_segment_name,
+    parse_segment_name,
+    read_segment,
+)
+from swift_ft.logging.store import PendingFile, Store
+from swift_ft.logging.writer import LogTimeoutError, LogWriter, LogWriterMetrics
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Direction",
+    "Kind",
+    "LogReader",
+    "LogTimeoutError",
+    "LogWriter",
+    "LogWriterMetrics",
+    "MessageKey",
+    "PendingFile",
+    "Record",
+    "SegmentIdentity",
+    "SegmentName",
+    "SegmentWriter",
+    "Store",
+    "checksum_of",
+    "copy_into",
+    "dtype_name",
+    "format_segment_name",
+    "parse_segment_name",
+    "read_segment",
+    "tensor_bytes",
+    "verify",
+]

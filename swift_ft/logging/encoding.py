@@ -1,0 +1,188 @@
+"""One record as an Arrow record batch and back, and a segment's identity as schema metadata."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from swift_ft.logging.record import Direction, Kind, MessageKey, Record
+
+__all__ = [
+    "FORMAT_VERSION",
+    "SCHEMA",
+    "Footer",
+    "Seal",
+    "SegmentIdentity",
+    "decode",
+    "encode",
+    "identity_of",
+    "schema_of",
+]
+
+FORMAT_VERSION = 1
+SCHEMA = pa.schema(
+    [
+        ("iteration", pa.int64()),
+        ("microbatch", pa.int64()),
+        ("direction", pa.string()),
+        ("source_stage", pa.int64()),
+        ("destination_stage", pa.int64()),
+        ("slot", pa.int64()),
+        ("kind", pa.string()),
+        ("dtype", pa.string()),
+        ("shape", pa.list_(pa.int64())),
+        ("checksum", pa.uint64()),
+        ("payload", pa.large_binary()),
+    ]
+)
+_FOOTER = "footer"
+_METADATA_PREFIX = "swift_ft."
+_NO_PAYLOAD = pa.nulls(1, pa.large_binary())
+
+
+@dataclass(frozen=True)
+class SegmentIdentity:
+    """Who wrote a segment.
+
+    Attributes:
+        run_id: the run that it belongs to.
+        rank: the worker that wrote it.
+        generation: the membership in which it was written.
+    """
+
+    run_id: str
+    rank: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Footer:
+    """The last batch of a segment. In the columns: ``shape`` is ``[records]``, ``checksum`` the seal.
+
+    Attributes:
+        records: how many precede it.
+        seal: what :class:`Seal` computed over them.
+    """
+
+    records: int
+    seal: int
+
+
+class Seal:
+    """xxh3_64 over a segment's identity and, in order, over all of each record but the payload's bytes.
+
+    A payload is represented by its checksum.
+    """
+
+    def __init__(self, identity: SegmentIdentity) -> None:
+        self._hash = xxhash.xxh3_64(repr(sorted(_metadata(identity).items())).encode())
+
+    def add(self, record: Record) -> None:
+        """Takes in the next record."""
+        key = record.key
+        self._hash.update(
+            f"{record.kind} {key.iteration} {key.microbatch} {key.direction} {key.source_stage} "
+            f"{key.destination_stage} {key.slot} {record.dtype} {record.shape} {record.checksum}\n".encode()
+        )
+
+    def value(self) -> int:
+        """The hash so far."""
+        return self._hash.intdigest()
+
+
+def schema_of(identity: SegmentIdentity) -> pa.Schema:
+    """The schema of a segment, with format version and identity as metadata."""
+    return SCHEMA.with_metadata(_metadata(identity))
+
+
+def identity_of(schema: pa.Schema) -> SegmentIdentity:
+    """The identity in a segment's schema. Raises ValueError or KeyError if it is not a segment's."""
+    if not schema.equals(SCHEMA):
+        raise ValueError("its columns are not those of a log segment")
+    metadata = {name.decode(): value.decode() for name, value in (schema.metadata or {}).items()}
+    version = metadata[f"{_METADATA_PREFIX}format_version"]
+    if version != str(FORMAT_VERSION):
+        raise ValueError(f"format version {version}, and this swift_ft reads {FORMAT_VERSION}")
+    run_id, rank, generation = (
+        metadata[_METADATA_PREFIX + name] for name in ("run_id", "rank", "generation")
+    )
+    return SegmentIdentity(run_id, int(rank), int(generation))
+
+
+def encode(entry: Record | Footer) -> pa.RecordBatch:
+    """A record batch of one row, whose payload is the record's own memory."""
+    # This runs in a thread that shares the GIL with training. One message's columns resemble the last one's:
+    # all but checksum and payload come from a cache.
+    if isinstance(entry, Footer):
+        columns = [
+            *(_int_column(0), _int_column(0), _string_column("")),
+            *(_int_column(0), _int_column(0), _int_column(0)),
+            *(_string_column(_FOOTER), _string_column(""), _shape_column((entry.records,))),
+            *(_checksum_column(entry.seal), _NO_PAYLOAD),
+        ]
+    else:
+        key = entry.key
+        columns = [
+            *(_int_column(key.iteration), _int_column(key.microbatch), _string_column(key.direction)),
+            *(_int_column(key.source_stage), _int_column(key.destination_stage), _int_column(key.slot)),
+            *(_string_column(entry.kind), _string_column(entry.dtype), _shape_column(entry.shape)),
+            *(_checksum_column(entry.checksum), _payload_column(entry.payload)),
+        ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def decode(batch: pa.RecordBatch) -> Record | Footer:
+    """The inverse of :func:`encode`, without copying the payload. Raises on a batch that is no such thing."""
+    # Offsets and lengths come from the file: check them against the buffers before anything follows them.
+    batch.validate(full=True)
+    if batch.num_rows != 1:
+        raise ValueError(f"a batch of {batch.num_rows} rows")
+    row: list[Any] = [column[0].as_py() for column in batch.columns[:-1]]
+    data = batch.columns[-1][0].as_buffer()
+    iteration, microbatch, direction, source_stage, destination_stage, slot, kind, dtype, shape, checksum = (
+        row
+    )
+    if kind == _FOOTER:
+        (records,) = shape
+        return Footer(records, checksum)
+    if (data is None) != (kind == Kind.RECEIPT):
+        raise ValueError("a message without payload, or a receipt with one")
+    key = MessageKey(iteration, microbatch, Direction(direction), source_stage, destination_stage, slot)
+    payload = None if data is None else memoryview(data)
+    return Record(Kind(kind), key, dtype, tuple(shape), checksum, payload)
+
+
+@lru_cache(maxsize=4096)
+def _int_column(value: int) -> pa.Array:
+    return pa.array([value], pa.int64())
+
+
+@lru_cache(maxsize=256)
+def _string_column(value: str) -> pa.Array:
+    return pa.array([value], pa.string())
+
+
+@lru_cache(maxsize=256)
+def _shape_column(value: tuple[int, ...]) -> pa.Array:
+    return pa.array([value], pa.list_(pa.int64()))
+
+
+def _checksum_column(value: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.uint64(), 1, [None, pa.py_buffer(struct.pack("<Q", value))])
+
+
+def _payload_column(payload: memoryview | None) -> pa.Array:
+    if payload is None:
+        return _NO_PAYLOAD
+    offsets = pa.py_buffer(struct.pack("<qq", 0, payload.nbytes))
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(payload)])
+
+
+def _metadata(identity: SegmentIdentity) -> dict[str, str]:
+    fields = {"format_version": FORMAT_VERSION, **asdict(identity)}
+    return {f"{_METADATA_PREFIX}{name}": str(value) for name, value in fields.items()}

@@ -1,0 +1,197 @@
+"""The log as a replay sees it: messages by key, out of the segments of one or more workers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError
+from swift_ft.logging.record import Kind, MessageKey, Record, verify
+from swift_ft.logging.segment import SegmentName, parse_segment_name, read_segment
+from swift_ft.logging.store import Store
+
+__all__ = ["LogReader"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A record and where it stands.
+
+    ``order`` is (generation, index of the directory, sequence, position in the segment).
+    """
+
+    order: tuple[int, int, int, int]
+    path: str
+    record: Record
+
+
+class LogReader:
+    """Reads the log directories of one or more workers. Nothing is read before :meth:`refresh`.
+
+    Of several copies of a message the one of the newest generation counts; all must have the same checksum,
+    since a repeated iteration sends the same bytes again.
+
+    Args:
+        store: where.
+        directories: the workers' log directories in the store.
+        run_id: the run that all segments must belong to.
+        since_generation: older generations' segments are not opened.
+        from_iteration: segments that end before this iteration are not opened.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        directories: Sequence[str],
+        *,
+        run_id: str,
+        since_generation: int = 0,
+        from_iteration: int = 0,
+    ) -> None:
+        self._store = store
+        self._directories = tuple(directories)
+        self._run_id = run_id
+        self._since_generation = since_generation
+        self._from_iteration = from_iteration
+        self._segments: dict[str, list[_Copy]] = {}
+        self._clear_index()
+
+    def refresh(self) -> None:
+        """Reads segments that were committed since the last call, and forgets those that were deleted.
+
+        Payloads are mapped, not loaded, and verified when they are asked for.
+
+        Raises:
+            LogTornError, LogCorruptError, ForeignLogError: in a segment that could matter.
+        """
+        present = self._committed()
+        if not self._segments.keys() <= present.keys():
+            self._segments = {path: copies for path, copies in self._segments.items() if path in present}
+            self._clear_index()
+            for copies in self._segments.values():
+                self._index(copies)
+        for path, (directory, name) in present.items():
+            if path not in self._segments:
+                self._read(path, directory, name)
+
+    def message(self, key: MessageKey) -> Record:
+        """A message with its payload, verified.
+
+        Raises:
+            LogMissingError: it is in none of the directories.
+            LogCorruptError: its payload does not match its checksum.
+            DivergenceError: two copies of it differ.
+        """
+        copy = self._newest(self._messages, key)
+        if copy is None:
+            where = ", ".join(self._directories)
+            raise LogMissingError(
+                f"{key} is not in the log ({self._store.url}: {where}): it was never sent, never committed, "
+                "or dropped after a checkpoint",
+                key=key,
+                path=where,
+            )
+        verify(copy.record, path=copy.path)
+        return copy.record
+
+    def receipt(self, key: MessageKey) -> int | None:
+        """The checksum of what a receiver got; None if that is not known.
+
+        Raises:
+            DivergenceError: two receipts of it differ.
+        """
+        copy = self._newest(self._receipts, key)
+        return copy.record.checksum if copy else None
+
+    def has(self, key: MessageKey) -> bool:
+        """True if the log has the message itself; a receipt does not count."""
+        return key in self._messages
+
+    def messages(
+        self, iteration: int, source_stage: int | None = None, destination_stage: int | None = None
+    ) -> list[Record]:
+        """All messages of an iteration, verified, each once, in the order in which they were logged.
+
+        Args:
+            iteration: optimizer step.
+            source_stage: only those that this stage sent.
+            destination_stage: only those that were sent to this stage.
+
+        Returns:
+            The newest generation's copies. Where generations or directories mix, these come one after the
+            other.
+
+        Raises:
+            LogCorruptError, DivergenceError: as for :meth:`message`.
+        """
+        copies = [
+            self._newest(self._messages, key)
+            for key in self._keys[iteration]
+            if source_stage in (None, key.source_stage) and destination_stage in (None, key.destination_stage)
+        ]
+        ordered = sorted((copy for copy in copies if copy), key=lambda copy: copy.order)
+        for copy in ordered:
+            verify(copy.record, path=copy.path)
+        return [copy.record for copy in ordered]
+
+    def _committed(self) -> dict[str, tuple[int, SegmentName]]:
+        """Path -> (index of the directory, parsed name) of every segment that could matter."""
+        found = {}
+        for directory, folder in enumerate(self._directories):
+            for file in self._store.list(folder):
+                if not file.endswith(".arrow"):
+                    continue
+                path = f"{folder}/{file}"
+                name = parse_segment_name(file)
+                if name is None:
+                    raise LogCorruptError(
+                        f"{path} is not named like a segment: it was renamed", path=path, key=None
+                    )
+                if name.generation >= self._since_generation and name.max_iteration >= self._from_iteration:
+                    found[path] = (directory, name)
+        return found
+
+    def _read(self, path: str, directory: int, name: SegmentName) -> None:
+        try:
+            records = read_segment(self._store, path, self._run_id)
+        except FileNotFoundError:
+            # Dropped by its writer since it was listed. Who asks for one of its messages is told.
+            return
+        copies = [
+            _Copy((name.generation, directory, name.sequence, position), path, record)
+            for position, record in enumerate(records)
+        ]
+        self._segments[path] = copies
+        self._index(copies)
+
+    def _clear_index(self) -> None:
+        self._messages: dict[MessageKey, list[_Copy]] = {}
+        self._receipts: dict[MessageKey, list[_Copy]] = {}
+        self._keys: dict[int, list[MessageKey]] = defaultdict(list)  # of messages, by iteration
+
+    def _index(self, copies: list[_Copy]) -> None:
+        for copy in copies:
+            key = copy.record.key
+            if copy.record.kind is Kind.RECEIPT:
+                self._receipts.setdefault(key, []).append(copy)
+            else:
+                if key not in self._messages:
+                    self._keys[key.iteration].append(key)
+                self._messages.setdefault(key, []).append(copy)
+
+    def _newest(self, index: dict[MessageKey, list[_Copy]], key: MessageKey) -> _Copy | None:
+        copies = index.get(key)
+        if not copies:
+            return None
+        newest = max(copies, key=lambda copy: copy.order)
+        for other in copies:
+            if other.record.checksum != newest.record.checksum:
+                raise DivergenceError(
+                    f"two copies of {key} differ: {other.path} and {newest.path}. "
+                    "The iteration was repeated and did not send the same bytes",
+                    key=key,
+                    path=newest.path,
+                    other_path=other.path,
+                )
+        return newest

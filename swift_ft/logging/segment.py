@@ -1,0 +1,203 @@
+"""Log segments: Arrow IPC streams that plain pyarrow can read, one record batch per message.
+
+    schema (with format version and identity as metadata) | batch | batch | ... | footer batch | end-of-stream
+    mark
+
+The footer counts the records and seals identity, keys, dtypes, shapes and checksums with one hash, so that a
+flipped bit in any of them is seen when a segment is opened, without reading a payload. Payloads have
+checksums of their own, which :func:`swift_ft.logging.record.verify` checks when a message is used.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from swift_ft.errors import ForeignLogError, LogCorruptError, LogTornError, UsageError
+from swift_ft.logging.encoding import (
+    FORMAT_VERSION,
+    SCHEMA,
+    Footer,
+    Seal,
+    SegmentIdentity,
+    decode,
+    encode,
+    identity_of,
+    schema_of,
+)
+from swift_ft.logging.record import Record
+from swift_ft.logging.store import Store
+
+__all__ = [
+    "FORMAT_VERSION",
+    "SCHEMA",
+    "SegmentIdentity",
+    "SegmentName",
+    "SegmentWriter",
+    "format_segment_name",
+    "parse_segment_name",
+    "read_segment",
+]
+
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_NAME = re.compile(r"g(\d{5,})-s(\d{6,})-i(\d{8,})-(\d{8,})\.arrow")
+
+
+@dataclass(frozen=True, order=True)
+class SegmentName:
+    """What a segment's file name says, so that a reader can skip it unopened. Iterations are inclusive."""
+
+    generation: int
+    sequence: int
+    min_iteration: int
+    max_iteration: int
+
+
+def format_segment_name(name: SegmentName) -> str:
+    """The file name, such as ``g00001-s000042-i00000007-00000009.arrow``."""
+    iterations = f"i{name.min_iteration:08d}-{name.max_iteration:08d}"
+    return f"g{name.generation:05d}-s{name.sequence:06d}-{iterations}.arrow"
+
+
+def parse_segment_name(path: str) -> SegmentName | None:
+    """What a path's last part says; None if it is not a segment's name."""
+    match = _NAME.fullmatch(path.rpartition("/")[2])
+    return SegmentName(*map(int, match.groups())) if match else None
+
+
+class SegmentWriter:
+    """Writes one segment. Not for use by several threads.
+
+    Args:
+        store: where.
+        directory: the log's directory in the store.
+        identity: goes into the schema's metadata.
+        sequence: position of this segment among those of its generation in the directory.
+
+    Attributes:
+        records: how many were appended.
+        min_iteration, max_iteration: of the records so far; None before the first.
+    """
+
+    def __init__(self, store: Store, directory: str, identity: SegmentIdentity, sequence: int) -> None:
+        self._directory = directory
+        self._identity = identity
+        self._sequence = sequence
+        self.records = 0
+        self.min_iteration: int | None = None
+        self.max_iteration: int | None = None
+        self._seal = Seal(identity)
+        self._file = store.open_write(f"{directory}/g{identity.generation:05d}-s{sequence:06d}")
+        self._stream = pa.ipc.new_stream(self._file.sink, schema_of(identity))
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of the file so far, framing included."""
+        return self._file.tell()
+
+    def append(self, record: Record) -> None:
+        """Writes one record. The payload is handed to the file as it is, without a copy."""
+        self._stream.write_batch(encode(record))
+        self._seal.add(record)
+        self.records += 1
+        iteration = record.key.iteration
+        if self.min_iteration is None or iteration < self.min_iteration:
+            self.min_iteration = iteration
+        if self.max_iteration is None or iteration > self.max_iteration:
+            self.max_iteration = iteration
+
+    def commit(self) -> str:
+        """Writes the footer and gives the segment its name.
+
+        Returns:
+            The path of the segment in the store.
+
+        Raises:
+            UsageError: nothing was appended, so that the segment has no name.
+        """
+        if self.min_iteration is None or self.max_iteration is None:
+            raise UsageError("a segment without records cannot be committed: abort() it")
+        self._stream.write_batch(encode(Footer(self.records, self._seal.value())))
+        self._stream.close()
+        name = SegmentName(self._identity.generation, self._sequence, self.min_iteration, self.max_iteration)
+        return self._file.commit(f"{self._directory}/{format_segment_name(name)}")
+
+    def abort(self) -> None:
+        """Removes what was written. Without effect after a commit."""
+        self._file.abort()
+
+
+def read_segment(store: Store, path: str, expected_run_id: str) -> list[Record]:
+    """Reads a committed segment. Payloads stay where they are, in the file's memory map, and are not verified
+    yet.
+
+    Raises:
+        LogTornError: the file ends before its footer.
+        LogCorruptError: Arrow cannot parse it, or its content does not match footer or name.
+        ForeignLogError: it is intact, but belongs to another run.
+        FileNotFoundError: there is no such file.
+    """
+    source = store.open_read(path)
+    size = source.size()
+    records: list[Record] = []
+    try:
+        source.seek(max(0, size - len(_END_OF_STREAM)))
+        ended = source.read() == _END_OF_STREAM
+        source.seek(0)
+        stream = pa.ipc.open_stream(source)
+        identity = identity_of(stream.schema)
+        seal = Seal(identity)
+        while True:
+            entry = decode(stream.read_next_batch())
+            if isinstance(entry, Footer):
+                break
+            records.append(entry)
+            seal.add(entry)
+        # Arrow takes a file without its last mark for complete; after the footer exactly that mark must
+        # follow.
+        closed = ended and source.tell() == size - len(_END_OF_STREAM)
+    except Exception as error:  # damaged bytes make Arrow and the decoders raise almost anything
+        raise _damaged(
+            path, records, torn=not ended or isinstance(error, StopIteration), cause=error
+        ) from error
+    if not closed:
+        raise _damaged(
+            path, records, torn=not ended, cause="what follows the footer is not the end-of-stream mark"
+        )
+    if entry != Footer(len(records), seal.value()):
+        raise _damaged(path, records, torn=False, cause="its footer does not match its records")
+    _check_name(path, identity, records)
+    if identity.run_id != expected_run_id:
+        raise ForeignLogError(
+            f"{path} belongs to run {identity.run_id!r}, not to {expected_run_id!r}: "
+            "use another store, or empty this one",
+            path=path,
+            run_id=identity.run_id,
+        )
+    return records
+
+
+def _check_name(path: str, identity: SegmentIdentity, records: list[Record]) -> None:
+    # Readers skip by name, so that a wrong one would hide messages.
+    name = parse_segment_name(path)
+    iterations = [record.key.iteration for record in records]
+    if name is not None and (name.generation, name.min_iteration, name.max_iteration) != (
+        identity.generation,
+        min(iterations, default=None),
+        max(iterations, default=None),
+    ):
+        raise _damaged(path, records, torn=False, cause="its name does not match its content: it was renamed")
+
+
+def _damaged(
+    path: str, records: list[Record], *, torn: bool, cause: object
+) -> LogTornError | LogCorruptError:
+    key = records[-1].key if records else None
+    last = f"after {len(records)} records, the last of them {key}" if records else "before its first record"
+    if torn:
+        return LogTornError(
+            f"{path} ends {last} and has no footer: its writer or the disk stopped", path=path, key=key
+        )
+    return LogCorruptError(f"{path} is damaged {last}: {cause}", path=path, key=key)

@@ -1,0 +1,270 @@
+"""One door to everything persistent: a small facade over fsspec.
+
+All paths are relative to the store's URL. What has not been committed does not exist: content is written
+under a temporary name (``NAME.RANDOM.tmp``) and renamed when it is complete.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import re
+import secrets
+from types import TracebackType
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+
+from swift_ft.errors import StoreNotWritableError, SwiftError, UsageError
+from swift_ft.logging.files import LocalFiles, RemoteFiles
+
+__all__ = ["PendingFile", "Store"]
+
+TEMPORARY_SUFFIX = ".tmp"
+_WRITE_BUFFER_BYTES = 1 << 16
+
+
+class PendingFile:
+    """A file that does not exist until :meth:`commit`. As a context manager it commits, or aborts on an
+    exception.
+
+    Attributes:
+        sink: the open file as pyarrow knows it, for writers that want to avoid Python per write.
+    """
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store = store
+        self._path = path
+        self._size = 0
+        self._temporary = store._temporary_name(path)
+        raw = store._files.open_sink(store._absolute(self._temporary, make_parents=True))
+        self.sink: pa.NativeFile = pa.BufferedOutputStream(raw, _WRITE_BUFFER_BYTES)
+
+    @property
+    def closed(self) -> bool:
+        """True after commit and abort."""
+        return bool(self.sink.closed)
+
+    def writable(self) -> bool:
+        """True until commit or abort."""
+        return not self.closed
+
+    def write(self, data: Any) -> int:
+        """Appends bytes; returns how many."""
+        self.sink.write(data)
+        return memoryview(data).nbytes
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return int(self.sink.tell()) if not self.closed else self._size
+
+    def flush(self) -> None:
+        """Hands what is buffered to the filesystem."""
+        self.sink.flush()
+
+    def commit(self, path: str | None = None) -> str:
+        """Closes the file and gives it its name, atomically.
+
+        Args:
+            path: the name, where it was not yet known at opening; must be in the same directory.
+
+        Returns:
+            The path of the committed file.
+        """
+        self._size = self.tell()
+        self.sink.close()
+        path = path or self._path
+        self._store._files.rename(self._store._absolute(self._temporary), self._store._absolute(path))
+        return path
+
+    def abort(self) -> None:
+        """Closes and removes what was written. Without effect after a commit."""
+        try:
+            if not self.closed:
+                self.sink.close()
+        finally:
+            self._store.delete(self._temporary)
+
+    def __enter__(self) -> PendingFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif not self.closed:
+            self.commit()
+
+
+class Store:
+    """A directory somewhere: a plain path, ``file://``, ``memory://`` (one process only), or what fsspec
+    knows.
+
+    Args:
+        url: where. Credentials in it are used, but never shown.
+
+    Raises:
+        StoreNotWritableError: nothing installed here can open such a URL.
+    """
+
+    def __init__(self, url: str | os.PathLike[str]) -> None:
+        self._given = os.fspath(url)
+        try:
+            self._fs, root = fsspec.core.url_to_fs(self._given)
+        except Exception as error:
+            raise self._not_writable(error) from error
+        self._root: str = root.rstrip("/")
+        local = isinstance(self._fs, LocalFileSystem)
+        if local:
+            self._given = f"file://{self._root}"
+        self._files = LocalFiles(self._fs) if local else RemoteFiles(self._fs)
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The store's URL without credentials, for people to read."""
+        return re.sub(r"://[^/@]*:[^/]*@", "://", self._given)
+
+    def child_url(self, path: str) -> str:
+        """The full URL of a path inside, credentials included, for another library's fsspec."""
+        scheme, _, rest = self._given.partition("://")
+        return f"{scheme}://{rest.rstrip('/')}/{_checked(path)}" if rest.strip("/") else f"{scheme}://{path}"
+
+    def probe(self) -> None:
+        """Writes, reads and deletes a small file.
+
+        Raises:
+            StoreNotWritableError: one of them failed; the message says why and what to do.
+        """
+        path = self._temporary_name("probe")
+        token = path.encode()
+        try:
+            full = self._absolute(path, make_parents=True)
+            self._fs.pipe_file(full, token)
+            back = self._fs.cat_file(full)
+            self._fs.rm_file(full)
+        except Exception as error:
+            raise self._not_writable(error) from error
+        if back != token:
+            raise self._not_writable(OSError("a file read back is not the one that was written"))
+
+    def exists(self, path: str) -> bool:
+        """True if there is a file or a directory of that name."""
+        self._fs.invalidate_cache()
+        return bool(self._fs.exists(self._absolute(path)))
+
+    def size(self, path: str) -> int:
+        """Bytes in a file. Raises FileNotFoundError if it is absent."""
+        self._fs.invalidate_cache()
+        return int(self._fs.size(self._absolute(path)))
+
+    def list(self, directory: str) -> list[str]:
+        """Sorted names in a directory, temporary files included; none if it is absent."""
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._absolute(directory), detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(full.rstrip("/").rpartition("/")[2] for full in found)
+
+    def delete(self, path: str, recursive: bool = False) -> None:
+        """Deletes a file, or with ``recursive`` a directory. What is absent is fine."""
+        full = self._absolute(path)
+        try:
+            if recursive:
+                self._fs.rm(full, recursive=True)
+            else:
+                self._fs.rm_file(full)
+        except FileNotFoundError:
+            pass
+
+    def delete_all(self) -> None:
+        """Empties the store.
+
+        Raises:
+            UsageError: the store is a whole filesystem or a home directory.
+        """
+        if self._root in ("", os.path.expanduser("~")):  # noqa: PTH111 (the string is what is compared)
+            raise UsageError(f"{self.url} will not be emptied: give the run a directory of its own")
+        for name in self.list(""):
+            self.delete(name, recursive=True)
+
+    def sweep(self, directory: str) -> builtins.list[str]:
+        """Deletes the temporary files that a dead writer left in a directory; returns their names."""
+        leftovers = [name for name in self.list(directory) if name.endswith(TEMPORARY_SUFFIX)]
+        for name in leftovers:
+            self.delete(f"{directory}/{name}" if directory else name)
+        return leftovers
+
+    def read_json(self, path: str) -> dict[str, Any] | None:
+        """The content of a JSON file; None if it is absent. Raises SwiftError if it is not a JSON object."""
+        try:
+            data = self._fs.cat_file(self._absolute(path))
+        except FileNotFoundError:
+            return None
+        try:
+            content = json.loads(data)
+        except ValueError as error:
+            raise SwiftError(f"{self.url}/{path} is not JSON: {error}", path=path) from error
+        if not isinstance(content, dict):
+            raise SwiftError(f"{self.url}/{path} holds {type(content).__name__}, not an object", path=path)
+        return content
+
+    def write_json(self, path: str, content: dict[str, Any]) -> None:
+        """Writes or replaces a JSON file atomically and durably."""
+        temporary = self._absolute(self._temporary_name(path), make_parents=True)
+        self._files.put(temporary, self._absolute(path), _encoded(content))
+
+    def create_json(self, path: str, content: dict[str, Any]) -> bool:
+        """Writes a JSON file that must not exist yet; of several writers exactly one gets True."""
+        temporary = self._absolute(self._temporary_name(path), make_parents=True)
+        try:
+            self._files.create(temporary, self._absolute(path), _encoded(content))
+        except FileExistsError:
+            return False
+        return True
+
+    def open_write(self, path: str) -> PendingFile:
+        """Opens a file for writing that appears under its name at ``commit()``."""
+        return PendingFile(self, path)
+
+    def open_read(self, path: str) -> pa.NativeFile:
+        """Opens a committed file: a memory map of a local one. Raises FileNotFoundError if it is absent."""
+        return self._files.open_source(self._absolute(path))
+
+    def _temporary_name(self, path: str) -> str:
+        return f"{path}.{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
+
+    def _absolute(self, path: str, make_parents: bool = False) -> str:
+        full = f"{self._root}/{_checked(path)}" if path else self._root
+        if make_parents:
+            self._fs.makedirs(full.rpartition("/")[0], exist_ok=True)
+        return full
+
+    def _not_writable(self, error: Exception) -> StoreNotWritableError:
+        if isinstance(error, ImportError):
+            remedy = "install that package, or choose a file:// URL"
+        elif isinstance(error, ValueError):
+            remedy = "choose a plain path, file://, or another scheme that fsspec knows"
+        else:
+            remedy = "choose a directory that this user can write on every machine"
+        return StoreNotWritableError(
+            f"the store {self.url} cannot be written ({type(error).__name__}: {error}): {remedy}",
+            url=self.url,
+        )
+
+
+def _checked(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/"):
+        raise UsageError(f"{path!r} leaves the store: paths are relative to its URL")
+    return path
+
+
+def _encoded(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
