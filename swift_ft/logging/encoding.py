@@ -143,17 +143,16 @@ def decode(batch: pa.RecordBatch) -> Record | Footer:
     if batch.num_rows != 1:
         raise ValueError(f"a batch of {batch.num_rows} rows")
     row: list[Any] = [column[0].as_py() for column in batch.columns[:-1]]
-    data = batch.columns[-1][0].as_buffer()
     iteration, microbatch, direction, source_stage, destination_stage, slot, kind, dtype, shape, checksum = (
         row
     )
     if kind == _FOOTER:
         (records,) = shape
         return Footer(records, checksum)
-    if (data is None) != (kind == Kind.RECEIPT):
+    payload = _payload_of(batch.columns[-1])
+    if (payload is None) != (kind == Kind.RECEIPT):
         raise ValueError("a message without payload, or a receipt with one")
     key = MessageKey(iteration, microbatch, Direction(direction), source_stage, destination_stage, slot)
-    payload = None if data is None else memoryview(data)
     return Record(Kind(kind), key, dtype, tuple(shape), checksum, payload)
 
 
@@ -181,6 +180,15 @@ def _payload_column(payload: memoryview | None) -> pa.Array:
         return _NO_PAYLOAD
     offsets = pa.py_buffer(struct.pack("<qq", 0, payload.nbytes))
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(payload)])
+
+
+def _payload_of(column: pa.Array) -> memoryview | None:
+    if column.null_count:
+        return None
+    # Not through a scalar: making one reads all bytes, and so would fault in the whole map.
+    _, offsets, data = column.buffers()
+    start, end = struct.unpack("<qq", memoryview(offsets)[:16])
+    return memoryview(data or b"")[start:end]
 
 
 def _metadata(identity: SegmentIdentity) -> dict[str, str]:
