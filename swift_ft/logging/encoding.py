@@ -188,7 +188,8 @@ def _payload_of(column: pa.Array) -> memoryview | None:
     # Not through a scalar: making one reads all bytes, and so would fault in the whole map.
     _, offsets, data = column.buffers()
     start, end = struct.unpack("<qq", memoryview(offsets)[:16])
-    return memoryview(data or b"")[start:end]
+    # As unsigned bytes, like the views of tensors; a view of nothing cannot be cast.
+    return memoryview(data).cast("B")[start:end] if end > start else memoryview(b"")
 
 
 def _metadata(identity: SegmentIdentity) -> dict[str, str]:

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swift_ft.logging import Store
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store" if request.param == "file" else f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    store = Store(url)
+    yield store
+    store.delete_all()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
