@@ -1,0 +1,180 @@
+"""A byte-level GPT in pipeline stages, and the text it learns: the model of all examples.
+
+The text is the English that every CPython carries (``pydoc_data.topics``, 460 kB): nothing is downloaded.
+Everything is a pure function of its arguments: the weights of a layer depend on the seed and on the layer,
+not on the number of stages or on the order of building; a batch depends on the seed and on the iteration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pydoc_data.topics
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["Batches", "Config", "argument_parser", "build_stage", "load_text", "loss_fn"]
+
+VOCABULARY = 256  # bytes
+
+
+@dataclass(frozen=True)
+class Config:
+    """The size of the model and of a batch. Every field is also an option of the example scripts."""
+
+    layers: int = 8
+    width: int = 192
+    heads: int = 6
+    sequence: int = 128
+    microbatches: int = 8
+    microbatch_size: int = 4
+    dropout: float = 0.0
+    seed: int = 0
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> Config:
+        """Picks the fields of a configuration out of parsed arguments."""
+        return cls(**{field.name: getattr(args, field.name) for field in fields(cls)})
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser with the options that all example scripts share."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--iterations", type=int, default=60, help="default: %(default)s")
+    schedules = ["GPipe", "1F1B", "Interleaved1F1B"]
+    parser.add_argument("--schedule", choices=schedules, default="1F1B", help="default: %(default)s")
+    parser.add_argument("--weights-out", metavar="DIR", help="write the final weights as DIR/rank<r>.pt")
+    model = parser.add_argument_group("model and data")
+    for field in fields(Config):
+        flag = "--" + field.name.replace("_", "-")
+        model.add_argument(flag, type=type(field.default), default=field.default, help="default: %(default)s")
+    return parser
+
+
+class Embedding(nn.Module):
+    """Bytes to vectors: ``(batch, sequence)`` of int64 to ``(batch, sequence, width)``."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, config.width)
+        self.position = nn.Embedding(config.sequence, config.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.token(tokens) + self.position.weight[: tokens.shape[1]]
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block: ``(batch, sequence, width)`` to the same."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.norm1 = nn.LayerNorm(config.width)
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+        self.norm2 = nn.LayerNorm(config.width)
+        self.up = nn.Linear(config.width, 4 * config.width)
+        self.down = nn.Linear(4 * config.width, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attend(self.norm1(x)))
+        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+class Head(nn.Module):
+    """Vectors to the logits of the next byte: ``(batch, sequence, width)`` to ``(batch, sequence, 256)``."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width)
+        self.logits = nn.Linear(config.width, VOCABULARY, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(self.norm(x))
+
+
+def build_stage(stage_index: int, num_stages: int, config: Config) -> nn.Module:
+    """Builds one pipeline stage, without building the others.
+
+    Blocks are dealt to the stages in order, as evenly as possible; the embedding is on the first stage and
+    the head on the last. The layers keep the names that they have in the whole model (``block5.qkv.weight``),
+    so the state dicts of all stages together are the state dict of the model.
+
+    Args:
+        stage_index: which stage, from 0.
+        num_stages: how many stages there are, at most one per block.
+        config: sizes and seed of the model.
+
+    Raises:
+        ValueError: ``stage_index`` is out of range, or there are more stages than blocks.
+    """
+    if not 0 <= stage_index < num_stages <= config.layers:
+        raise ValueError(f"stage {stage_index} of {num_stages} stages does not fit {config.layers} layers")
+    first, end = (config.layers * index // num_stages for index in (stage_index, stage_index + 1))
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    if stage_index == 0:
+        layers["embedding"] = _build_layer(Embedding, 0, config)
+    for index in range(first, end):
+        layers[f"block{index}"] = _build_layer(Block, 1 + index, config)
+    if stage_index == num_stages - 1:
+        layers["head"] = _build_layer(Head, 1 + config.layers, config)
+    return nn.Sequential(layers)
+
+
+def _build_layer(kind: Callable[[Config], nn.Module], position: int, config: Config) -> nn.Module:
+    """Builds the layer at ``position`` with weights that depend on nothing but the seed and the position."""
+    with torch.random.fork_rng(devices=[]):
+        layer = kind(config)
+    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + position)
+    for name, parameter in layer.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02, generator=generator)
+        else:
+            nn.init.constant_(parameter, 1.0 if name.endswith("weight") else 0.0)
+    return layer
+
+
+def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in nats per byte; ``(batch, sequence, 256)`` against ``(batch, sequence)``."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def load_text() -> Tensor:
+    """Returns the text of CPython's own help topics as one tensor of bytes, shape ``(length,)``, uint8."""
+    topics = pydoc_data.topics.topics
+    text = "\n".join(topics[name] for name in sorted(topics))
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+class Batches:
+    """The training data, by iteration: ``batches[i]`` is the same batch whenever it is asked for."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._text = load_text()
+
+    def __getitem__(self, iteration: int) -> tuple[Tensor, Tensor]:
+        """Returns the inputs and the targets (the next bytes) of one iteration.
+
+        Both are int64, shape ``(microbatches * microbatch_size, sequence)``.
+        """
+        if iteration < 0:
+            raise IndexError(f"iterations count from 0, not {iteration}")
+        config = self._config
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + iteration)
+        last_start = len(self._text) - config.sequence - 1
+        batch_size = config.microbatches * config.microbatch_size
+        starts = torch.randint(last_start + 1, (batch_size, 1), generator=generator)
+        windows = self._text[starts + torch.arange(config.sequence + 1)].long()
+        return windows[:, :-1], windows[:, 1:]

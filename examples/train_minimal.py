@@ -1,0 +1,51 @@
+"""Trains a GPT with pipeline parallelism. Plain PyTorch: whoever dies takes everybody with them.
+
+torchrun --nproc-per-node 4 examples/train_minimal.py
+"""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+
+def main() -> None:
+    parser = argument_parser(__doc__)
+    args = parser.parse_args()
+    config = Config.from_args(args)
+
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+
+    # Interleaved1F1B gives every rank two stages: with four ranks, rank 1 holds the stages 1 and 5.
+    interleaved = args.schedule == "Interleaved1F1B"
+    num_stages = 2 * world_size if interleaved else world_size
+    modules = {index: build_stage(index, num_stages, config) for index in range(rank, num_stages, world_size)}
+    stages = [PipelineStage(part, index, num_stages, torch.device("cpu")) for index, part in modules.items()]
+    model = nn.ModuleList(modules.values()) if interleaved else modules[rank]
+    pipeline = stages if interleaved else stages[0]
+    schedule = get_schedule_class(args.schedule)(pipeline, config.microbatches, loss_fn=loss_fn)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = Batches(config)
+
+    for iteration in range(args.iterations):
+        x, y = batches[iteration]
+        losses = []
+        schedule.step(*[x] if rank == 0 else [], target=y, losses=losses, return_outputs=False)
+        optimizer.step()
+        optimizer.zero_grad()
+        if losses:  # on the last stage
+            print(f"iteration {iteration}: loss {sum(losses) / len(losses):.3f}", flush=True)
+
+    if args.weights_out:
+        Path(args.weights_out).mkdir(parents=True, exist_ok=True)
+        torch.save(model.state_dict(), f"{args.weights_out}/rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
