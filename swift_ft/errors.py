@@ -130,4 +130,4 @@ class RendezvousLostError(SwiftError):
 
 
 class FencedError(SwiftError):
-    """This process belongs to a generation that is over and must not act any more."""
+    """The process belongs to a generation that is over and must not act any more."""

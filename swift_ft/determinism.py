@@ -1,0 +1,62 @@
+"""What makes a replay draw the same numbers and take the same kernels as the original (paper §6)."""
+
+from __future__ import annotations
+
+import os
+import random
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["derive_seed", "deterministic", "host_random_state", "seed_torch", "set_host_random_state"]
+
+
+def deterministic() -> None:
+    """Ask torch for deterministic algorithms, in this process, from now on.
+
+    Call it before the first use of an accelerator. An operation without a deterministic implementation then
+    raises an error that names it.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True)
+
+
+def derive_seed(*parts: int) -> int:
+    """A 63-bit seed from (seed, iteration, stage, microbatch ...): equal parts give equal seeds anywhere."""
+    digest = blake2b(b"".join(part.to_bytes(8, "little", signed=True) for part in parts), digest_size=8)
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's generators: the host's, and each accelerator's when it is next used."""
+    torch.default_generator.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.get_device_module().manual_seed(seed)
+
+
+def host_random_state() -> dict[str, Any]:
+    """The state of Python's and NumPy's global generators, as plain values and tensors."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [
+            str(name),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            position,
+            has_gauss,
+            cached,
+        ],
+    }
+
+
+def set_host_random_state(state: dict[str, Any]) -> None:
+    """The inverse of :func:`host_random_state`."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))

@@ -1,0 +1,163 @@
+"""Standby: a process that has torch imported and forks workers on request, in tens of milliseconds.
+
+It is forked from the agent while that still has a single thread, imports what a worker needs, and stays
+single-threaded itself, so that forking from it is safe. It never touches an accelerator. It is the parent of
+its workers: it reaps them and tells the agent how they ended. When the agent dies, however it dies, the
+standby's socket ends, and the standby kills the workers: a machine fails as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from swift_ft.launch.worker import WorkerJob, run_worker
+
+__all__ = ["Standby", "preload"]
+
+_PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.pipelining",
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
+    "swift_ft",
+)
+_MAX_PACKET = 1 << 20
+
+
+def preload() -> None:
+    """Import what a worker needs, before anybody forks from this process."""
+    for module in _PRELOAD:
+        importlib.import_module(module)
+
+
+class Standby:
+    """The agent's handle on its standby process. Must be made while the agent has a single thread."""
+
+    def __init__(self, *, close_in_child: Callable[[], None] | None = None) -> None:
+        self._line, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._line.close()
+            if close_in_child is not None:
+                close_in_child()
+            _serve(child)
+        child.close()
+
+    def fileno(self) -> int:
+        """For a selector: readable when a worker ended."""
+        return self._line.fileno()
+
+    def launch(self, job: WorkerJob, *, stdout: str, stderr: str, line: socket.socket) -> None:
+        """Fork a worker. Its pid comes back through :meth:`receive`.
+
+        Args:
+            job: what it runs.
+            stdout: file to append its output to; empty for the agent's own.
+            stderr: the same for errors.
+            line: the worker's end of its line to the agent; closed here.
+        """
+        order = json.dumps({"job": job.to_dict(), "stdout": stdout, "stderr": stderr}).encode()
+        socket.send_fds(self._line, [order], [line.fileno()])
+        line.close()
+
+    def receive(self) -> dict[str, int] | None:
+        """The next piece of news: ``{"started": pid, "local_rank": n}`` or ``{"ended": pid, "status": n}``.
+
+        ``status`` is negative for a signal. None when the standby itself is gone.
+        """
+        with contextlib.suppress(ConnectionError):
+            packet = self._line.recv(_MAX_PACKET)
+            if packet:
+                news: dict[str, int] = json.loads(packet)
+                return news
+        return None
+
+    def close(self) -> None:
+        """End the standby and with it all its workers."""
+        self._line.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def _serve(agent: socket.socket) -> NoReturn:
+    """The standby's own loop: fork on request, reap, report."""
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)  # the agent decides when workers end
+    wake_r, wake_w = os.pipe()
+    os.set_blocking(wake_w, False)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    preload()
+    children: set[int] = set()
+    selector = selectors.DefaultSelector()
+    selector.register(agent, selectors.EVENT_READ)
+    selector.register(wake_r, selectors.EVENT_READ)
+    try:
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is agent:
+                    pid = _fork_worker(agent, (wake_r, wake_w))
+                    if pid is None:
+                        raise ConnectionError
+                    children.add(pid)
+                else:
+                    os.read(wake_r, 4096)
+            _reap(agent, children)
+    except OSError:  # the agent is gone
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+
+
+def _reap(agent: socket.socket, children: set[int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        children.discard(pid)
+        agent.send(json.dumps({"ended": pid, "status": os.waitstatus_to_exitcode(status)}).encode())
+
+
+def _fork_worker(agent: socket.socket, wake: tuple[int, int]) -> int | None:
+    packet, fds, _, _ = socket.recv_fds(agent, _MAX_PACKET, 1)
+    if not packet:
+        return None
+    order = json.loads(packet)
+    pid = os.fork()
+    if pid == 0:
+        agent.close()
+        _become_worker(order, fds[0], wake)
+    os.close(fds[0])
+    news = {"started": pid, "local_rank": int(order["job"]["env"]["LOCAL_RANK"])}
+    agent.send(json.dumps(news).encode())
+    return pid
+
+
+def _become_worker(order: dict[str, object], line_fd: int, wake: tuple[int, int]) -> NoReturn:
+    signal.set_wakeup_fd(-1)
+    for fd in wake:
+        os.close(fd)
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(name, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream, fd in (("stdout", 1), ("stderr", 2)):
+        if path := str(order[stream]):
+            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(target, fd)
+            os.close(target)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    job = order["job"]
+    assert isinstance(job, dict)
+    run_worker(WorkerJob.from_dict(job), socket.socket(fileno=line_fd))

@@ -1,0 +1,105 @@
+"""What runs inside a worker process: the user's script, under the eyes of the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import runpy
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from swift_ft.config import EXIT_USAGE
+from swift_ft.errors import UsageError
+from swift_ft.launch.control import WorkerLine
+
+__all__ = ["WorkerJob", "run_worker", "worker_line"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """What a worker runs.
+
+    Attributes:
+        env: variables that differ from the agent's own environment.
+        target: the script's path, or a module's name.
+        args: the script's arguments.
+        kind: ``script``, ``module`` (``-m``) or ``program`` (``--no-python``).
+        beat_s: seconds between heartbeats to the agent.
+    """
+
+    env: dict[str, str]
+    target: str
+    args: tuple[str, ...]
+    kind: str = "script"
+    beat_s: float = 0.5
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> WorkerJob:
+        """The inverse of :meth:`to_dict`."""
+        return cls(**{**data, "args": tuple(data["args"])})
+
+
+_line: WorkerLine | None = None
+
+
+def worker_line() -> WorkerLine | None:
+    """The line of this process to its agent; None outside of a worker."""
+    return _line
+
+
+def run_worker(job: WorkerJob, line: socket.socket) -> NoReturn:
+    """Run the script and end the process with its exit code."""
+    global _line
+    os.environ.update(job.env)
+    if job.kind == "program":
+        os.set_inheritable(line.fileno(), True)  # its closing still tells the agent of the program's end
+        os.execvp(job.target, [job.target, *job.args])
+    # The agent's death is the machine's death: nothing is cleaned up, nothing more is sent.
+    _line = WorkerLine(line, beat_s=job.beat_s, on_agent_lost=lambda: os._exit(1))
+    code = _run_script(job, _line)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)  # daemon threads may be blocked in the store: no interpreter shutdown
+
+
+def _run_script(job: WorkerJob, line: WorkerLine) -> int:
+    sys.argv = [job.target, *job.args]
+    try:
+        if job.kind == "module":
+            sys.path.insert(0, os.getcwd())  # noqa: PTH109  (what `python -m` does)
+            runpy.run_module(job.target, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(job.target)))  # noqa: PTH100, PTH120
+            runpy.run_path(job.target, run_name="__main__")
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if code:
+            detail = f": {error.code}" if isinstance(error.code, str) else ""
+            line.tell(failed=f"the script exited with code {code}{detail}", exit_code=code)
+        return code
+    except UsageError as error:
+        print(f"swift_ft: {error}", file=sys.stderr)
+        line.tell(failed=str(error), exit_code=EXIT_USAGE, usage=True)
+        return EXIT_USAGE
+    except BaseException as error:
+        traceback.print_exc()
+        line.tell(failed=f"{type(error).__name__}: {error}"[:2000], exit_code=1)
+        return 1
+    _run_exit_handlers()
+    return 0
+
+
+def _run_exit_handlers() -> None:
+    """What the interpreter would do at its end, short of joining threads that wait for the store."""
+    import atexit
+
+    atexit._run_exitfuncs()

@@ -1,0 +1,101 @@
+"""The default process group, one per generation: formed, left, and aborted from another thread."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+__all__ = ["GenerationGroup"]
+
+
+class GenerationGroup:
+    """The default group of the current generation.
+
+    Args:
+        timeout_s: for forming a group.
+    """
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._backend: str | None = None
+        self._operation_timeout: timedelta | None = None
+        self._lock = threading.Lock()
+        self._sockets: dict[int, str] = {}
+
+    def leave(self) -> None:
+        """Let go of the group. Nobody may hold on to an operation of it: neighbours wait for its end."""
+        if not dist.is_initialized():
+            return
+        if self._backend is None:
+            self._remember()
+        with self._lock:
+            self._sockets = {}
+        dist.destroy_process_group()
+        gc.collect()
+
+    def join(self, generation: int) -> None:
+        """Form the group of a generation, together with all other workers.
+
+        Raises:
+            RuntimeError: as torch does, if somebody does not come in time.
+        """
+        self.leave()
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(generation)  # torch's name space in the agents' store
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
+        before = _tcp_connections()
+        dist.init_process_group(self._backend, timeout=timedelta(seconds=self._timeout_s))
+        store_port = int(os.environ["MASTER_PORT"])
+        with self._lock:
+            self._sockets = {
+                fd: name
+                for fd, (name, port) in _tcp_connections().items()
+                if fd not in before and port != store_port
+            }
+        if self._operation_timeout is not None:
+            dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
+
+    def abort(self) -> None:
+        """Break what the group waits for, from any thread: the waiting call raises within milliseconds.
+
+        gloo cannot abort, so its connections are shut down underneath it. (Connections that another thread
+        opened in the milliseconds of :meth:`join` go with them; stores' clients retry.)
+        """
+        with self._lock:
+            for fd, name in self._sockets.items():
+                with contextlib.suppress(OSError):
+                    if str(Path(f"/proc/self/fd/{fd}").readlink()) == name:
+                        _shut_down(fd)
+            self._sockets = {}
+
+    def _remember(self) -> None:
+        """Note how the script made its group, to make the next ones alike."""
+        self._backend = dist.get_backend_config()
+        group = dist.group.WORLD
+        if group is not None:
+            options = group._get_backend(group._device_types[0]).options
+            self._operation_timeout = options._timeout
+
+
+def _tcp_connections() -> dict[int, tuple[str, int]]:
+    """Open TCP connections of this process: descriptor to kernel name and remote port."""
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            fd, name = int(link.name), str(link.readlink())
+            if name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(fd)) as copy:
+                    if copy.family in (socket.AF_INET, socket.AF_INET6):
+                        found[fd] = (name, copy.getpeername()[1])
+    return found
+
+
+def _shut_down(fd: int) -> None:
+    with socket.socket(fileno=os.dup(fd)) as copy:
+        copy.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,279 @@
+"""What can happen to a job: the vocabulary of the journal.
+
+Every participant reads the same events in the same order (`recovery/journal.py`) and feeds them to the same
+pure state machine (`recovery/protocol.py`). Events are facts, told by whoever saw them first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from swift_ft.errors import SwiftError
+
+__all__ = [
+    "EVENTS",
+    "Bare",
+    "CannotReplay",
+    "Closed",
+    "Committed",
+    "Durable",
+    "Entry",
+    "Event",
+    "Exited",
+    "Failed",
+    "Finished",
+    "Injected",
+    "Interrupted",
+    "Joined",
+    "Lost",
+    "Opened",
+    "Ready",
+    "Reported",
+    "TimedOut",
+    "event_from_dict",
+    "event_to_dict",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The job's shape. The first event of every journal.
+
+    Attributes:
+        machines: number of slots to be filled.
+        workers: workers per machine; a worker's rank is ``slot * workers + local_rank``.
+        restarts: how often a failing script may be started again (torchrun's ``--max-restarts``).
+        max_failures: machines lost since the last committed checkpoint after which the job stops; None for no
+            limit.
+        checkpoint: iteration of the last committed global checkpoint in the store, if there is one.
+    """
+
+    machines: int
+    workers: int = 1
+    restarts: int = 0
+    max_failures: int | None = None
+    checkpoint: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A machine offers itself, for the slot it prefers or for any.
+
+    ``address`` (``host:port``) is where its neighbour watches it (`launch/sentinel.py`).
+    """
+
+    machine: str
+    preferred_slot: int | None = None
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A machine counts as failed, whatever showed it. It can come back only under another name."""
+
+    machine: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """The workers of a machine run a script without a session: they can only be restarted."""
+
+    machine: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A worker has left its old groups and flushed its log, and says where it stands.
+
+    Attributes:
+        rank: the worker.
+        generation: the generation that asked.
+        iteration: iterations that its state has completed; None if it has no state yet.
+        live: False while its state is still being replayed.
+        stages: the pipeline stages on this worker.
+        pipeline_known: the shapes of its stages' messages are known, so no live warm-up is needed.
+        dirty: why its state is neither before nor after an iteration, if that is so.
+    """
+
+    rank: int
+    generation: int
+    iteration: int | None
+    live: bool = False
+    stages: tuple[int, ...] = ()
+    pipeline_known: bool = False
+    dirty: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A worker has done its part of the plan and can go live."""
+
+    rank: int
+    generation: int
+    replayed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CannotReplay:
+    """A worker's replay is impossible: a log is missing, torn, corrupt, or diverged."""
+
+    rank: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Communication broke in a worker, and nobody was found dead within the deadline."""
+
+    rank: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """A worker's part of a global checkpoint is in the store.
+
+    ``epoch`` counts the fallbacks: parts of different histories never make one checkpoint.
+    """
+
+    rank: int
+    iteration: int
+    epoch: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The marker of a global checkpoint is in the store."""
+
+    iteration: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A worker has completed its last iteration; it stays until everybody has."""
+
+    rank: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """All workers of a machine, as started in generation ``launched``, ended with exit code 0."""
+
+    machine: str
+    launched: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A script, as started in generation ``launched``, raised or exited with an error of its own.
+
+    That is no machine's death.
+    """
+
+    machine: str
+    launched: int
+    reason: str
+    exit_code: int = 1
+    usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """Machines did not answer before a deadline."""
+
+    generation: int
+    machines: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The job ends by will (Ctrl-C, SIGTERM) or because no way on is left."""
+
+    reason: str
+    exit_code: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """A fault of a test is about to happen; each happens once in a run."""
+
+    fault: str
+
+
+Event = (
+    Opened
+    | Joined
+    | Lost
+    | Bare
+    | Reported
+    | Ready
+    | CannotReplay
+    | Interrupted
+    | Durable
+    | Committed
+    | Finished
+    | Exited
+    | Failed
+    | TimedOut
+    | Closed
+    | Injected
+)
+
+EVENTS: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
+
+
+def event_to_dict(event: Event) -> dict[str, Any]:
+    """An event as a JSON-ready dictionary; ``event`` holds its name."""
+    return {"event": type(event).__name__, **dataclasses.asdict(event)}
+
+
+def event_from_dict(data: dict[str, Any]) -> Event:
+    """The inverse of :func:`event_to_dict`; unknown keys (time, origin) are left to the caller.
+
+    Raises:
+        SwiftError: for an event that this version does not know.
+    """
+    cls = EVENTS.get(data["event"])
+    if cls is None:
+        raise SwiftError(
+            f"The journal holds the unknown event {data['event']!r}: "
+            "all machines of a job must run the same version of swift_ft."
+        )
+    fields = {f.name for f in dataclasses.fields(cls)}
+    values: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in fields
+    }
+    make: Callable[..., Event] = cls
+    return make(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event in its place.
+
+    Attributes:
+        position: 0 for the first.
+        event: what happened.
+        at: Unix time in seconds, by the clock of whoever wrote it.
+        by: who wrote it.
+    """
+
+    position: int
+    event: Event
+    at: float
+    by: str
+
+    def to_dict(self) -> dict[str, object]:
+        """A JSON-ready dictionary."""
+        return {"position": self.position, "at": self.at, "by": self.by, **event_to_dict(self.event)}

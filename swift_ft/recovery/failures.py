@@ -1,0 +1,30 @@
+"""Which exceptions are a broken connection, and which are the user's own."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch.distributed as dist
+
+__all__ = ["is_broken_communication"]
+
+_COLLECTIVES = Path(dist.__file__).parent / "distributed_c10d.py"
+_PIPELINE_WAITS = frozenset({"_wait_batch_p2p", "_batch_p2p"})
+
+
+def is_broken_communication(error: BaseException) -> bool:
+    """Whether an exception comes out of torch's communication itself.
+
+    torch raises plain ``RuntimeError`` for gloo's broken connections, so the type alone says nothing. What
+    counts is where the root cause was raised: in a collective or point-to-point call of torch, or where a
+    pipeline schedule waits for one. An exception that a model or a loss function raised is never taken for
+    one, whatever its text.
+    """
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    if not isinstance(root, RuntimeError) or root.__traceback__ is None:
+        return False
+    frame = traceback.extract_tb(root.__traceback__)[-1]
+    return Path(frame.filename) == _COLLECTIVES or frame.name in _PIPELINE_WAITS

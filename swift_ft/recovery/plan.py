@@ -1,0 +1,158 @@
+"""Which way back: a pure function from where everybody stands to who does what (paper §3, §5.1).
+
+The plan is a frozen value that can be printed, tested and costed before anything moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from swift_ft.recovery.events import Reported
+
+__all__ = ["Plan", "Task", "Way", "make_plan"]
+
+
+class Way(StrEnum):
+    """How the job gets back to work."""
+
+    START = "start"
+    """Nobody has state: everybody begins, from the committed checkpoint if there is one."""
+    CONTINUE = "continue"
+    """Everybody still has its state (the network broke, nobody died)."""
+    REPLAY = "replay"
+    """The lost part is rebuilt from its checkpoint and the logs; nobody else goes back."""
+    FALLBACK = "fallback"
+    """Everybody returns to the committed global checkpoint."""
+    RESTART = "restart"
+    """All processes start again: there is no checkpoint to return to, or there is no session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One worker's part of a plan.
+
+    Attributes:
+        load: iteration of the checkpoint to load first; None to keep the state at hand.
+        begin: completed iterations after loading.
+        replay_until: iterations ``begin .. replay_until - 1`` are replayed from the log.
+        serve: the worker is one iteration ahead: it serves the interrupted iteration from its own log.
+    """
+
+    load: int | None
+    begin: int
+    replay_until: int
+    serve: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do before going live."""
+        return self.load is None and self.begin >= self.replay_until
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who does what to get everybody to the consensus iteration.
+
+    Attributes:
+        way: the way back.
+        resume: the consensus iteration, the first one to run live.
+        tasks: by rank; empty for a restart.
+        warm_up: the pipeline's one-time exchange of shapes must be done live again.
+        reason: why not a cheaper way, in words; empty where the cheapest was taken.
+    """
+
+    way: Way
+    resume: int
+    tasks: Mapping[int, Task] = field(default_factory=dict)
+    warm_up: bool = False
+    reason: str = ""
+
+
+def make_plan(
+    standings: Mapping[int, Reported],
+    *,
+    workers: int,
+    committed: int | None,
+    must_fall_back: str | None = None,
+) -> Plan:
+    """Choose the cheapest way back that is possible.
+
+    Args:
+        standings: one report per rank.
+        workers: workers per machine; messages inside a machine are not logged.
+        committed: iteration of the last committed global checkpoint.
+        must_fall_back: why the logs cannot be used, if so.
+
+    Returns:
+        The plan. With no way back but a fresh start of all processes, its way is ``RESTART``.
+    """
+    standing = [s for s in standings.values() if s.iteration is not None]
+    if not standing:
+        return _all_load(standings, committed, Way.START, reason=must_fall_back or "")
+    why_not = must_fall_back or _why_no_replay(standings, workers, committed)
+    if why_not:
+        if committed is None:
+            return Plan(Way.RESTART, 0, reason=f"{why_not}; no checkpoint is committed yet")
+        return _all_load(standings, committed, Way.FALLBACK, reason=why_not)
+    resume = min(s.iteration for s in standing if s.live and s.iteration is not None)
+    tasks = {rank: _task(s, resume, committed) for rank, s in standings.items()}
+    way = Way.CONTINUE if all(t.idle for t in tasks.values()) else Way.REPLAY
+    return Plan(way, resume, tasks, warm_up=not all(s.pipeline_known for s in standings.values()))
+
+
+def _all_load(standings: Mapping[int, Reported], committed: int | None, way: Way, reason: str) -> Plan:
+    at = committed or 0
+    tasks = {rank: Task(load=committed, begin=at, replay_until=at) for rank in standings}
+    warm_up = not all(s.pipeline_known for s in standings.values())
+    return Plan(way, at, tasks, warm_up=warm_up, reason=reason)
+
+
+def _task(standing: Reported, resume: int, committed: int | None) -> Task:
+    if standing.iteration is None:
+        return Task(load=committed, begin=committed or 0, replay_until=resume)
+    if not standing.live:
+        return Task(load=None, begin=standing.iteration, replay_until=resume)
+    ahead = standing.iteration > resume
+    return Task(load=None, begin=standing.iteration, replay_until=resume, serve=ahead)
+
+
+def _why_no_replay(standings: Mapping[int, Reported], workers: int, committed: int | None) -> str:
+    """The first reason why survivors cannot keep their state, or an empty string."""
+    for s in standings.values():
+        if s.dirty:
+            return f"worker {s.rank} stopped in the middle of an update: {s.dirty}"
+    live = {s.rank: s.iteration for s in standings.values() if s.live and s.iteration is not None}
+    if not live:
+        return "no worker with a complete state is left"
+    resume = min(live.values())
+    if max(live.values()) > resume + 1:
+        return f"survivors stand {max(live.values()) - resume} iterations apart"
+    rebuilt = {rank for rank in standings if rank not in live}
+    for rank in sorted(rebuilt):
+        begin = standings[rank].iteration
+        begin = committed if begin is None else begin
+        if begin is None:
+            return "the lost state was never in a checkpoint"
+        if begin > resume:
+            return f"worker {rank} stands at iteration {begin}, after the consensus iteration {resume}"
+    ahead = {rank for rank, iteration in live.items() if iteration > resume}
+    return _why_not_logged(standings, workers, rebuilt, ahead)
+
+
+def _why_not_logged(
+    standings: Mapping[int, Reported], workers: int, rebuilt: set[int], ahead: set[int]
+) -> str:
+    """Messages that a replay or a serving worker needs and that nobody logged."""
+    holder = {stage: rank for rank, s in standings.items() for stage in s.stages}
+    for stage, rank in sorted(holder.items()):
+        after = holder.get(stage + 1)
+        if after is None or after == rank:
+            continue
+        same_machine = rank // workers == after // workers
+        if {rank, after} <= rebuilt:
+            return f"stages {stage} and {stage + 1} are neighbours and both have to be rebuilt"
+        if same_machine and ({rank, after} & rebuilt or len({rank, after} & ahead) == 1):
+            return f"messages between stages {stage} and {stage + 1} stay inside a machine and are not logged"
+    return ""

@@ -1,0 +1,455 @@
+"""The recovery protocol: a pure state machine. Event in, new state out; orders follow from the state.
+
+There is no I/O here, no clock, no thread. All participants apply the same events in the same order
+(`recovery/journal.py`), so all hold the same state, and nobody has to be asked. What one participant has to
+do is derived from the state (:func:`worker_order`, :func:`agent_order`) instead of being sent along with an
+event: whoever joins late, or reads an event twice, still does the right thing, and once only.
+
+    FORMING ──all slots filled──▶ AGREEING ──everybody reported──▶ RECOVERING ──everybody ready──▶ LIVE
+       ▲                              │                                │                            │
+       └───────────── a member is lost, from any phase ◀───────────────┴────────────────────────────┘
+
+The generation grows by one each time AGREEING begins. ENDED is final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.plan import Plan, Way, make_plan
+
+__all__ = [
+    "AgentOrder",
+    "AgentTodo",
+    "Phase",
+    "State",
+    "Verdict",
+    "WorkerOrder",
+    "agent_order",
+    "commit_due",
+    "step",
+    "worker_order",
+]
+
+MAX_INTERRUPTIONS = 3
+"""Broken communication without a death, in a row and without progress, before the job stops."""
+
+
+class Phase(StrEnum):
+    """Where the job stands."""
+
+    FORMING = "forming"
+    AGREEING = "agreeing"
+    RECOVERING = "recovering"
+    LIVE = "live"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the job ended."""
+
+    ok: bool
+    reason: str
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What every participant knows. Never changed in place.
+
+    Invariants:
+        a machine is in at most one of ``members``, ``spares``, ``fenced``;
+        ``launched[slot] <= generation``; ``committed`` never decreases;
+        ``plan`` is set exactly in RECOVERING and LIVE;
+        log segments of generations before ``log_since`` belong to a history that was given up.
+    """
+
+    machines: int = 0
+    workers: int = 1
+    restarts_left: int = 0
+    max_failures: int | None = None
+    phase: Phase = Phase.FORMING
+    generation: int = 0
+    epoch: int = 0
+    log_since: int = 0
+    members: tuple[str | None, ...] = ()
+    launched: tuple[int, ...] = ()
+    spares: tuple[tuple[str, int | None], ...] = ()
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    fenced: frozenset[str] = frozenset()
+    restart_all: bool = False
+    injected: frozenset[str] = frozenset()
+    reports: Mapping[int, ev.Reported] = field(default_factory=dict)
+    bare: frozenset[int] = frozenset()
+    plan: Plan | None = None
+    ready: frozenset[int] = frozenset()
+    must_fall_back: str | None = None
+    committed: int | None = None
+    durable: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    finished: frozenset[int] = frozenset()
+    exited: frozenset[int] = frozenset()
+    failures: int = 0
+    interruptions: int = 0
+    verdict: Verdict | None = None
+
+    @property
+    def world(self) -> int:
+        """Number of workers."""
+        return self.machines * self.workers
+
+    def slot_of(self, machine: str) -> int | None:
+        """The slot that a machine fills, or None."""
+        return self.members.index(machine) if machine in self.members else None
+
+    def ranks_of(self, slot: int) -> range:
+        """The ranks of the workers on a slot's machine."""
+        return range(slot * self.workers, (slot + 1) * self.workers)
+
+    def missing(self) -> tuple[str, ...]:
+        """Machines whose answer the current phase waits for."""
+        if self.phase == Phase.AGREEING:
+            open_ranks = set(range(self.world)) - set(self.reports)
+            open_slots = {r // self.workers for r in open_ranks} - self.bare
+        elif self.phase == Phase.RECOVERING:
+            open_slots = {r // self.workers for r in set(range(self.world)) - self.ready}
+        else:
+            return ()
+        return tuple(m for slot in sorted(open_slots) if (m := self.members[slot]) is not None)
+
+
+# --------------------------------------------------------------------------------------------- events
+
+
+def step(state: State, event: ev.Event) -> State:
+    """Apply one event.
+
+    Events of an older generation, of fenced machines and after the end change nothing: late news is no news.
+    """
+    if state.phase == Phase.ENDED:
+        return state
+    handler = _HANDLERS[type(event)]
+    return handler(state, event)
+
+
+def _opened(state: State, event: ev.Opened) -> State:
+    if state.machines:
+        return state
+    return replace(
+        state,
+        machines=event.machines,
+        workers=event.workers,
+        restarts_left=event.restarts,
+        max_failures=event.max_failures,
+        committed=event.checkpoint,
+        members=(None,) * event.machines,
+        launched=(0,) * event.machines,
+    )
+
+
+def _joined(state: State, event: ev.Joined) -> State:
+    known = {m for m, _ in state.spares} | set(state.members) | state.fenced
+    if event.machine in known:
+        return state
+    spares = (*state.spares, (event.machine, event.preferred_slot))
+    return _fill(replace(state, spares=spares, addresses={**state.addresses, event.machine: event.address}))
+
+
+def _fill(state: State) -> State:
+    """Fill all empty slots at once, as soon as there are machines for all of them."""
+    holes = [slot for slot, member in enumerate(state.members) if member is None]
+    if state.phase != Phase.FORMING or not holes or len(state.spares) < len(holes):
+        return state
+    members, spares = list(state.members), list(state.spares)
+    for slot in holes:
+        choice = next((s for s in spares if s[1] == slot), None)
+        if choice is None:
+            choice = next((s for s in spares if s[1] not in holes), spares[0])
+        spares.remove(choice)
+        members[slot] = choice[0]
+    fresh = list(range(state.machines)) if state.restart_all else holes
+    return _open_generation(replace(state, members=tuple(members), spares=tuple(spares)), fresh)
+
+
+def _open_generation(state: State, fresh: list[int]) -> State:
+    generation = state.generation + 1
+    launched = tuple(generation if slot in fresh else old for slot, old in enumerate(state.launched))
+    return replace(
+        state,
+        phase=Phase.AGREEING,
+        generation=generation,
+        launched=launched,
+        reports={},
+        bare=frozenset(),
+        ready=frozenset(),
+        finished=frozenset(),
+        restart_all=False,
+        plan=None,
+    )
+
+
+def _lost(state: State, event: ev.Lost) -> State:
+    slot = state.slot_of(event.machine)
+    state = replace(
+        state,
+        fenced=state.fenced | {event.machine},
+        addresses={m: a for m, a in state.addresses.items() if m != event.machine},
+        spares=tuple(s for s in state.spares if s[0] != event.machine),
+    )
+    if slot is None or slot in state.exited:
+        return state
+    failures = state.failures + 1
+    if state.max_failures is not None and failures > state.max_failures:
+        return _end(
+            state,
+            f"{failures} machines were lost since the last checkpoint, "
+            f"more than the limit of {state.max_failures} (the last one: {event.reason})",
+        )
+    if state.exited or len(state.finished) == state.world:
+        return _end(state, f"machine {event.machine} was lost after the last iteration: {event.reason}")
+    members = tuple(None if m == event.machine else m for m in state.members)
+    return _fill(replace(state, members=members, failures=failures, phase=Phase.FORMING, plan=None))
+
+
+def _bare(state: State, event: ev.Bare) -> State:
+    slot = state.slot_of(event.machine)
+    if slot is None or event.generation != state.generation or state.phase != Phase.AGREEING:
+        return state
+    return _try_plan(replace(state, bare=state.bare | {slot}))
+
+
+def _reported(state: State, event: ev.Reported) -> State:
+    if event.generation != state.generation or state.phase != Phase.AGREEING:
+        return state
+    return _try_plan(replace(state, reports={**state.reports, event.rank: event}))
+
+
+def _try_plan(state: State) -> State:
+    if state.bare:  # one worker without a session is enough: all start again, as under torchrun
+        return _restart(state)
+    if len(state.reports) < state.world:
+        return state
+    plan = make_plan(
+        state.reports,
+        workers=state.workers,
+        committed=state.committed,
+        must_fall_back=state.must_fall_back,
+    )
+    if plan.way == Way.RESTART:
+        return _restart(state)
+    if plan.way in (Way.START, Way.FALLBACK):
+        state = replace(state, epoch=state.epoch + 1, durable={}, log_since=state.generation)
+    idle = frozenset(rank for rank, task in plan.tasks.items() if task.idle)
+    state = replace(state, plan=plan, phase=Phase.RECOVERING, ready=idle, must_fall_back=None)
+    return _try_live(state)
+
+
+def _try_live(state: State) -> State:
+    if len(state.ready) < state.world:
+        return state
+    return replace(state, phase=Phase.LIVE)
+
+
+def _restart(state: State) -> State:
+    """Start all processes again, at once or when the empty slots are filled."""
+    state = replace(
+        state, must_fall_back=None, epoch=state.epoch + 1, durable={}, exited=frozenset(), plan=None
+    )
+    if None in state.members:
+        return replace(state, restart_all=True, phase=Phase.FORMING)
+    return _open_generation(state, fresh=list(range(state.machines)))
+
+
+def _ready(state: State, event: ev.Ready) -> State:
+    if event.generation != state.generation or state.phase != Phase.RECOVERING:
+        return state
+    return _try_live(replace(state, ready=state.ready | {event.rank}))
+
+
+def _cannot_replay(state: State, event: ev.CannotReplay) -> State:
+    if event.generation != state.generation or state.phase not in (Phase.RECOVERING, Phase.LIVE):
+        return state
+    state = replace(state, must_fall_back=f"worker {event.rank} cannot replay: {event.reason}")
+    return _open_generation(state, fresh=[])
+
+
+def _interrupted(state: State, event: ev.Interrupted) -> State:
+    if event.generation != state.generation or state.phase != Phase.LIVE:
+        return state
+    interruptions = state.interruptions + 1
+    if interruptions > MAX_INTERRUPTIONS:
+        return _end(
+            state,
+            f"communication broke {interruptions} times in a row, and nobody was found dead: {event.reason}",
+        )
+    return _open_generation(replace(state, interruptions=interruptions), fresh=[])
+
+
+def _durable(state: State, event: ev.Durable) -> State:
+    stale = state.committed is not None and event.iteration <= state.committed
+    if event.epoch != state.epoch or stale:
+        return state
+    parts = {**state.durable.get(event.iteration, {}), event.rank: event.path}
+    return replace(state, durable={**state.durable, event.iteration: parts})
+
+
+def _committed(state: State, event: ev.Committed) -> State:
+    if event.epoch != state.epoch or (state.committed is not None and event.iteration <= state.committed):
+        return state
+    left = {i: parts for i, parts in state.durable.items() if i > event.iteration}
+    return replace(state, committed=event.iteration, durable=left, interruptions=0, failures=0)
+
+
+def _finished(state: State, event: ev.Finished) -> State:
+    if event.generation != state.generation or state.phase != Phase.LIVE:
+        return state
+    return replace(state, finished=state.finished | {event.rank})
+
+
+def _exited(state: State, event: ev.Exited) -> State:
+    slot = state.slot_of(event.machine)
+    if slot is None or state.launched[slot] != event.launched:
+        return state
+    exited = state.exited | {slot}
+    if len(exited) == state.machines:
+        return replace(state, exited=exited, phase=Phase.ENDED, verdict=Verdict(True, "finished"))
+    return replace(state, exited=exited)
+
+
+def _failed(state: State, event: ev.Failed) -> State:
+    slot = state.slot_of(event.machine)
+    if slot is None or state.launched[slot] != event.launched:
+        return state
+    if state.phase == Phase.FORMING and state.generation and not event.usage:
+        return _restart(state)  # most likely it stumbled over the loss that is being repaired
+    if event.usage or state.restarts_left == 0:
+        return _end(state, event.reason, event.exit_code)
+    return _restart(replace(state, restarts_left=state.restarts_left - 1))
+
+
+def _timed_out(state: State, event: ev.TimedOut) -> State:
+    if event.generation != state.generation or state.phase not in (Phase.AGREEING, Phase.RECOVERING):
+        return state
+    for machine in set(event.machines) & set(state.missing()):
+        state = step(state, ev.Lost(machine, event.reason))
+    return state
+
+
+def _injected(state: State, event: ev.Injected) -> State:
+    return replace(state, injected=state.injected | {event.fault})
+
+
+def _closed(state: State, event: ev.Closed) -> State:
+    return _end(state, event.reason, event.exit_code)
+
+
+def _end(state: State, reason: str, exit_code: int = 1) -> State:
+    return replace(state, phase=Phase.ENDED, plan=None, verdict=Verdict(False, reason, exit_code))
+
+
+_HANDLERS: dict[type[Any], Callable[[State, Any], State]] = {
+    ev.Opened: _opened,
+    ev.Joined: _joined,
+    ev.Lost: _lost,
+    ev.Bare: _bare,
+    ev.Reported: _reported,
+    ev.Ready: _ready,
+    ev.CannotReplay: _cannot_replay,
+    ev.Interrupted: _interrupted,
+    ev.Durable: _durable,
+    ev.Committed: _committed,
+    ev.Finished: _finished,
+    ev.Exited: _exited,
+    ev.Failed: _failed,
+    ev.TimedOut: _timed_out,
+    ev.Closed: _closed,
+    ev.Injected: _injected,
+}
+
+# --------------------------------------------------------------------------------------------- orders
+
+
+class WorkerOrder(StrEnum):
+    """What a worker has to do now."""
+
+    DIE = "die"
+    """Its machine is fenced, or its slot was given new workers: it must not act any more."""
+    STOP = "stop"
+    """The job has ended."""
+    HOLD = "hold"
+    """Leave the groups and wait: a slot is empty, or others have not answered yet."""
+    REPORT = "report"
+    """Leave the groups, flush the log, say where it stands."""
+    EXECUTE = "execute"
+    """Do its task of the plan, then say that it is ready."""
+    RUN = "run"
+    """Form the group of this generation and train."""
+
+
+def worker_order(state: State, *, machine: str, rank: int, launched: int) -> WorkerOrder:
+    """What the worker ``rank``, started by ``machine`` in generation ``launched``, has to do."""
+    slot = state.slot_of(machine)
+    if slot is None or state.launched[slot] != launched:
+        return WorkerOrder.STOP if state.phase == Phase.ENDED and slot is not None else WorkerOrder.DIE
+    match state.phase:
+        case Phase.ENDED:
+            return WorkerOrder.STOP
+        case Phase.FORMING:
+            return WorkerOrder.HOLD
+        case Phase.AGREEING:
+            return WorkerOrder.HOLD if rank in state.reports else WorkerOrder.REPORT
+        case Phase.RECOVERING:
+            return WorkerOrder.HOLD if rank in state.ready else WorkerOrder.EXECUTE
+        case Phase.LIVE:
+            return WorkerOrder.RUN
+
+
+class AgentTodo(StrEnum):
+    """What an agent has to do now."""
+
+    WAIT = "wait"
+    """A spare, or the machine's workers run as they should."""
+    LAUNCH = "launch"
+    """Stop what runs, if anything, and start the slot's workers."""
+    REJOIN = "rejoin"
+    """Its machine was fenced: stop all workers and offer itself under a new name."""
+    STOP = "stop"
+    """The job has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOrder:
+    """An agent's order, with the slot and the generation to launch for."""
+
+    todo: AgentTodo
+    slot: int | None = None
+    generation: int = 0
+
+
+def agent_order(state: State, *, machine: str, launched: int | None) -> AgentOrder:
+    """What the agent of ``machine`` has to do; ``launched`` is the generation its workers were started in."""
+    if state.phase == Phase.ENDED:
+        return AgentOrder(AgentTodo.STOP)
+    if machine in state.fenced:
+        return AgentOrder(AgentTodo.REJOIN)
+    slot = state.slot_of(machine)
+    if slot is None or state.phase == Phase.FORMING or launched == state.launched[slot]:
+        return AgentOrder(AgentTodo.WAIT, slot, state.generation)
+    if slot in state.exited:
+        return AgentOrder(AgentTodo.WAIT, slot, state.generation)
+    return AgentOrder(AgentTodo.LAUNCH, slot, state.launched[slot])
+
+
+def commit_due(state: State, rank: int) -> int | None:
+    """The iteration whose checkpoint marker this worker has to write, if any.
+
+    The lowest rank commits, once every worker's part is durable; a replacement inherits the duty.
+    """
+    if rank != 0:
+        return None
+    complete = [i for i, parts in state.durable.items() if len(parts) == state.world]
+    return max(complete, default=None)

@@ -1,0 +1,101 @@
+"""Messages in a step: logged when live, served and dropped in a replay (paper §5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swift_ft.determinism import derive_seed, seed_torch
+from swift_ft.errors import DivergenceError
+from swift_ft.logging import (
+    Direction,
+    LogReader,
+    LogWriter,
+    MessageKey,
+    checksum_of,
+    copy_into,
+    dtype_name,
+)
+from swift_ft.pipeline import Message
+
+__all__ = ["LoggedTraffic"]
+
+
+@dataclass(slots=True)
+class LoggedTraffic:
+    """Decides about each message of the pipeline (:class:`swift_ft.pipeline.Traffic`).
+
+    A sender keeps what it sends; a receiver keeps the checksum of what it got. A replay logs again what it
+    regenerates, so that the log is whole when the next machine is lost, and compares it with what the
+    receivers got from the original.
+
+    Attributes:
+        rank: this worker.
+        workers: workers per machine; messages inside a machine are not logged.
+        seed: of the run.
+        on_compute: told before each computation (faults of tests).
+        iteration: the one that is running.
+        log: where messages go; set for each generation.
+        source: what a replay reads; None when live.
+        expected: while an earlier iteration is served, the checksum that came with a key before.
+        checked: regenerated messages that were compared with a receipt.
+    """
+
+    rank: int
+    workers: int
+    seed: int
+    on_compute: Callable[[int, int, Direction], None]
+    iteration: int = 0
+    log: LogWriter | None = None
+    source: LogReader | None = None
+    expected: Callable[[MessageKey], int | None] | None = None
+    checked: int = 0
+
+    def sending(self, message: Message) -> bool:
+        """Log it; in a replay compare it and drop it."""
+        if self._crosses(message):
+            assert self.log is not None
+            self.log.append_message(message.key, message.tensor)
+        if self.source is None:
+            return True
+        self._compare(
+            message, self.source.receipt(message.key), "the receiver got other bytes from the original"
+        )
+        return False
+
+    def receiving(self, message: Message) -> bool:
+        """In a replay fill the buffer from the log."""
+        if self.source is None:
+            return True
+        copy_into(self.source.message(message.key), message.tensor)
+        return False
+
+    def received(self, message: Message) -> None:
+        """Keep the checksum; while serving, also compare with what came before."""
+        if self.expected is not None:
+            self._compare(message, self.expected(message.key), "other bytes came before")
+        if self._crosses(message):
+            assert self.log is not None
+            checksum = checksum_of(message.tensor)
+            tensor = message.tensor
+            self.log.append_receipt(message.key, checksum, dtype_name(tensor.dtype), tuple(tensor.shape))
+
+    def computing(self, stage: int, microbatch: int, direction: Direction) -> None:
+        """Derive the random state, so that a replay on any worker draws the same numbers."""
+        if direction == Direction.FORWARD:
+            seed_torch(derive_seed(self.seed, self.iteration, stage, microbatch))
+        self.on_compute(self.iteration, microbatch, direction)
+
+    def _crosses(self, message: Message) -> bool:
+        return message.peer // self.workers != self.rank // self.workers
+
+    def _compare(self, message: Message, expected: int | None, why: str) -> None:
+        if expected is None:
+            return  # the original had not sent it yet
+        self.checked += 1
+        if checksum_of(message.tensor) != expected:
+            raise DivergenceError(
+                f"The replay diverged at {message.key}: {why}. The computation is not deterministic; "
+                "swift_ft.deterministic() may help.",
+                key=message.key,
+            )

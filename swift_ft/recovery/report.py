@@ -1,0 +1,109 @@
+"""What a recovery was: its timeline, read from the journal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.events import Entry
+from swift_ft.recovery.protocol import Phase, State, step
+
+__all__ = ["Recovery", "recoveries"]
+
+
+@dataclass(slots=True)
+class Recovery:
+    """One recovery, from the first loss to the first live generation after it. Times are Unix seconds.
+
+    Attributes:
+        machines: who was lost.
+        reasons: what showed it, in the same order.
+        slots: the slots that were empty.
+        detected: when the first loss was in the journal.
+        joined: when every slot had a machine again.
+        reported: when everybody had left its groups and said where it stood.
+        replayed: when the last replay was done.
+        live: when everybody could go on.
+        generation: the generation that went live.
+        way: how (see :class:`swift_ft.recovery.plan.Way`).
+        reason: why not a cheaper way.
+        resume: the consensus iteration.
+        replayed_iterations: by rank.
+        iterations_lost: completed iterations that each survivor lost, by rank.
+        ahead: survivors that had finished the interrupted iteration and served it from their log.
+    """
+
+    machines: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    detected: float = 0.0
+    joined: float | None = None
+    reported: float | None = None
+    replayed: float | None = None
+    live: float | None = None
+    generation: int = 0
+    way: str = ""
+    reason: str = ""
+    resume: int = 0
+    replayed_iterations: dict[int, int] = field(default_factory=dict)
+    iterations_lost: dict[int, int] = field(default_factory=dict)
+    ahead: list[int] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        return asdict(self)
+
+
+def recoveries(entries: Iterable[Entry]) -> list[Recovery]:
+    """All recoveries in a journal, also one that did not come to its end (``live`` is then None)."""
+    state, found, current = State(), [], None
+    for entry in entries:
+        before, state = state, step(state, entry.event)
+        begins = before.phase in (Phase.LIVE, Phase.AGREEING, Phase.RECOVERING) and before.generation > 0
+        left_live = begins and state.phase in (Phase.FORMING, Phase.AGREEING) and state != before
+        if (
+            current is None
+            and left_live
+            and isinstance(entry.event, ev.Lost | ev.Interrupted | ev.CannotReplay | ev.TimedOut)
+        ):
+            current = Recovery(detected=entry.at)
+            found.append(current)
+        if current is None:
+            continue
+        _note_loss(current, before, entry)
+        _note_progress(current, before, state, entry)
+        if state.phase == Phase.LIVE:
+            current.live = entry.at
+            current = None
+    return found
+
+
+def _note_loss(current: Recovery, before: State, entry: Entry) -> None:
+    event = entry.event
+    if isinstance(event, ev.Lost) and (slot := before.slot_of(event.machine)) is not None:
+        current.machines.append(event.machine)
+        current.reasons.append(event.reason)
+        current.slots.append(slot)
+
+
+def _note_progress(current: Recovery, before: State, state: State, entry: Entry) -> None:
+    if state.generation > before.generation:
+        current.joined, current.generation = entry.at, state.generation
+    if before.phase == Phase.AGREEING and state.plan is not None:
+        plan = state.plan
+        current.reported = entry.at
+        current.way, current.reason, current.resume = plan.way.value, plan.reason, plan.resume
+        current.ahead = [rank for rank, task in plan.tasks.items() if task.serve]
+        current.iterations_lost = {
+            rank: max(0, (report.iteration or 0) - plan.tasks[rank].begin)
+            for rank, report in before.reports.items()
+            if report.live and rank in plan.tasks
+        }
+        if isinstance(entry.event, ev.Reported) and entry.event.live and entry.event.rank in plan.tasks:
+            lost = (entry.event.iteration or 0) - plan.tasks[entry.event.rank].begin
+            current.iterations_lost[entry.event.rank] = max(0, lost)
+    if isinstance(entry.event, ev.Ready) and entry.event.generation == state.generation:
+        current.replayed = entry.at
+        current.replayed_iterations[entry.event.rank] = entry.event.replayed
