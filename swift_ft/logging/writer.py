@@ -203,8 +203,9 @@ class LogWriter:
 
     def _wait_for_room(self, size: int) -> None:
         def admitted() -> bool:
+            # An error empties the queue, and so admits everybody to be told of it.
             fits = self._queued_bytes + size <= self._budget_bytes or not self._queued_bytes
-            return fits or self._closing or self._error is not None
+            return fits or self._closing
 
         started = self._clock()
         try:

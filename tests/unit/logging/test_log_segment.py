@@ -198,6 +198,36 @@ def test_records_that_were_swapped_are_detected(local: Store) -> None:
         read_segment(local, path, RUN)
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("iteration", 9),
+        ("microbatch", 1),
+        ("direction", "backward"),
+        ("source_stage", 1),
+        ("destination_stage", 2),
+        ("slot", 0),
+        ("dtype", "float16"),
+        ("shape", [0, 1]),
+        ("checksum", 1),
+    ],
+)
+def test_a_changed_field_is_detected(local: Store, column: str, value: object) -> None:
+    """A valid, plausible key that is not the one that was written would hand a replay the wrong message."""
+    path = write_segment(local, sample())
+    with pa.memory_map(local.child_url(path).removeprefix("file://")) as file:
+        batches = list(pa.ipc.open_stream(file))
+    index = batches[2].schema.get_field_index(column)
+    changed = pa.array([value], batches[2].schema.field(index).type)
+    assert changed != batches[2].column(index)
+    batches[2] = batches[2].set_column(index, batches[2].schema.field(index), changed)
+    with local.open_write(path) as pending, pa.ipc.new_stream(pending.sink, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    with pytest.raises(LogCorruptError, match="footer does not match"):
+        read_segment(local, path, RUN)
+
+
 def test_a_renamed_segment_is_detected(local: Store, tmp_path: Path) -> None:
     """Readers skip segments by name, so a wrong name would hide messages."""
     path = write_segment(local, sample())
