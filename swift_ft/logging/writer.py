@@ -79,8 +79,6 @@ class LogWriter:
         clock: seconds, monotonic.
     """
 
-    # completed <= enqueued, always; the queue holds the difference, less the item in the thread's hands.
-
     def __init__(
         self,
         store: Store,
@@ -104,8 +102,7 @@ class LogWriter:
         self._drained = threading.Condition(lock)
         self._queue: deque[_Item] = deque()
         self._queued_bytes = 0
-        self._enqueued = 0
-        self._completed = 0
+        self._enqueued = self._completed = 0  # completed <= enqueued; between them: queue, thread's hands
         self._closing = False
         self._error: BaseException | None = None
         self._bytes = self._records = self._segments = self._high_water_bytes = 0
