@@ -7,10 +7,12 @@ import gc
 import os
 import socket
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 __all__ = ["GenerationGroup"]
 
@@ -19,10 +21,16 @@ class GenerationGroup:
     """The default group of the current generation.
 
     Args:
+        connect: opens a client of the rendezvous store.
+        rank: this worker.
+        world: number of workers.
         timeout_s: for forming a group.
     """
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self, connect: Callable[[], Store], *, rank: int, world: int, timeout_s: float) -> None:
+        self._connect = connect
+        self._rank = rank
+        self._world = world
         self._timeout_s = timeout_s
         self._backend: str | None = None
         self._operation_timeout: timedelta | None = None
@@ -47,17 +55,18 @@ class GenerationGroup:
             RuntimeError: as torch does, if somebody does not come in time.
         """
         self.leave()
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(generation)  # torch's name space in the agents' store
         os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
+        store = PrefixStore(f"groups/{generation}", self._connect())
         before = _tcp_connections()
-        dist.init_process_group(self._backend, timeout=timedelta(seconds=self._timeout_s))
-        store_port = int(os.environ["MASTER_PORT"])
+        dist.init_process_group(
+            self._backend,
+            store=store,
+            rank=self._rank,
+            world_size=self._world,
+            timeout=timedelta(seconds=self._timeout_s),
+        )
         with self._lock:
-            self._sockets = {
-                fd: name
-                for fd, (name, port) in _tcp_connections().items()
-                if fd not in before and port != store_port
-            }
+            self._sockets = {fd: name for fd, name in _tcp_connections().items() if fd not in before}
         if self._operation_timeout is not None:
             dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
 
@@ -76,15 +85,15 @@ class GenerationGroup:
 
     def _remember(self) -> None:
         """Note how the script made its group, to make the next ones alike."""
-        self._backend = dist.get_backend_config()
         group = dist.group.WORLD
-        if group is not None:
-            options = group._get_backend(group._device_types[0]).options
-            self._operation_timeout = options._timeout
+        assert group is not None
+        self._backend = str(dist.distributed_c10d._world.pg_map[group][0])
+        backend = group._get_backend(group._device_types[0])
+        self._operation_timeout = backend.options._timeout
 
 
-def _tcp_connections() -> dict[int, tuple[str, int]]:
-    """Open TCP connections of this process: descriptor to kernel name and remote port."""
+def _tcp_connections() -> dict[int, str]:
+    """Open TCP connections of this process: the kernel's names by descriptor."""
     found = {}
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -92,7 +101,8 @@ def _tcp_connections() -> dict[int, tuple[str, int]]:
             if name.startswith("socket:"):
                 with socket.socket(fileno=os.dup(fd)) as copy:
                     if copy.family in (socket.AF_INET, socket.AF_INET6):
-                        found[fd] = (name, copy.getpeername()[1])
+                        copy.getpeername()  # raises for a socket that only listens
+                        found[fd] = name
     return found
 
 

@@ -98,6 +98,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.machines is not None and args.machines < 1:
         raise UsageError(f"--machines must be at least 1, not {args.machines}.")
     machines = args.machines or parse_min_max_nnodes(args.nnodes)[0]
+    if standalone and machines > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for several workers on a host
     run_id = args.rdzv_id if args.rdzv_id != "none" else f"run-{uuid.uuid4().hex[:8]}"
     config = _launch_config(args)
     opened = ev.Opened(machines, config.nproc_per_node, args.max_restarts, args.max_failures)

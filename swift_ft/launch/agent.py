@@ -158,7 +158,8 @@ class MachineAgent(LocalElasticAgent):
                 self.verdict = state.verdict
                 self._stop_workers(self._worker_group)
                 ok = state.verdict is not None and state.verdict.ok
-                return RunResult(WorkerState.SUCCEEDED if ok else WorkerState.FAILED)
+                results = {worker.global_rank: None for worker in self._worker_group.workers}
+                return RunResult(WorkerState.SUCCEEDED if ok else WorkerState.FAILED, return_values=results)
             case AgentTodo.REJOIN:
                 self._stop_workers(self._worker_group)
                 handler.rejoin(self._sentinel.address)

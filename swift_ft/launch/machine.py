@@ -64,6 +64,7 @@ def run_machine(job: MachineJob) -> Verdict:
     Raises:
         UsageError: if the job that this machine joins has another shape.
     """
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # ranks follow from the slot: no exchange about them
     standby = Standby()
     wake_r, wake_w = socket.socketpair()
     wake_w.setblocking(False)

@@ -12,8 +12,10 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
+
 from swift_ft.config import EXIT_USAGE
-from swift_ft.errors import UsageError
+from swift_ft.errors import GaveUpError, UsageError
 from swift_ft.launch.control import WorkerLine
 
 __all__ = ["WorkerJob", "run_worker", "worker_line"]
@@ -62,6 +64,8 @@ def run_worker(job: WorkerJob, line: socket.socket) -> NoReturn:
     if job.kind == "program":
         os.set_inheritable(line.fileno(), True)  # its closing still tells the agent of the program's end
         os.execvp(job.target, [job.target, *job.args])
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))  # torch was imported before, in the standby
     # The agent's death is the machine's death: nothing is cleaned up, nothing more is sent.
     _line = WorkerLine(line, beat_s=job.beat_s, on_agent_lost=lambda: os._exit(1))
     code = _run_script(job, _line)
@@ -90,6 +94,10 @@ def _run_script(job: WorkerJob, line: WorkerLine) -> int:
         print(f"swift_ft: {error}", file=sys.stderr)
         line.tell(failed=str(error), exit_code=EXIT_USAGE, usage=True)
         return EXIT_USAGE
+    except GaveUpError as error:
+        print(f"swift_ft: {error}", file=sys.stderr)
+        line.tell(failed=str(error), exit_code=1)
+        return 1
     except BaseException as error:
         traceback.print_exc()
         line.tell(failed=f"{type(error).__name__}: {error}"[:2000], exit_code=1)

@@ -34,6 +34,9 @@ from swift_ft.logging import Store
 
 __all__ = ["CheckpointFolder", "Checkpointer", "TrainingState"]
 
+# That DCP works without a group is meant; it warns in threads, where no context manager reaches.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
 _ROOT = "checkpoints"
 _MARKER = "committed.json"
 
@@ -232,9 +235,7 @@ class Checkpointer:
         self.waited_s += time.monotonic() - begun
         self._idle.clear()
         writer = FsspecWriter(self._folder.store.child_url(path))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that DCP works without a group is meant
-            future = state_dict_saver.async_save(self._state.to_save(), storage_writer=writer, no_dist=True)
+        future = state_dict_saver.async_save(self._state.to_save(), storage_writer=writer, no_dist=True)
         assert isinstance(future, Future)
 
         def finished(done: Future[Any]) -> None:
@@ -263,9 +264,7 @@ class Checkpointer:
         try:
             reader = FsspecReader(self._folder.store.child_url(path))
             state = self._state.to_load(reader.read_metadata().state_dict_metadata)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that DCP works without a group is meant
-                state_dict_loader.load(state, storage_reader=reader, no_dist=True)
+            state_dict_loader.load(state, storage_reader=reader, no_dist=True)
             self._state.take_over(state)
         except Exception as error:
             raise CheckpointError(

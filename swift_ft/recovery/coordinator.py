@@ -58,13 +58,15 @@ class Coordinator:
         self._on_committed = on_committed
         client = partial(connect, context.host, context.port, context.run_id)
         self.rendezvous = client()
-        self.group = GenerationGroup(timeout_s=context.timeouts.group_s)
+        self.group = GenerationGroup(
+            client, rank=context.rank, world=context.world, timeout_s=context.timeouts.group_s
+        )
         self._running: int | None = None
         self._commits_begun: set[tuple[int, int]] = set()
         self._cleaned = -1
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="swift-housekeeper")
-        self.journal = Journal(client, by=f"worker {context.rank}")
-        self.follower = Follower(self.journal, on_change=self._on_change)
+        journal = Journal(client, by=f"worker {context.rank}")
+        self.follower = Follower(journal, on_change=self._on_change)
         self.follower.start()
         if (line := worker_line()) is not None:
             line.tell(session=True)
@@ -75,6 +77,10 @@ class Coordinator:
     def state(self) -> State:
         """The newest state of the job."""
         return self.follower.state
+
+    def tell(self, event: ev.Event) -> State:
+        """Tell everybody, and return the state that follows."""
+        return self.follower.tell(event)
 
     def order(self, state: State) -> WorkerOrder:
         """What this worker has to do in a state."""
@@ -116,7 +122,7 @@ class Coordinator:
             if seen == watched or (watched is None and not recovering):
                 reason = f"no answer within {limit_s:g} s while {state.phase}"
                 if missing := state.missing():
-                    self.journal.append(ev.TimedOut(state.generation, missing, reason))
+                    self.tell(ev.TimedOut(state.generation, missing, reason))
             watched = seen
 
     def wait_for_finish(self) -> State:
@@ -138,7 +144,7 @@ class Coordinator:
         context = self.context
         limit_s = context.timeouts.heartbeat_s + 5.0
         if self.follower.wait_for(self.disturbed, limit_s) is None and self._running is not None:
-            self.journal.append(ev.Interrupted(context.rank, self._running, cause))
+            self.tell(ev.Interrupted(context.rank, self._running, cause))
             self._wait(self.disturbed)
 
     # --------------------------------------------------------------------------------------- progress
@@ -175,6 +181,14 @@ class Coordinator:
             self._running = None
         return False
 
+    def leave_generation(self) -> None:
+        """Let go of the group of a generation. A newcomer keeps the one that its script made.
+
+        That one has never been connected; torch's stages ask it for ranks, during a replay too.
+        """
+        if self._running is not None:
+            self.leave_group()
+
     def leave_group(self) -> None:
         """Let go of the group, if there is one."""
         self._running = None
@@ -205,7 +219,7 @@ class Coordinator:
         try:
             self._before_commit(iteration)
             self._folder.commit(iteration, state.durable[iteration], self.context.run_id)
-            self.journal.append(ev.Committed(iteration, state.epoch))
+            self.tell(ev.Committed(iteration, state.epoch))
         except Exception as error:
             warnings.warn(
                 f"The checkpoint of iteration {iteration} could not be committed: {error}", stacklevel=1
@@ -231,7 +245,7 @@ class Coordinator:
         try:
             if fault in self.state.injected:
                 return False
-            self.journal.append(ev.Injected(fault))
+            self.tell(ev.Injected(fault))
         except SwiftError:
             return False
         return True

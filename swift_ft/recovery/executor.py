@@ -126,7 +126,7 @@ class Executor:
             context.timeouts.report_s,
         )
         if checkpoint is not None:
-            self._coordinator.journal.append(ev.Committed(checkpoint, 0))
+            self._coordinator.tell(ev.Committed(checkpoint, 0))
         self.recover()
 
     def ready_to_step(self) -> None:
@@ -171,7 +171,7 @@ class Executor:
         self._rollback.back()
         coordinator = self._coordinator
         if failure is not None:
-            coordinator.journal.append(ev.CannotReplay(self._context.rank, generation, str(failure)))
+            coordinator.tell(ev.CannotReplay(self._context.rank, generation, str(failure)))
         else:
             coordinator.group.leave()  # at once: neighbours wait for the end of our connections
             coordinator.confirm_loss(cause)
@@ -187,7 +187,7 @@ class Executor:
         assert self._log is not None
         self._log.flush(self._context.timeouts.flush_s)
         coordinator.tell_progress(self.iteration, "finished", bytes_logged=self.bytes_logged)
-        coordinator.journal.append(ev.Finished(self._context.rank, state.generation))
+        coordinator.tell(ev.Finished(self._context.rank, state.generation))
         state = coordinator.wait_for_finish()
         if coordinator.disturbed(state):
             self.recover()
@@ -203,7 +203,7 @@ class Executor:
     def recover(self) -> None:
         """Do as ordered until there is a step to run: live, or in a replay."""
         coordinator = self._coordinator
-        coordinator.leave_group()
+        coordinator.leave_generation()
         while True:
             order, state = coordinator.next_order()
             if order == WorkerOrder.REPORT:
@@ -224,7 +224,7 @@ class Executor:
 
     def _cannot(self, state: State, error: RecoveryError) -> None:
         self._traffic.source = None
-        self._coordinator.journal.append(ev.CannotReplay(self._context.rank, state.generation, str(error)))
+        self._coordinator.tell(ev.CannotReplay(self._context.rank, state.generation, str(error)))
 
     def _report(self, state: State) -> None:
         """Flush the log, then say where the state stands."""
@@ -233,7 +233,7 @@ class Executor:
         self._traffic.source = None
         known = self.hook.initialised or self._published_metadata() is not None
         self._coordinator.tell_progress(self.iteration, "waiting")
-        self._coordinator.journal.append(
+        self._coordinator.tell(
             ev.Reported(
                 self._context.rank,
                 state.generation,
@@ -292,7 +292,7 @@ class Executor:
         self.recover()
 
     def _ready(self, generation: int) -> None:
-        self._coordinator.journal.append(ev.Ready(self._context.rank, generation, self._replayed))
+        self._coordinator.tell(ev.Ready(self._context.rank, generation, self._replayed))
         self._replayed = 0
 
     def _go_live(self, state: State) -> bool:
@@ -385,7 +385,7 @@ class Executor:
         path = self._folder.part(iteration, rank, state.generation)
 
         def durable() -> None:
-            self._coordinator.journal.append(ev.Durable(rank, iteration, epoch, path))
+            self._coordinator.tell(ev.Durable(rank, iteration, epoch, path))
 
         self._checkpointer.save(iteration, path, durable)
 

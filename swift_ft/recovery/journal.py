@@ -136,6 +136,13 @@ class Follower:
             raise RendezvousLostError(f"The journal cannot be followed: {self._error}") from self._error
         return self._state
 
+    def tell(self, event: Event, timeout_s: float = 60.0) -> State:
+        """Append an event, and wait until it is part of this follower's own state."""
+        position = self._journal.append(event)
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._position > position, timeout_s)
+        return self.state
+
     def wait_for(self, condition: Callable[[State], bool], timeout_s: float) -> State | None:
         """Wait until a condition on the state holds; None when the deadline passed first."""
         with self._changed:
