@@ -31,7 +31,7 @@ class Config:
     heads: int = 6
     sequence: int = 128
     microbatches: int = 8
-    microbatch_size: int = 4
+    microbatch_size: int = 3
     dropout: float = 0.0
     seed: int = 0
 
