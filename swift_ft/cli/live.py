@@ -161,7 +161,7 @@ def sentences(before: State, after: State, event: ev.Event) -> list[str]:
 def _fact(before: State, after: State, event: ev.Event) -> str:
     match event:
         case ev.Opened():
-            return f"a run on {event.machines} machines with {event.workers} workers each"
+            return f"a run on {_count(event.machines, 'machine')}, {_count(event.workers, 'worker')} on each"
         case ev.Joined() if after.slot_of(event.machine) is None and before.generation:
             return "a spare machine joins"
         case ev.Injected():
@@ -175,12 +175,16 @@ def _fact(before: State, after: State, event: ev.Event) -> str:
         case ev.Failed() | ev.TimedOut():
             return event.reason
         case ev.Ready() if event.replayed:
-            return f"worker {event.rank} has replayed {event.replayed} iterations"
+            return f"worker {event.rank} has replayed {_count(event.replayed, 'iteration')}"
         case ev.Committed():
             return f"the checkpoint of iteration {event.iteration} is committed"
         case ev.Finished() if len(after.finished) == after.world:
             return "all workers have completed the last iteration"
     return ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _generation_in_words(before: State, after: State) -> str:
@@ -248,7 +252,7 @@ def render(view: View, now: float) -> RenderableType:
     spares = len(view.state.spares)
     elapsed = now - view.began if view.began is not None else 0.0
     head = f"generation {view.state.generation}, {view.state.phase}, {format_seconds(elapsed)}"
-    head += f", {spares} spare machine{'s' * (spares != 1)}" if spares else ""
+    head += f", {_count(spares, 'spare machine')}" if spares else ""
     news = Text("\n".join(_line(at, text) for at, text in view.news), style="dim", no_wrap=True)
     return Group(Text(head, style="bold"), table, Text(), news)
 
@@ -294,6 +298,8 @@ class Watch:
     def poll(self) -> list[tuple[float, str]]:
         """Take in what is new; returns it in words, with the seconds since the run began."""
         news: list[tuple[float, str]] = []
+        if self.over:
+            return news
         try:
             while self._journal.has(self._position):
                 news += self.view.happened(self._journal.read(self._position))

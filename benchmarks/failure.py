@@ -1,0 +1,244 @@
+"""The same failure, survived both ways: by swift-run with a replay, by torchrun with a DCP checkpoint.
+
+A machine gets SIGKILL in the middle of an iteration's forward. What happened when is read from outside: for
+swift-run from its journal and the workers' progress, for torchrun from the trace of ``train_plain.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common import EXAMPLES, CommandError, check, finished, started, swift_run, torchrun
+
+from swift_ft.cli.live import Progress, View, Watch
+
+Show = Callable[[Watch, Callable[[], bool]], None]
+"""Shows a run for as long as it runs, and polls the watch meanwhile."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is trained, and when a machine dies.
+
+    Attributes:
+        kill_iteration: in whose forward the machine dies.
+        checkpoint_every: iterations between two checkpoints.
+        machine: the one that dies.
+        machines: how many there are, with one worker each.
+        options: further options of the example scripts (the model's size).
+    """
+
+    kill_iteration: int = 47
+    checkpoint_every: int = 20
+    machine: int = 1
+    machines: int = 4
+    options: tuple[str, ...] = ()
+
+    @property
+    def distance(self) -> int:
+        """Completed iterations since the last checkpoint."""
+        return self.kill_iteration % self.checkpoint_every
+
+    @property
+    def fault(self) -> str:
+        """For ``swift-run --inject``."""
+        return f"kill machine={self.machine} iteration={self.kill_iteration} point=forward microbatch=3"
+
+
+# ------------------------------------------------------------------------------------------------- swift_ft
+
+
+@dataclass
+class SwiftOutcome:
+    """How a run under swift-run went. Times are Unix seconds.
+
+    Attributes:
+        recoveries: as ``swift-run --events-out`` writes them.
+        killed: when the machine got SIGKILL.
+        loaded: when the replacement had its checkpoint and began to replay.
+        live: when the last worker began the interrupted iteration again.
+        done: when the last worker had completed it.
+        bytes_logged: by rank, as each worker told at its end.
+    """
+
+    recoveries: list[dict[str, Any]]
+    killed: float | None = None
+    loaded: float | None = None
+    live: float | None = None
+    done: float | None = None
+    bytes_logged: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def replayed(self) -> bool:
+        """There was one recovery, it was a replay, and it came to its end."""
+        ways = [(r["way"], r["live"] is not None) for r in self.recoveries]
+        return ways == [("replay", True)] and None not in (self.killed, self.loaded, self.live, self.done)
+
+    def timeline(self) -> dict[str, float]:
+        """The steps of the recovery, in seconds after the kill."""
+        if not self.replayed or self.killed is None:
+            return {}
+        recovery = self.recoveries[0]
+        times = {
+            "detected": recovery["detected"],
+            "joined": recovery["joined"],
+            "reported": recovery["reported"],
+            "loaded": self.loaded,
+            "replayed": recovery["replayed"],
+            "live": self.live,
+            "done": self.done,
+        }
+        return {name: at - self.killed for name, at in times.items() if at is not None}
+
+
+def swift(
+    failure: Failure, iterations: int, folder: Path, *, kill: bool = True, show: Show | None = None
+) -> SwiftOutcome:
+    """Trains under swift-run, with the failure or without it; final weights are in ``folder/weights``.
+
+    Raises:
+        CommandError: if the run does not end well.
+    """
+    folder.mkdir(parents=True)
+    endpoint, events, output = folder / "endpoint.txt", folder / "events.json", folder / "output.txt"
+    command = swift_run(
+        *("--machines", str(failure.machines), "--spares", "1", "--log-dir", str(folder / "logs")),
+        *("--events-out", str(events), "--endpoint-out", str(endpoint)),
+        *(("--inject", failure.fault) if kill else ()),
+        *(str(EXAMPLES / "train_swift.py"), "--iterations", str(iterations)),
+        *("--checkpoint-every", str(failure.checkpoint_every), "--store", str(folder / "store")),
+        *("--weights-out", str(folder / "weights"), *failure.options),
+    )
+    told: list[tuple[int, Progress]] = []
+    with started(command, output) as process:
+        if (address := _endpoint(endpoint, process)) is not None:
+            watch = Watch(*address, View(iterations), lambda rank, progress: told.append((rank, progress)))
+            (show or _poll)(watch, lambda: process.poll() is None)
+        process.wait()
+    check(process, output)
+    return _outcome(failure, json.loads(events.read_text()), told)
+
+
+def _endpoint(file: Path, process: subprocess.Popen[bytes]) -> tuple[str, str] | None:
+    while process.poll() is None:
+        if file.exists() and (text := file.read_text()).endswith("\n"):
+            endpoint, run_id = text.split()
+            return endpoint, run_id
+        time.sleep(0.05)
+    return None
+
+
+def _poll(watch: Watch, running: Callable[[], bool]) -> None:
+    while running():
+        watch.poll()
+        time.sleep(0.01)
+
+
+def _outcome(failure: Failure, report: dict[str, Any], told: list[tuple[int, Progress]]) -> SwiftOutcome:
+    outcome = SwiftOutcome(report["recoveries"])
+    outcome.bytes_logged = {rank: p.bytes_logged for rank, p in told if p.bytes_logged is not None}
+    faults = [entry["at"] for entry in report["events"] if entry["event"] == "Injected"]
+    if not faults or not outcome.recoveries or outcome.recoveries[0]["replayed"] is None:
+        return outcome
+    outcome.killed = faults[0]
+    after = [(rank, p) for rank, p in told if p.at > outcome.recoveries[0]["detected"]]
+    outcome.loaded = min((p.at for rank, p in after if p.mode == "replay"), default=None)
+    ranks = range(failure.machines)
+    interrupted = failure.kill_iteration
+    outcome.live = _last(
+        _first(p.at for r, p in after if r == rank and p.mode == "live" and p.iteration >= interrupted)
+        for rank in ranks
+    )
+    outcome.done = _last(
+        _first(p.at for r, p in after if r == rank and p.iteration > interrupted) for rank in ranks
+    )
+    return outcome
+
+
+def _first(times: Iterable[float]) -> float | None:
+    return min(times, default=None)
+
+
+def _last(times: Iterable[float | None]) -> float | None:
+    """The last of all ranks' times; None if one of them has none."""
+    known = list(times)
+    return None if None in known else max(at for at in known if at is not None)
+
+
+# ------------------------------------------------------------------------------------------------- torchrun
+
+
+@dataclass
+class TorchrunOutcome:
+    """How a run under torchrun came back. Times are Unix seconds, each that of the last worker.
+
+    Attributes:
+        killed: when the worker got SIGKILL.
+        restarted: when all processes were started again.
+        loaded: when the checkpoint was loaded.
+        back: when the interrupted iteration began again.
+        done: when it was completed.
+        iterations_lost: completed iterations that everybody had to repeat.
+    """
+
+    killed: float
+    restarted: float
+    loaded: float
+    back: float
+    done: float
+    iterations_lost: int
+
+    def timeline(self) -> dict[str, float]:
+        """The steps of the way back, in seconds after the kill."""
+        names = ("restarted", "loaded", "back", "done")
+        return {name: getattr(self, name) - self.killed for name in names}
+
+
+def plain(failure: Failure, folder: Path) -> TorchrunOutcome:
+    """Trains under torchrun until a few iterations after the failure.
+
+    Raises:
+        CommandError: if the run does not end well, or was not interrupted.
+    """
+    folder.mkdir(parents=True)
+    output, trace = folder / "output.txt", folder / "trace.jsonl"
+    command = torchrun(
+        *("--nproc-per-node", str(failure.machines), "--max-restarts", "3"),
+        *(str(EXAMPLES / "train_plain.py"), "--iterations", str(failure.kill_iteration + 3)),
+        *("--checkpoint-every", str(failure.checkpoint_every), "--checkpoint-dir", str(folder / "store")),
+        *("--kill-rank", str(failure.machine), "--kill-iteration", str(failure.kill_iteration)),
+        *("--kill-marker", str(folder / "killed"), "--trace", str(trace), *failure.options),
+    )
+    # Without the first variable, restarts of four processes hang now and then.
+    finished(command, output, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", OMP_NUM_THREADS="1")
+    return _read_trace(failure, [json.loads(line) for line in trace.read_text().splitlines()])
+
+
+def _read_trace(failure: Failure, lines: list[dict[str, Any]]) -> TorchrunOutcome:
+    killed = next((line["at"] for line in lines if line["event"] == "kill"), None)
+    if killed is None:
+        raise CommandError("torchrun's training was not interrupted")
+    after = [line for line in lines if line["at"] > killed]
+
+    def last(event: str, iteration: int | None) -> float:
+        times = [line["at"] for line in after if (line["event"], line["iteration"]) == (event, iteration)]
+        if len(times) < failure.machines:
+            raise CommandError(f"torchrun's training did not come to {event} {iteration} again")
+        return max(times)
+
+    first = next(line["iteration"] for line in after if line["event"] == "loaded")
+    interrupted = failure.kill_iteration
+    return TorchrunOutcome(
+        killed=killed,
+        restarted=last("start", None),
+        loaded=last("loaded", first),
+        back=last("finished", interrupted - 1) if first < interrupted else last("loaded", first),
+        done=last("finished", interrupted),
+        iterations_lost=interrupted - first,
+    )

@@ -1,0 +1,172 @@
+"""How long a recovery takes, step by step, and against torchrun with DCP checkpoints.
+
+The same failure at several distances from the last checkpoint, survived by swift-run and by torchrun in
+turns; after each recovery the pure compute of the replayed stage is measured in a process of its own.
+Medians, and the range in parentheses. A repetition takes about six minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import (
+    ROOT,
+    CommandError,
+    Summary,
+    Target,
+    append_results,
+    argument_parser,
+    finished,
+    machine,
+    table,
+    target_table,
+)
+from failure import Failure, plain, swift
+
+STEPS = {
+    "detected": "kill to detected",
+    "joined": "to replacement joined",
+    "reported": "to groups torn down, all reported",
+    "loaded": "to checkpoint loaded, log opened",
+    "replayed": "to replayed (ready)",
+    "live": "to all live, interrupted iteration begins",
+    "done": "to first live iteration done",
+}
+RESULTS = {
+    "pure_s": "pure compute of the replayed iterations",
+    "replay_s": "replay",
+    "replay_ratio": "replay / pure compute",
+    "without_replay_s": "kill to live without the replay",
+    "torchrun_s": "torchrun + DCP, until back in the same iteration",
+    "ratio": "torchrun + DCP / swift_ft",
+}
+
+
+def main() -> int:
+    parser = argument_parser(__doc__, repetitions=3)
+    parser.add_argument(
+        "--distances",
+        type=int,
+        nargs="+",
+        default=[25, 49],
+        metavar="N",
+        help="completed iterations between the last checkpoint and the kill, default: 25 49",
+    )
+    args = parser.parse_args()
+    samples: dict[int, list[dict[str, float]]] = {distance: [] for distance in args.distances}
+    try:
+        for repetition in range(args.repetitions):
+            for distance in args.distances:
+                samples[distance].append(measure(distance))
+                print(f"# {repetition + 1}, {distance}: {samples[distance][-1]}", file=sys.stderr, flush=True)
+    except CommandError as error:
+        print(f"recovery.py: {error}", file=sys.stderr)
+        return 1
+    summaries = {
+        distance: {name: Summary.of([sample[name] for sample in some]) for name in some[0]}
+        for distance, some in samples.items()
+    }
+    targets = judge(summaries)
+    body = report(summaries, targets, args.repetitions)
+    if args.json:
+        print(json.dumps(as_json(samples, summaries, targets), indent=1))
+    else:
+        print(body)
+    if args.update:
+        append_results("Recovery", body)
+    return 0
+
+
+def measure(distance: int) -> dict[str, float]:
+    """One failure at a distance from the last checkpoint, survived both ways.
+
+    Returns:
+        Seconds after the kill for each of ``STEPS``, and the values of ``RESULTS``.
+    """
+    failure = Failure(kill_iteration=2 * distance + 1, checkpoint_every=distance + 1)
+    assert failure.distance == distance
+    with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
+        folder = Path(name)
+        outcome = swift(failure, failure.kill_iteration + 4, folder / "swift")
+        if not outcome.replayed:
+            raise CommandError(f"the recovery was no replay: {outcome.recoveries}")
+        steps = outcome.timeline()
+        replayed = sum(outcome.recoveries[0]["replayed_iterations"].values())
+        pure_s = pure_compute_s(failure, replayed, folder)
+        ordinary = plain(failure, folder / "torchrun").timeline()
+    replay_s = steps["replayed"] - steps["loaded"]
+    return {
+        **steps,
+        "pure_s": pure_s,
+        "replay_s": replay_s,
+        "replay_ratio": replay_s / pure_s,
+        "without_replay_s": steps["live"] - replay_s,
+        "torchrun_s": ordinary["back"],
+        "ratio": ordinary["back"] / steps["live"],
+    }
+
+
+def pure_compute_s(failure: Failure, iterations: int, folder: Path) -> float:
+    """Seconds of pure compute for that many iterations of the lost stage."""
+    output = folder / "stage.txt"
+    command = [sys.executable, str(ROOT / "benchmarks" / "stage.py"), "--iterations", str(iterations)]
+    command += ["--stage", str(failure.machine), "--stages", str(failure.machines), *failure.options]
+    finished(command, output, OMP_NUM_THREADS="1")
+    return float(output.read_text().split()[-1])
+
+
+def judge(summaries: dict[int, dict[str, Summary]]) -> list[Target]:
+    """What was asked for, against the medians."""
+    targets = []
+    for distance, values in summaries.items():
+        at = f", {distance} iterations after the checkpoint"
+        rest, replay, ratio = (values[name] for name in ("without_replay_s", "replay_ratio", "ratio"))
+        targets += [
+            Target(f"kill to live, without the replay{at}", "< 1.0 s", rest.text(), rest.median < 1.0),
+            Target(f"replay / pure compute{at}", "<= 1.15", replay.text(""), replay.median <= 1.15),
+            Target(f"faster than torchrun + DCP{at}", ">= 4", ratio.text("", 1), ratio.median >= 4.0),
+        ]
+    return targets
+
+
+def report(summaries: dict[int, dict[str, Summary]], targets: list[Target], repetitions: int) -> str:
+    """All results as Markdown."""
+    distances = list(summaries)
+    head = ["", *(f"{distance} iterations after the checkpoint" for distance in distances)]
+    rows = [
+        [words, *(summaries[d][name].text("" if name.endswith("ratio") else " s") for d in distances)]
+        for name, words in (STEPS | RESULTS).items()
+    ]
+    intro = (
+        "Four machines with one worker each on one host train the GPT of `examples/` (gloo, 1F1B); machine 1 "
+        "gets SIGKILL in mid-forward, a spare takes its place. Seconds after the kill, each step when the last "
+        f"worker has done it; medians (ranges) of {repetitions} interleaved repetitions."
+    )
+    return f"{intro}\n\n{table(head, rows)}\n\n{target_table(targets)}"
+
+
+def as_json(
+    samples: dict[int, list[dict[str, float]]],
+    summaries: dict[int, dict[str, Summary]],
+    targets: list[Target],
+) -> dict[str, Any]:
+    """All results as JSON."""
+    return {
+        "machine": machine(),
+        "distances": {
+            str(distance): {
+                "samples": samples[distance],
+                "summary": {name: summary.to_dict() for name, summary in values.items()},
+            }
+            for distance, values in summaries.items()
+        },
+        "targets": [target.to_dict() for target in targets],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The pure compute of one pipeline stage: what a replay of it cannot be faster than on the same core.
+
+Forward and backward of every microbatch in the order of 1F1B, scaling of the gradients, optimizer step; no
+communication, no log, no random state. Prints the seconds that the iterations took.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import torch
+from gpt import VOCABULARY, Config, argument_parser, build_stage, loss_fn
+from torch import Tensor, nn
+
+
+def main() -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--stage", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--stages", type=int, default=4, help="default: %(default)s")
+    args = parser.parse_args()
+    config = Config.from_args(args)
+    torch.set_num_threads(1)
+    module = build_stage(args.stage, args.stages, config)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    _make_optimizer_state(module, optimizer)
+    inputs, seed = _make_data(args.stage, args.stages, config)
+    warm_up = min(config.microbatches, args.stages - args.stage)
+
+    began = time.perf_counter()
+    for _ in range(args.iterations):
+        iterate(module, inputs, seed, warm_up)
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(config.microbatches)
+        optimizer.step()
+        optimizer.zero_grad()
+    print(time.perf_counter() - began)
+
+
+def iterate(module: nn.Module, inputs: list[Tensor], seed: Tensor, warm_up: int) -> None:
+    """One iteration's forwards and backwards; ``warm_up`` microbatches are in flight, as in 1F1B.
+
+    Args:
+        module: the stage.
+        inputs: one per microbatch.
+        seed: the gradient of the output; on the last stage the targets.
+        warm_up: forwards before the first backward.
+    """
+    in_flight: deque[tuple[Tensor, Tensor]] = deque()
+    for x in inputs:
+        x = x.detach().requires_grad_(x.is_floating_point())
+        y = module(x)
+        in_flight.append((x, y))
+        if len(in_flight) >= warm_up:
+            backward(*in_flight.popleft(), seed)
+    while in_flight:
+        backward(*in_flight.popleft(), seed)
+
+
+def backward(x: Tensor, y: Tensor, seed: Tensor) -> None:
+    """One microbatch's backward, to the parameters and to the input."""
+    if seed.is_floating_point():
+        torch.autograd.backward(y, seed)
+    else:
+        loss_fn(y, seed).backward()
+    x.grad = None
+
+
+def _make_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """As after loading a checkpoint: the moments exist."""
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _make_data(stage: int, stages: int, config: Config) -> tuple[list[Tensor], Tensor]:
+    shape = (config.microbatch_size, config.sequence)
+    hidden = (*shape, config.width)
+    generator = torch.Generator().manual_seed(config.seed)
+    tokens = torch.randint(VOCABULARY, shape, generator=generator)
+    count = range(config.microbatches)
+    inputs = [tokens if stage == 0 else torch.randn(hidden, generator=generator) for _ in count]
+    return inputs, tokens if stage == stages - 1 else 1e-3 * torch.randn(hidden, generator=generator)
+
+
+if __name__ == "__main__":
+    main()
