@@ -143,8 +143,8 @@ def report(summaries: dict[int, dict[str, Summary]], targets: list[Target], repe
     ]
     intro = (
         "Four machines with one worker each on one host train the GPT of `examples/` (gloo, 1F1B); machine 1 "
-        "gets SIGKILL in mid-forward, a spare takes its place. Seconds after the kill, each step when the last "
-        f"worker has done it; medians (ranges) of {repetitions} interleaved repetitions."
+        "gets SIGKILL in mid-forward, a spare takes its place. Seconds after the kill, each step when the "
+        f"last worker has done it; medians (ranges) of {repetitions} interleaved repetitions."
     )
     return f"{intro}\n\n{table(head, rows)}\n\n{target_table(targets)}"
 

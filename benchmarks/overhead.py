@@ -1,0 +1,174 @@
+"""What logging costs while nothing fails: iteration time with it against without it.
+
+Three ways to train the same, in turns:
+  logged      swift-run --machines 4: every message between stages crosses machines, and is logged
+  unlogged    swift-run --machines 1 --nproc-per-node 4: the same session, and nothing to log
+  plain       torchrun --nproc-per-node 4 with train_minimal.py: no session at all
+
+The iterations are timed by the last stage's lines. Checkpoints are left out. A ratio is that of two
+neighbouring runs' mean iteration times; medians of the ratios, and the range in parentheses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common import (
+    EXAMPLES,
+    CommandError,
+    Summary,
+    Target,
+    append_results,
+    argument_parser,
+    check,
+    machine,
+    started,
+    swift_run,
+    table,
+    target_table,
+    torchrun,
+)
+
+WAYS = ("logged", "unlogged", "plain")
+RATIOS = {
+    "logging": ("logged", "unlogged", "logging: logged / unlogged"),
+    "session": ("unlogged", "plain", "session without logging: unlogged / plain"),
+    "all": ("logged", "plain", "everything: logged / plain"),
+}
+LIMIT = 1.03
+
+
+def main() -> int:
+    parser = argument_parser(__doc__, repetitions=5)
+    parser.add_argument("--iterations", type=int, default=30, help="timed ones, default: %(default)s")
+    parser.add_argument("--warm-up", type=int, default=5, help="iterations not timed, default: %(default)s")
+    args = parser.parse_args()
+    samples: dict[str, list[list[float]]] = {way: [] for way in WAYS}
+    try:
+        for repetition in range(args.repetitions):
+            for turn in range(len(WAYS)):
+                way = WAYS[(repetition + turn) % len(WAYS)]
+                times = measure(way, args.warm_up + args.iterations)[-args.iterations :]
+                samples[way].append(times)
+                text = f"mean {statistics.mean(times):.4f} s, median {statistics.median(times):.4f} s"
+                print(f"# {repetition + 1}, {way}: {text}", file=sys.stderr, flush=True)
+    except CommandError as error:
+        print(f"overhead.py: {error}", file=sys.stderr)
+        return 1
+    summaries = summarise(samples)
+    targets = judge(summaries)
+    body = report(summaries, targets, args.repetitions, args.iterations)
+    if args.json:
+        print(json.dumps(as_json(samples, summaries, targets), indent=1))
+    else:
+        print(body)
+    if args.update:
+        append_results("Overhead", body)
+    return 0
+
+
+def measure(way: str, iterations: int) -> list[float]:
+    """Trains one way. Returns the seconds of each iteration but the first."""
+    with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
+        folder = Path(name)
+        output = folder / "output.txt"
+        with started(_command(way, iterations, folder), output, OMP_NUM_THREADS="1") as process:
+            ends = list(_iteration_ends(process, output if way == "plain" else folder / "logs"))
+            process.wait()
+        check(process, output)
+    if len(ends) != iterations:
+        raise CommandError(f"{way}: {len(ends)} of {iterations} iterations were seen")
+    return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
+def _command(way: str, iterations: int, folder: Path) -> list[str]:
+    count = ("--iterations", str(iterations))
+    if way == "plain":
+        return torchrun("--nproc-per-node", "4", str(EXAMPLES / "train_minimal.py"), *count)
+    shape = ("--machines", "4") if way == "logged" else ("--machines", "1", "--nproc-per-node", "4")
+    script = (str(EXAMPLES / "train_swift.py"), *count, "--checkpoint-every", str(10 * iterations))
+    return swift_run(*shape, "--log-dir", str(folder / "logs"), *script, "--store", str(folder / "store"))
+
+
+def _iteration_ends(process: subprocess.Popen[bytes], place: Path) -> Iterator[float]:
+    """When each iteration's line appeared in what the last stage's worker itself writes to."""
+    file: Path | None = None
+    size, seen, running = 0, 0, True
+    while running:
+        running = process.poll() is None
+        file = file or _written_by_last_stage(place)
+        if file is not None and file.stat().st_size != size:
+            now, text = time.time(), file.read_bytes()
+            size = len(text)
+            count = text.count(b": loss ")
+            yield from [now] * (count - seen)
+            seen = count
+        time.sleep(0.005)
+
+
+def _written_by_last_stage(place: Path) -> Path | None:
+    files = place.rglob("stdout.log") if place.is_dir() else [place] if place.exists() else []
+    return next((file for file in files if b": loss " in file.read_bytes()), None)
+
+
+def summarise(samples: dict[str, list[list[float]]]) -> dict[str, Summary]:
+    """Iteration times by way, and the ratios of ways within each repetition: of means, and of medians."""
+    found: dict[str, Summary] = {}
+    for label, centre in (("mean", statistics.mean), ("median", statistics.median)):
+        one = {way: [centre(times) for times in runs] for way, runs in samples.items()}
+        for way, values in one.items():
+            found[f"{way} {label}"] = Summary.of(values)
+        for name, (above, below, _) in RATIOS.items():
+            pairs = zip(one[above], one[below], strict=True)
+            found[f"{name} {label}"] = Summary.of([a / b for a, b in pairs])
+    return found
+
+
+def judge(summaries: dict[str, Summary]) -> list[Target]:
+    """What was asked for, against the medians."""
+    return [
+        Target(RATIOS[name][2], f"<= {LIMIT}", ratio.text(""), ratio.median <= LIMIT)
+        for name in ("logging", "all")
+        for ratio in [summaries[f"{name} mean"]]
+    ]
+
+
+def report(summaries: dict[str, Summary], targets: list[Target], repetitions: int, iterations: int) -> str:
+    """All results as Markdown."""
+    rows = [[way, *(summaries[f"{way} {of}"].text(digits=4) for of in ("mean", "median"))] for way in WAYS]
+    rows += [
+        [words, *(summaries[f"{name} {of}"].text("") for of in ("mean", "median"))]
+        for name, (_, _, words) in RATIOS.items()
+    ]
+    intro = (
+        "Iteration time of the GPT of `examples/` (four stages, gloo, 1F1B) with a session whose messages "
+        "cross machines (logged), with one whose messages do not (unlogged), and under plain torchrun. "
+        f"{iterations} iterations a run, {repetitions} interleaved repetitions; medians (ranges)."
+    )
+    head = ["", "from a run's mean iteration", "from a run's median iteration"]
+    return f"{intro}\n\n{table(head, rows)}\n\n{target_table(targets)}"
+
+
+def as_json(
+    samples: dict[str, list[list[float]]], summaries: dict[str, Summary], targets: list[Target]
+) -> dict[str, Any]:
+    """All results as JSON."""
+    return {
+        "machine": machine(),
+        "iteration_s": samples,
+        "summary": {name: summary.to_dict() for name, summary in summaries.items()},
+        "targets": [target.to_dict() for target in targets],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
