@@ -334,8 +334,9 @@ def _failed(state: State, event: ev.Failed) -> State:
 def _timed_out(state: State, event: ev.TimedOut) -> State:
     if event.generation != state.generation or state.phase not in (Phase.AGREEING, Phase.RECOVERING):
         return state
-    for machine in set(event.machines) & set(state.missing()):
-        state = step(state, ev.Lost(machine, event.reason))
+    for machine in state.missing():  # by slot: in the same order for everybody who applies this
+        if machine in event.machines:
+            state = step(state, ev.Lost(machine, event.reason))
     return state
 
 
