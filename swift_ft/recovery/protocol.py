@@ -256,9 +256,7 @@ def _try_live(state: State) -> State:
 
 def _restart(state: State) -> State:
     """Start all processes again, at once or when the empty slots are filled."""
-    state = replace(
-        state, must_fall_back=None, epoch=state.epoch + 1, durable={}, exited=frozenset(), plan=None
-    )
+    state = replace(state, must_fall_back=None, durable={}, exited=frozenset(), plan=None)
     if None in state.members:
         return replace(state, restart_all=True, phase=Phase.FORMING)
     return _open_generation(state, fresh=list(range(state.machines)))
