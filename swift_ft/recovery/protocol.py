@@ -66,7 +66,8 @@ class State:
         a machine is in at most one of ``members``, ``spares``, ``fenced``;
         ``launched[slot] <= generation``; ``committed`` never decreases;
         ``plan`` is set exactly in RECOVERING and LIVE;
-        log segments of generations before ``log_since`` belong to a history that was given up.
+        log segments of generations before ``log_since`` belong to a history that was given up;
+        ``sessions`` is set once any worker has reported: the script is the same for all.
     """
 
     machines: int = 0
@@ -85,6 +86,7 @@ class State:
     restart_all: bool = False
     injected: frozenset[str] = frozenset()
     reports: Mapping[int, ev.Reported] = field(default_factory=dict)
+    sessions: bool = False
     bare: frozenset[int] = frozenset()
     plan: Plan | None = None
     ready: frozenset[int] = frozenset()
@@ -219,13 +221,15 @@ def _bare(state: State, event: ev.Bare) -> State:
     slot = state.slot_of(event.machine)
     if slot is None or event.generation != state.generation or state.phase != Phase.AGREEING:
         return state
+    if state.sessions:
+        return state  # it has not come to its session yet
     return _try_plan(replace(state, bare=state.bare | {slot}))
 
 
 def _reported(state: State, event: ev.Reported) -> State:
     if event.generation != state.generation or state.phase != Phase.AGREEING:
         return state
-    return _try_plan(replace(state, reports={**state.reports, event.rank: event}))
+    return _try_plan(replace(state, sessions=True, reports={**state.reports, event.rank: event}))
 
 
 def _try_plan(state: State) -> State:
