@@ -326,11 +326,18 @@ def _failed(state: State, event: ev.Failed) -> State:
     slot = state.slot_of(event.machine)
     if slot is None or state.launched[slot] != event.launched:
         return state
-    if state.phase == Phase.FORMING and state.generation and not event.usage:
+    if not event.usage and _is_repairing(state, slot):
         return _restart(state)  # most likely it stumbled over the loss that is being repaired
     if event.usage or state.restarts_left == 0:
         return _end(state, event.reason, event.exit_code)
     return _restart(replace(state, restarts_left=state.restarts_left - 1))
+
+
+def _is_repairing(state: State, slot: int) -> bool:
+    """A generation has just ended, and the slot's workers, older than that, have not answered yet."""
+    if state.phase == Phase.FORMING:
+        return state.generation > 0
+    return state.phase == Phase.AGREEING and state.launched[slot] < state.generation
 
 
 def _timed_out(state: State, event: ev.TimedOut) -> State:
