@@ -318,7 +318,8 @@ def _exited(state: State, event: ev.Exited) -> State:
         return state
     exited = state.exited | {slot}
     if len(exited) == state.machines:
-        return replace(state, exited=exited, phase=Phase.ENDED, verdict=Verdict(True, "finished"))
+        verdict = Verdict(True, "finished")
+        return replace(state, exited=exited, phase=Phase.ENDED, plan=None, verdict=verdict)
     return replace(state, exited=exited)
 
 

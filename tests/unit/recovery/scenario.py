@@ -14,7 +14,7 @@ One line each, words as in a shell, ``#`` begins a comment. ``R`` is a rank, a l
 
     expect phase live                      expect generation 2            expect epoch 1
     expect members A E - D                 expect spares F                expect committed 20 | nothing
-    expect way replay                      expect resume 47               expect reason "part of the text"
+    expect way replay | nothing            expect resume 47               expect reason "part of the text"
     expect worker R run                    expect worker R of M launched 1 die
     expect agent M launch | wait | rejoin | stop       expect agent M launched 1 launch
     expect task R idle | serve | load 20 | replay 20..47 | load 20 replay 20..47
@@ -232,7 +232,7 @@ class Scenario:
         self._same(commit_due(self.state, 0), _number(line.take()))
 
     def _expect_way(self, line: _Line) -> None:
-        self._same(self.state.plan and self.state.plan.way.value, line.take())
+        self._same(self.state.plan.way.value if self.state.plan else _NOTHING, line.take())
 
     def _expect_resume(self, line: _Line) -> None:
         self._same(self.state.plan and self.state.plan.resume, int(line.take()))
