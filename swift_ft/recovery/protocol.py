@@ -67,6 +67,7 @@ class State:
         ``launched[slot] <= generation``; ``committed`` never decreases;
         ``plan`` is set exactly in RECOVERING and LIVE;
         log segments of generations before ``log_since`` belong to a history that was given up;
+        ``must_fall_back`` stays until a fallback is done: in the middle of it, states are of two histories;
         ``sessions`` is set once any worker has reported: the script is the same for all.
     """
 
@@ -248,14 +249,14 @@ def _try_plan(state: State) -> State:
     if plan.way in (Way.START, Way.FALLBACK):
         state = replace(state, epoch=state.epoch + 1, durable={}, log_since=state.generation)
     idle = frozenset(rank for rank, task in plan.tasks.items() if task.idle)
-    state = replace(state, plan=plan, phase=Phase.RECOVERING, ready=idle, must_fall_back=None)
+    state = replace(state, plan=plan, phase=Phase.RECOVERING, ready=idle, must_fall_back=plan.reason or None)
     return _try_live(state)
 
 
 def _try_live(state: State) -> State:
     if len(state.ready) < state.world:
         return state
-    return replace(state, phase=Phase.LIVE)
+    return replace(state, phase=Phase.LIVE, must_fall_back=None)
 
 
 def _restart(state: State) -> State:
