@@ -74,15 +74,14 @@ def check(process: subprocess.Popen[bytes], output: Path) -> None:
     """Raises a :class:`CommandError` if a command that has ended did not end well."""
     if process.returncode:
         tail = "\n".join(output.read_text(errors="replace").splitlines()[-15:])
-        command = subprocess.list2cmdline(process.args)
-        raise CommandError(f"exit code {process.returncode} of: {command}\n{tail}")
+        raise CommandError(f"exit code {process.returncode} of {process.args}\n{tail}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Asks a command to end; kills it and all that it started if it does not."""
     if process.poll() is not None:
         return
-    offspring = _descendants(process.pid)
+    offspring = descendants(process.pid)
     process.terminate()
     try:
         process.wait(_GRACE_S)
@@ -94,7 +93,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _descendants(pid: int) -> list[int]:
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process and all below it have used so far."""
+    ticks = 0
+    for one in [pid, *descendants(pid)]:
+        with contextlib.suppress(OSError):
+            ticks += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def descendants(pid: int) -> list[int]:
     """All processes below one, from ``/proc``; none on systems without it."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

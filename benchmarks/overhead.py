@@ -7,6 +7,10 @@ Three ways to train the same, in turns:
 
 The iterations are timed by the last stage's lines. Checkpoints are left out. A ratio is that of two
 neighbouring runs' mean iteration times; medians of the ratios, and the range in parentheses.
+
+Wants a machine for itself. Linux shares busy cores by session (autogroup), and the three ways have different
+numbers of sessions: beside other load `unlogged`, with its one session, is starved, and its wall time means
+nothing. CPU time suffers less, and is given too.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,7 @@ from common import (
     append_results,
     argument_parser,
     check,
+    cpu_seconds,
     machine,
     started,
     swift_run,
@@ -47,19 +53,33 @@ RATIOS = {
 LIMIT = 1.03
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run's timed iterations, in seconds, and the CPU seconds per iteration of all its processes."""
+
+    iteration_s: list[float]
+    cpu_s: float
+
+
+CENTRES: dict[str, Callable[[Run], float]] = {
+    "mean": lambda run: statistics.mean(run.iteration_s),
+    "median": lambda run: statistics.median(run.iteration_s),
+    "cpu": lambda run: run.cpu_s,
+}
+
+
 def main() -> int:
     parser = argument_parser(__doc__, repetitions=5)
     parser.add_argument("--iterations", type=int, default=30, help="timed ones, default: %(default)s")
     parser.add_argument("--warm-up", type=int, default=5, help="iterations not timed, default: %(default)s")
     args = parser.parse_args()
-    samples: dict[str, list[list[float]]] = {way: [] for way in WAYS}
+    samples: dict[str, list[Run]] = {way: [] for way in WAYS}
     try:
         for repetition in range(args.repetitions):
             for turn in range(len(WAYS)):
                 way = WAYS[(repetition + turn) % len(WAYS)]
-                times = measure(way, args.warm_up + args.iterations)[-args.iterations :]
-                samples[way].append(times)
-                text = f"mean {statistics.mean(times):.4f} s, median {statistics.median(times):.4f} s"
+                samples[way].append(run := measure(way, args.warm_up, args.iterations))
+                text = ", ".join(f"{label} {centre(run):.4f} s" for label, centre in CENTRES.items())
                 print(f"# {repetition + 1}, {way}: {text}", file=sys.stderr, flush=True)
     except CommandError as error:
         print(f"overhead.py: {error}", file=sys.stderr)
@@ -76,18 +96,25 @@ def main() -> int:
     return 0
 
 
-def measure(way: str, iterations: int) -> list[float]:
-    """Trains one way. Returns the seconds of each iteration but the first."""
+def measure(way: str, warm_up: int, iterations: int) -> Run:
+    """Trains one way and times the iterations after the first ``warm_up``, which is at least 1."""
+    total = warm_up + iterations
+    ends: list[float] = []
+    cpu: list[float] = []
     with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
         folder = Path(name)
         output = folder / "output.txt"
-        with started(_command(way, iterations, folder), output, OMP_NUM_THREADS="1") as process:
-            ends = list(_iteration_ends(process, output if way == "plain" else folder / "logs"))
+        with started(_command(way, total, folder), output, OMP_NUM_THREADS="1") as process:
+            for end in _iteration_ends(process, output if way == "plain" else folder / "logs"):
+                ends.append(end)
+                if len(ends) in (warm_up, total - 1):
+                    cpu.append(cpu_seconds(process.pid))
             process.wait()
         check(process, output)
-    if len(ends) != iterations:
-        raise CommandError(f"{way}: {len(ends)} of {iterations} iterations were seen")
-    return [end - begin for begin, end in itertools.pairwise(ends)]
+    if len(ends) != total:
+        raise CommandError(f"{way}: {len(ends)} of {total} iterations were seen")
+    times = [end - begin for begin, end in itertools.pairwise(ends)]
+    return Run(times[-iterations:], (cpu[1] - cpu[0]) / (total - 1 - warm_up))
 
 
 def _command(way: str, iterations: int, folder: Path) -> list[str]:
@@ -120,11 +147,11 @@ def _written_by_last_stage(place: Path) -> Path | None:
     return next((file for file in files if b": loss " in file.read_bytes()), None)
 
 
-def summarise(samples: dict[str, list[list[float]]]) -> dict[str, Summary]:
-    """Iteration times by way, and the ratios of ways within each repetition: of means, and of medians."""
+def summarise(samples: dict[str, list[Run]]) -> dict[str, Summary]:
+    """Iteration times by way, and the ratios of ways within each repetition."""
     found: dict[str, Summary] = {}
-    for label, centre in (("mean", statistics.mean), ("median", statistics.median)):
-        one = {way: [centre(times) for times in runs] for way, runs in samples.items()}
+    for label, centre in CENTRES.items():
+        one = {way: [centre(run) for run in runs] for way, runs in samples.items()}
         for way, values in one.items():
             found[f"{way} {label}"] = Summary.of(values)
         for name, (above, below, _) in RATIOS.items():
@@ -144,9 +171,9 @@ def judge(summaries: dict[str, Summary]) -> list[Target]:
 
 def report(summaries: dict[str, Summary], targets: list[Target], repetitions: int, iterations: int) -> str:
     """All results as Markdown."""
-    rows = [[way, *(summaries[f"{way} {of}"].text(digits=4) for of in ("mean", "median"))] for way in WAYS]
+    rows = [[way, *(summaries[f"{way} {of}"].text(digits=4) for of in CENTRES)] for way in WAYS]
     rows += [
-        [words, *(summaries[f"{name} {of}"].text("") for of in ("mean", "median"))]
+        [words, *(summaries[f"{name} {of}"].text("") for of in CENTRES)]
         for name, (_, _, words) in RATIOS.items()
     ]
     intro = (
@@ -154,17 +181,17 @@ def report(summaries: dict[str, Summary], targets: list[Target], repetitions: in
         "cross machines (logged), with one whose messages do not (unlogged), and under plain torchrun. "
         f"{iterations} iterations a run, {repetitions} interleaved repetitions; medians (ranges)."
     )
-    head = ["", "from a run's mean iteration", "from a run's median iteration"]
+    head = ["", "a run's mean iteration", "a run's median iteration", "CPU time of all processes"]
     return f"{intro}\n\n{table(head, rows)}\n\n{target_table(targets)}"
 
 
 def as_json(
-    samples: dict[str, list[list[float]]], summaries: dict[str, Summary], targets: list[Target]
+    samples: dict[str, list[Run]], summaries: dict[str, Summary], targets: list[Target]
 ) -> dict[str, Any]:
     """All results as JSON."""
     return {
         "machine": machine(),
-        "iteration_s": samples,
+        "runs": {way: [asdict(run) for run in runs] for way, runs in samples.items()},
         "summary": {name: summary.to_dict() for name, summary in summaries.items()},
         "targets": [target.to_dict() for target in targets],
     }
