@@ -38,6 +38,9 @@ __all__ = [
 MAX_INTERRUPTIONS = 3
 """Broken communication without a death, in a row and without progress, before the job stops."""
 
+MAX_FAILED_FALLBACKS = 3
+"""Ways back from a checkpoint that failed themselves, without a commit in between, before the job stops."""
+
 
 class Phase(StrEnum):
     """Where the job stands."""
@@ -98,6 +101,7 @@ class State:
     exited: frozenset[int] = frozenset()
     failures: int = 0
     interruptions: int = 0
+    failed_fallbacks: int = 0
     verdict: Verdict | None = None
 
     @property
@@ -276,8 +280,13 @@ def _ready(state: State, event: ev.Ready) -> State:
 def _cannot_replay(state: State, event: ev.CannotReplay) -> State:
     if event.generation != state.generation or state.phase not in (Phase.RECOVERING, Phase.LIVE):
         return state
-    state = replace(state, must_fall_back=f"worker {event.rank} cannot replay: {event.reason}")
-    return _open_generation(state, fresh=[])
+    why = f"worker {event.rank} cannot replay: {event.reason}"
+    if state.plan is not None and state.plan.way in (Way.START, Way.FALLBACK):
+        why = f"worker {event.rank} cannot go on from the checkpoint: {event.reason}"
+        state = replace(state, failed_fallbacks=state.failed_fallbacks + 1)
+        if state.failed_fallbacks > MAX_FAILED_FALLBACKS:
+            return _end(state, f"{state.failed_fallbacks} ways back in a row failed: {why}")
+    return _open_generation(replace(state, must_fall_back=why), fresh=[])
 
 
 def _interrupted(state: State, event: ev.Interrupted) -> State:
@@ -304,7 +313,9 @@ def _committed(state: State, event: ev.Committed) -> State:
     if event.epoch != state.epoch or (state.committed is not None and event.iteration <= state.committed):
         return state
     left = {i: parts for i, parts in state.durable.items() if i > event.iteration}
-    return replace(state, committed=event.iteration, durable=left, interruptions=0, failures=0)
+    return replace(
+        state, committed=event.iteration, durable=left, interruptions=0, failed_fallbacks=0, failures=0
+    )
 
 
 def _finished(state: State, event: ev.Finished) -> State:
