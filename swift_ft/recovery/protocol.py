@@ -357,8 +357,11 @@ def _timed_out(state: State, event: ev.TimedOut) -> State:
     if event.generation != state.generation or state.phase not in (Phase.AGREEING, Phase.RECOVERING):
         return state
     for machine in state.missing():  # by slot: in the same order for everybody who applies this
-        if machine in event.machines:
-            state = step(state, ev.Lost(machine, event.reason))
+        if machine not in event.machines:
+            continue
+        if state.slot_of(machine) in state.exited:
+            return _end(state, f"the script on machine {machine} ended before the others: {event.reason}")
+        state = step(state, ev.Lost(machine, event.reason))
     return state
 
 
