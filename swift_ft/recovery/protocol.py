@@ -265,9 +265,10 @@ def _try_live(state: State) -> State:
 
 def _restart(state: State) -> State:
     """Start all processes again, at once or when the empty slots are filled."""
-    state = replace(state, must_fall_back=None, durable={}, exited=frozenset(), plan=None)
+    members = tuple(None if m in state.fenced else m for m in state.members)  # some left after their end
+    state = replace(state, members=members, must_fall_back=None, durable={}, exited=frozenset(), plan=None)
     if None in state.members:
-        return replace(state, restart_all=True, phase=Phase.FORMING)
+        return _fill(replace(state, restart_all=True, phase=Phase.FORMING))
     return _open_generation(state, fresh=list(range(state.machines)))
 
 
