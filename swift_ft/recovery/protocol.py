@@ -239,7 +239,7 @@ def _reported(state: State, event: ev.Reported) -> State:
 
 def _try_plan(state: State) -> State:
     if state.bare:  # one worker without a session is enough: all start again, as under torchrun
-        return _restart(state)
+        return _restart(state, "the script has no session")
     if len(state.reports) < state.world:
         return state
     plan = make_plan(
@@ -249,7 +249,7 @@ def _try_plan(state: State) -> State:
         must_fall_back=state.must_fall_back,
     )
     if plan.way == Way.RESTART:
-        return _restart(state)
+        return _restart(state, plan.reason)
     if plan.way in (Way.START, Way.FALLBACK):
         state = replace(state, epoch=state.epoch + 1, durable={}, log_since=state.generation)
     idle = frozenset(rank for rank, task in plan.tasks.items() if task.idle)
@@ -263,10 +263,10 @@ def _try_live(state: State) -> State:
     return replace(state, phase=Phase.LIVE, must_fall_back=None)
 
 
-def _restart(state: State) -> State:
-    """Start all processes again, at once or when the empty slots are filled."""
+def _restart(state: State, reason: str) -> State:
+    """Start all processes again, at once or when the empty slots are filled; their plan will say why."""
     members = tuple(None if m in state.fenced else m for m in state.members)  # some left after their end
-    state = replace(state, members=members, must_fall_back=None, durable={}, exited=frozenset(), plan=None)
+    state = replace(state, members=members, must_fall_back=reason, durable={}, exited=frozenset(), plan=None)
     if None in state.members:
         return _fill(replace(state, restart_all=True, phase=Phase.FORMING))
     return _open_generation(state, fresh=list(range(state.machines)))
@@ -341,10 +341,10 @@ def _failed(state: State, event: ev.Failed) -> State:
     if slot is None or state.launched[slot] != event.launched:
         return state
     if not event.usage and _is_repairing(state, slot):
-        return _restart(state)  # most likely it stumbled over the loss that is being repaired
+        return _restart(state, event.reason)  # most likely it stumbled over the loss that is being repaired
     if event.usage or state.restarts_left == 0:
         return _end(state, event.reason, event.exit_code)
-    return _restart(replace(state, restarts_left=state.restarts_left - 1))
+    return _restart(replace(state, restarts_left=state.restarts_left - 1), event.reason)
 
 
 def _is_repairing(state: State, slot: int) -> bool:
