@@ -131,18 +131,27 @@ def _why_no_replay(standings: Mapping[int, Reported], workers: int, committed: i
         return f"survivors stand {max(live.values()) - resume} iterations apart"
     rebuilt = {rank for rank in standings if rank not in live}
     for rank in sorted(rebuilt):
-        begin = standings[rank].iteration
-        begin = committed if begin is None else begin
+        begin = _begin(standings[rank], committed)
         if begin is None:
             return "the lost state was never in a checkpoint"
         if begin > resume:
             return f"worker {rank} stands at iteration {begin}, after the consensus iteration {resume}"
     ahead = {rank for rank, iteration in live.items() if iteration > resume}
-    return _why_not_logged(standings, workers, rebuilt, ahead)
+    replayed = {rank for rank in rebuilt if _begin(standings[rank], committed) != resume}
+    return _why_not_logged(standings, workers, rebuilt, replayed, ahead)
+
+
+def _begin(standing: Reported, committed: int | None) -> int | None:
+    """Where a worker that is rebuilt begins: where its replay stopped, or at the checkpoint."""
+    return committed if standing.iteration is None else standing.iteration
 
 
 def _why_not_logged(
-    standings: Mapping[int, Reported], workers: int, rebuilt: set[int], ahead: set[int]
+    standings: Mapping[int, Reported],
+    workers: int,
+    rebuilt: set[int],
+    replayed: set[int],
+    ahead: set[int],
 ) -> str:
     """Messages that a replay or a serving worker needs and that nobody logged."""
     holder = {stage: rank for rank, s in standings.items() for stage in s.stages}
@@ -151,8 +160,8 @@ def _why_not_logged(
         if after is None or after == rank:
             continue
         same_machine = rank // workers == after // workers
-        if {rank, after} <= rebuilt:
+        if {rank, after} <= rebuilt and {rank, after} & replayed:
             return f"stages {stage} and {stage + 1} are neighbours and both have to be rebuilt"
-        if same_machine and ({rank, after} & rebuilt or len({rank, after} & ahead) == 1):
+        if same_machine and ({rank, after} & replayed or len({rank, after} & ahead) == 1):
             return f"messages between stages {stage} and {stage + 1} stay inside a machine and are not logged"
     return ""
