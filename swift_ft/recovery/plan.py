@@ -129,6 +129,9 @@ def _why_no_replay(standings: Mapping[int, Reported], workers: int, committed: i
     resume = min(live.values())
     if max(live.values()) > resume + 1:
         return f"survivors stand {max(live.values()) - resume} iterations apart"
+    if committed is not None and resume < committed:  # logs before a commit are deleted
+        behind = min(rank for rank, iteration in live.items() if iteration == resume)
+        return f"worker {behind} stands at iteration {resume}, before the committed checkpoint {committed}"
     rebuilt = {rank for rank in standings if rank not in live}
     for rank in sorted(rebuilt):
         begin = _begin(standings[rank], committed)
