@@ -100,6 +100,7 @@ class State:
     finished: frozenset[int] = frozenset()
     exited: frozenset[int] = frozenset()
     failures: int = 0
+    resumed: int = 0
     interruptions: int = 0
     failed_fallbacks: int = 0
     verdict: Verdict | None = None
@@ -252,6 +253,9 @@ def _try_plan(state: State) -> State:
         return _restart(state, plan.reason)
     if plan.way in (Way.START, Way.FALLBACK):
         state = replace(state, epoch=state.epoch + 1, durable={}, log_since=state.generation)
+    if plan.resume > state.resumed:
+        state = replace(state, interruptions=min(state.interruptions, 1))  # the one that led here
+    state = replace(state, resumed=plan.resume)
     idle = frozenset(rank for rank, task in plan.tasks.items() if task.idle)
     state = replace(state, plan=plan, phase=Phase.RECOVERING, ready=idle, must_fall_back=plan.reason or None)
     return _try_live(state)
