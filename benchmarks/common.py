@@ -74,7 +74,7 @@ def check(process: subprocess.Popen[bytes], output: Path) -> None:
     """Raises a :class:`CommandError` if a command that has ended did not end well."""
     if process.returncode:
         tail = "\n".join(output.read_text(errors="replace").splitlines()[-15:])
-        raise CommandError(f"exit code {process.returncode} of {process.args}\n{tail}")
+        raise CommandError(f"exit code {process.returncode} of {process.args!r}\n{tail}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
