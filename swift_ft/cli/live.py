@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a closed connection is our daily bread, no warning
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -190,6 +187,9 @@ def _count(number: int, noun: str) -> str:
 def _generation_in_words(before: State, after: State) -> str:
     if before.generation == 0:
         return "all machines are here"
+    if set(after.launched) == {after.generation}:
+        why = f": {after.must_fall_back}" if after.must_fall_back else ""
+        return f"generation {after.generation}: all processes start again{why}"
     filled = [slot for slot, member in enumerate(after.members) if member not in before.members]
     who = " and ".join(f"machine {slot}" for slot in filled)
     return f"generation {after.generation}" + (f": a replacement for {who}" if who else ": all meet again")

@@ -117,6 +117,14 @@ def test_a_fallback_says_why(live: Story) -> None:
     ]
 
 
+def test_a_restart_of_all_is_told() -> None:
+    story = Story()
+    story.tell(*(ev.Joined(name) for name in "abc"))
+    [words] = story.tell(ev.Bare("a", 1))
+    assert words.startswith("generation 2: all processes start again: ")
+    assert story.conditions() == ["replacement, starts"] * 3
+
+
 def test_the_end_is_told_once(live: Story) -> None:
     live.tell(*(ev.Finished(rank, 1) for rank in range(2)))
     assert live.conditions() == ["finished", "finished", "live"]
