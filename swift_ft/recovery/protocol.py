@@ -337,6 +337,8 @@ def _exited(state: State, event: ev.Exited) -> State:
     if len(exited) == state.machines:
         verdict = Verdict(True, "finished")
         return replace(state, exited=exited, phase=Phase.ENDED, plan=None, verdict=verdict)
+    if state.phase == Phase.LIVE:  # nobody has to wait for its last iteration
+        state = replace(state, finished=state.finished | {*state.ranks_of(slot)})
     return replace(state, exited=exited)
 
 

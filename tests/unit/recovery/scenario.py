@@ -19,6 +19,7 @@ One line each, words as in a shell, ``#`` begins a comment. ``R`` is a rank, a l
     expect agent M launch | wait | rejoin | stop       expect agent M launched 1 launch
     expect task R idle | serve | load 20 | replay 20..47 | load 20 replay 20..47
     expect commit-due 20 | nothing         expect missing M ...           expect log-since 4
+    expect finished 0 1
     expect verdict ok | failed ["part of the text"] [code=1] | nothing
 """
 
@@ -224,6 +225,9 @@ class Scenario:
 
     def _expect_missing(self, line: _Line) -> None:
         self._same(list(self.state.missing()), line.rest().split())
+
+    def _expect_finished(self, line: _Line) -> None:
+        self._same(sorted(self.state.finished), [int(rank) for rank in line.rest().split()])
 
     def _expect_committed(self, line: _Line) -> None:
         self._same(self.state.committed, _number(line.take()))
