@@ -89,8 +89,7 @@ class WorkerContext:
         """The variables that :meth:`from_env` reads. RANK and the like are torchelastic's own."""
         return {
             "TORCHELASTIC_RUN_ID": self.run_id,
-            "MASTER_ADDR": self.host,
-            "MASTER_PORT": str(self.port),
+            "SWIFT_STORE": f"{self.host}:{self.port}",
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world),
             "LOCAL_WORLD_SIZE": str(self.workers),
@@ -116,8 +115,8 @@ class WorkerContext:
             )
         return cls(
             run_id=env["TORCHELASTIC_RUN_ID"],
-            host=env["MASTER_ADDR"],
-            port=int(env["MASTER_PORT"]),
+            host=env["SWIFT_STORE"].rpartition(":")[0],
+            port=int(env["SWIFT_STORE"].rpartition(":")[2]),
             machine=env["SWIFT_MACHINE"],
             agent_pid=int(env["SWIFT_AGENT_PID"]),
             rank=int(env["RANK"]),

@@ -7,6 +7,7 @@ themselves. Only workers of a new slot, or without a session, are started anew. 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
 from swift_ft.config import EXIT_FENCED, Timeouts, WorkerContext
 from swift_ft.launch.control import receive
@@ -165,7 +167,8 @@ class MachineAgent(LocalElasticAgent):
                 handler.rejoin(self._sentinel.address)
             case AgentTodo.LAUNCH:
                 self._stop_workers(self._worker_group)
-                self._initialize_workers(self._worker_group)
+                with contextlib.suppress(RendezvousClosedError, RendezvousStateError):  # overtaken by events
+                    self._initialize_workers(self._worker_group)
             case AgentTodo.WAIT:
                 self._tell_bare(state)
                 self._check_forming(state)
@@ -224,6 +227,8 @@ class MachineAgent(LocalElasticAgent):
         )
         env = {
             **context.to_env(),
+            "MASTER_ADDR": str(group.master_addr),
+            "MASTER_PORT": str(group.master_port),
             "GROUP_RANK": str(group.group_rank),
             "GROUP_WORLD_SIZE": str(group.group_world_size),
             "ROLE_RANK": str(worker.role_rank),
@@ -233,8 +238,8 @@ class MachineAgent(LocalElasticAgent):
             "TORCHELASTIC_MAX_RESTARTS": str(group.spec.max_restarts),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
-        if generation > 1:
-            # Others may be in the middle of their work: the script's own init_process_group must not wait.
+        if any(launched != generation for launched in self._rendezvous_handler.follower.state.launched):
+            # Others are in the middle of their work: the script's own init_process_group must not wait.
             env["TORCH_GLOO_LAZY_INIT"] = "1"
         local: dict[str, str | None] = {}
         self._set_local_rank_env(local, worker.local_rank, group.spec)

@@ -26,6 +26,9 @@ from swift_ft.recovery.protocol import Verdict
 
 __all__ = ["Cluster", "ClusterResult"]
 
+_GRACE_S = 5.0
+_POLL_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult:
@@ -76,8 +79,9 @@ class Cluster:
             self._close(signalled.number)
         finally:
             result = self._result()
-            self._kill_all()
+            self._kill_agents()
             self._store.close()
+            os.close(self._lifeline_w)
         return result
 
     def _start_machine(self, slot: int | None) -> None:
@@ -117,30 +121,39 @@ class Cluster:
             if os.WIFSIGNALED(status):
                 _kill_group(pid)  # what a dead machine leaves running is no part of the job any more
                 self._start_machine(None)
+            elif self._verdict() is not None:
+                self._wait_for_the_rest()
+
+    def _wait_for_the_rest(self) -> None:
+        """The job has ended: give the other agents time to see it. A stopped one never will."""
+        deadline = time.monotonic() + self._job.settings.shutdown_s + _GRACE_S
+        while self._agents and time.monotonic() < deadline:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            self._agents.pop(pid, None)
+            time.sleep(0.0 if pid else _POLL_S)
+        self._kill_agents()
 
     def _close(self, number: int) -> None:
         name = signal.Signals(number).name
         with contextlib.suppress(SwiftError):
             self._journal().append(ev.Closed(f"stopped by {name}", 128 + number))
-        deadline = time.monotonic() + self._job.settings.shutdown_s + 5.0
         with contextlib.suppress(_Signalled):  # a second signal: at once
-            while self._agents and time.monotonic() < deadline:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-                self._agents.pop(pid, None)
-                time.sleep(0.0 if pid else 0.02)
+            self._wait_for_the_rest()
 
-    def _kill_all(self) -> None:
+    def _kill_agents(self) -> None:
         for pid in self._agents:
             _kill_group(pid)
         for pid in self._agents:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         self._agents.clear()
-        os.close(self._lifeline_w)
 
     def _journal(self) -> Journal:
         settings = self._job.settings
         return Journal(lambda: connect(settings.host, settings.port, self._job.run_id), by="supervisor")
+
+    def _verdict(self) -> Verdict | None:
+        return Follower(self._journal()).state.verdict
 
     def _result(self) -> ClusterResult:
         entries: list[Entry] = []

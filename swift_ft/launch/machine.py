@@ -78,7 +78,7 @@ def run_machine(job: MachineJob) -> Verdict:
     settings, config = job.settings, job.config
     handler = JournalRendezvous(
         partial(connect, settings.host, settings.port, job.run_id, timeout_s=settings.timeouts.join_s),
-        endpoint=(settings.host, settings.port),
+        address=settings.address,
         run_id=job.run_id,
         opened=job.opened,
         preferred_slot=job.preferred_slot,

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from datetime import timedelta
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousHandler,
     RendezvousInfo,
+    RendezvousStateError,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
@@ -23,13 +26,16 @@ from swift_ft.recovery.protocol import AgentTodo, Phase, State, agent_order
 
 __all__ = ["JournalRendezvous"]
 
+_BOOTSTRAP_LOOK = timedelta(seconds=1)
+"""How often the wait for a bootstrap store looks whether its generation is over."""
+
 
 class JournalRendezvous(RendezvousHandler):
     """One machine's membership: joins, learns its slot, joins again under a new name after a loss.
 
     Args:
         connect: opens a client of the rendezvous store.
-        endpoint: host and port of that store, for the workers.
+        address: this host, as the other machines reach it.
         run_id: name of the run.
         opened: the job's shape; the first machine writes it, all others must agree.
         preferred_slot: the slot to ask for.
@@ -41,7 +47,7 @@ class JournalRendezvous(RendezvousHandler):
         self,
         connect: Callable[[], Store],
         *,
-        endpoint: tuple[str, int],
+        address: str,
         run_id: str,
         opened: ev.Opened,
         preferred_slot: int | None,
@@ -49,7 +55,8 @@ class JournalRendezvous(RendezvousHandler):
         on_change: Callable[[State, State], None],
     ) -> None:
         self._store = connect()
-        self._endpoint = endpoint
+        self._address = address
+        self._bootstrap: TCPStore | None = None
         self._run_id = run_id
         self._preferred_slot = preferred_slot
         self._join_s = join_s
@@ -93,9 +100,33 @@ class JournalRendezvous(RendezvousHandler):
         if order.todo == AgentTodo.STOP or order.slot is None:
             raise RendezvousClosedError("The job has ended.")
         self.launched = order.generation
-        host, port = self._endpoint
         store = PrefixStore(f"agents/{order.generation}", self._store)
-        return RendezvousInfo(store, order.slot, state.machines, RendezvousStoreInfo(host, port))
+        bootstrap = self._bootstrap_store(state, order.slot, order.generation)
+        return RendezvousInfo(store, order.slot, state.machines, bootstrap)
+
+    def _bootstrap_store(self, state: State, slot: int, generation: int) -> RendezvousStoreInfo:
+        """The store for the script's own ``init_process_group``: a new one for each start of workers.
+
+        torch puts no prefix before its keys there, so workers that are started anew must not meet the
+        addresses of dead ones. The lowest slot that starts workers in this generation serves it.
+
+        Raises:
+            RendezvousStateError: if the generation is over before the store is there.
+        """
+        key = f"bootstrap/{generation}"
+        while True:
+            if slot == min(s for s, launched in enumerate(state.launched) if launched == generation):
+                self._bootstrap = TCPStore(self._address, 0, None, True, wait_for_workers=False)
+                self._store.set(key, f"{self._address}:{self._bootstrap.port}")
+            try:
+                self._store.wait([key], _BOOTSTRAP_LOOK)
+            except DistError as error:
+                state = self.follower.state
+                if agent_order(state, machine=self.machine, launched=generation).todo != AgentTodo.WAIT:
+                    raise RendezvousStateError(f"Generation {generation} is over.") from error
+            else:
+                host, _, port = self._store.get(key).decode().rpartition(":")
+                return RendezvousStoreInfo(host, int(port))
 
     @property
     def use_agent_store(self) -> bool:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_swift.py"
-SMALL = "--layers 8 --width 32 --heads 2 --sequence 32 --microbatch-size 1 --microbatches 8".split()
+SMALL = ["--layers=8", "--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--microbatches=8"]
 ITERATIONS = 8
 CHECKPOINT_EVERY = 3
 DEADLINE_S = 150
@@ -49,16 +49,21 @@ class ClusterRun:
         return [event for event in self.report["events"] if event["event"] == kind]
 
 
+def training(folder: Path, script: Path = EXAMPLE, *, iterations: int = ITERATIONS) -> list[str]:
+    """The example training, small, with its store and weights in a folder."""
+    options = ["--iterations", str(iterations), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+    places = ["--store", str(folder / "store"), "--weights-out", str(folder / "weights")]
+    return [str(script), *SMALL, *options, *places]
+
+
 def command(
     folder: Path, *, inject: str = "", flags: list[str] | None = None, script: list[str] | None = None
 ) -> list[str]:
     """The command line of one run."""
-    training = [str(EXAMPLE), *SMALL, "--iterations", str(ITERATIONS), "--store", str(folder / "store")]
-    training += ["--checkpoint-every", str(CHECKPOINT_EVERY), "--weights-out", str(folder / "weights")]
     launcher = [sys.executable, "-m", "swift_ft.cli.run", "--standalone", "--machines", "4", "--spares", "1"]
     launcher += ["--log-dir", str(folder / "logs"), "--events-out", str(folder / "events.json")]
     launcher += ["--heartbeat-timeout", "4", "--inject", inject, *(flags or [])]
-    return launcher + (script if script is not None else training)
+    return launcher + (script if script is not None else training(folder))
 
 
 def run_cluster(

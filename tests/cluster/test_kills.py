@@ -1,4 +1,4 @@
-"""A machine is killed anywhere in an iteration; the weights are those of an undisturbed run (paper §3, §5.1)."""
+"""A machine is killed anywhere in an iteration; the weights are an undisturbed run's (paper §3, §5.1)."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ def test_schedules(schedule: str, stage: int, tmp_path: Path, references: Any) -
 
 def test_dropout(tmp_path: Path, references: Any) -> None:
     """Random state is derived, so a replay draws what the original drew."""
-    run = run_cluster(tmp_path, "--dropout", "0.2", inject="kill machine=1 iteration=5 point=backward microbatch=2")
+    run = run_cluster(
+        tmp_path, "--dropout", "0.2", inject="kill machine=1 iteration=5 point=backward microbatch=2"
+    )
     assert_identical(run, references("--dropout", "0.2"))
     assert run.recoveries[0]["way"] == "replay"

@@ -1,0 +1,40 @@
+"""Where the log is of no use, everybody returns to the last checkpoint, and the report says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CHECKPOINT_EVERY, ClusterRun, assert_clean, assert_identical, run_cluster, training
+
+DAMAGED = Path(__file__).parent / "scripts" / "damaged_log.py"
+FAULT = "kill machine=1 iteration=5 point=forward microbatch=3"
+
+
+def run_damaged(folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> ClusterRun:
+    monkeypatch.setenv("DAMAGE", damage)
+    return run_cluster(folder, inject=FAULT, script=training(folder, DAMAGED))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("flip", "does not match its checksum"),
+        ("truncate", "has no footer"),
+        ("delete", "is not in the log"),
+        ("diverge", "The replay diverged at iteration 3, microbatch 0"),
+    ],
+)
+def test_damaged_log(
+    damage: str, reason: str, tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_damaged(tmp_path, damage, monkeypatch)
+    assert_identical(run, references())
+    assert_clean(run)
+    (recovery,) = run.recoveries
+    assert recovery["way"] == "fallback"
+    assert recovery["resume"] == CHECKPOINT_EVERY
+    assert reason in recovery["reason"]
+    assert "worker 1 cannot replay" in recovery["reason"]
+    assert any(recovery["iterations_lost"].values())

@@ -1,0 +1,513 @@
+"""A worker of the simulated network: what coordinator and executor do with the protocol's orders, in small.
+
+BOOT ──▶ RECOVER ──▶ REPLAY ──▶ RECOVER ──▶ JOIN ──▶ SERVE ──▶ RUN ──▶ FINISHING ──▶ exit
+            ▲                                 │        │        │
+            └──────────── CONFIRM ◀───────────┴────────┴────────┘   (communication broke)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from simulated_store import GENESIS, Content, Logged, Violation, advance
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.plan import Plan, Way
+from swift_ft.recovery.protocol import Phase, State, WorkerOrder, commit_due, worker_order
+
+if TYPE_CHECKING:
+    from simulated_machine import Machine
+    from simulation import Simulation
+
+__all__ = ["FENCED", "Mode", "Worker"]
+
+FENCED = 117
+"""Exit code of a worker that found itself replaced."""
+
+
+class Mode(Enum):
+    """Where the training thread is."""
+
+    BOOT = auto()
+    RECOVER = auto()
+    REPLAY = auto()
+    JOIN = auto()
+    SERVE = auto()
+    RUN = auto()
+    CONFIRM = auto()
+    FINISHING = auto()
+    BARE = auto()
+
+
+@dataclass(slots=True)
+class Saving:
+    """A part of a checkpoint that a background thread writes."""
+
+    content: Content
+    epoch: int
+    path: str
+    written: bool = False
+
+
+@dataclass(slots=True)
+class Committing:
+    """A commit that the housekeeper is at: first the marker, then the word about it."""
+
+    iteration: int
+    state: State
+    written: bool = False
+
+
+class Worker:
+    """One process. It knows the journal up to ``position`` only."""
+
+    def __init__(self, sim: Simulation, machine: Machine, rank: int, launched: int) -> None:
+        self.sim, self.machine, self.rank, self.launched = sim, machine, rank, launched
+        self.name = machine.name
+        self.position = 0
+        self.exit_code: int | None = None
+        self.frozen = False
+        self.mode = Mode.BARE if sim.bare else Mode.BOOT
+        self.content: Content | None = None
+        self.live = False  # not in a replay
+        self.dirty: str | None = None
+        self.source = False
+        self.until = 0
+        self.log_generation = 0
+        self.log_since = 0
+        self.unflushed: dict[int, Logged] = {}
+        self.running: int | None = None
+        self.joining: int | None = None
+        self.plan: Plan | None = None
+        self.epoch = 0
+        self.stage = 0
+        self.savings: list[Saving] = []
+        self.committings: list[Committing] = []
+        self.commits_begun: set[tuple[int, int]] = set()
+        self.cleaned = -1
+        self.cleanings: list[int] = []
+        self.bare_work = 0
+        self.position = len(sim.events)  # the follower catches up before the script begins
+        self._acts: dict[Mode, Callable[[State], bool]] = {
+            Mode.BOOT: self._boot,
+            Mode.RECOVER: self._recover,
+            Mode.REPLAY: self._replay,
+            Mode.JOIN: self._join,
+            Mode.SERVE: self._serve,
+            Mode.RUN: self._run,
+            Mode.CONFIRM: self._confirm,
+            Mode.FINISHING: self._finishing,
+            Mode.BARE: self._bare,
+        }
+
+    def __repr__(self) -> str:
+        at = self.content.iteration if self.content else None
+        return f"worker {self.rank} of {self.name} (launched {self.launched}, {self.mode.name}, at {at})"
+
+    # --------------------------------------------------------------------------- the journal, the process
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code is None
+
+    @property
+    def view(self) -> State:
+        """The state as far as this worker has read."""
+        return self.sim.states[self.position]
+
+    def order(self, state: State) -> WorkerOrder:
+        return worker_order(state, machine=self.name, rank=self.rank, launched=self.launched)
+
+    def disturbed(self, state: State) -> bool:
+        return self.running is not None and (
+            self.order(state) != WorkerOrder.RUN or state.generation != self.running
+        )
+
+    def read(self, until: int) -> bool:
+        """The follower's thread: everything up to a position. False if the process ended over it."""
+        if self.sim.bare:
+            self.position = until
+            return True
+        states = self.sim.states
+        while self.position < until:
+            self.position += 1
+            state = states[self.position]
+            if self.rank == 0 and (due := commit_due(state, 0)) is not None:
+                self._begin_commit(due, state)
+            if state.phase == Phase.LIVE and (state.committed or -1) > self.cleaned:
+                self.cleaned = state.committed or 0
+                self.cleanings.append(self.cleaned)
+        if self.order(self.view) == WorkerOrder.DIE:
+            self.exit(FENCED)
+            return False
+        return True
+
+    def tell(self, event: ev.Event) -> bool:
+        return self.read(self.sim.append(event, repr(self)))
+
+    def exit(self, code: int) -> None:
+        """The process ends, whatever it was doing."""
+        self.leave_group()
+        self.exit_code = code
+        self.sim.workers_changed()
+
+    def leave_group(self) -> None:
+        for generation in (self.running, self.joining):
+            if generation is not None:
+                self.sim.group(generation).gone.add(self.rank)
+        self.running = self.joining = None
+
+    # ----------------------------------------------------------------------------------- one small step
+
+    def act(self) -> bool:
+        """Do a little. False if there was nothing to do."""
+        if not self.read(self.position):
+            return True
+        if (self.savings or self.committings or self.cleanings) and self.sim.rng.random() < 0.4:
+            return self.background()
+        return self._acts[self.mode](self.view)
+
+    def background(self) -> bool:
+        """The threads that save and keep house."""
+        if self.savings:
+            saving = self.savings[0]
+            if not saving.written:
+                self.sim.store.parts[saving.path] = saving.content
+                saving.written = True
+            else:
+                self.savings.pop(0)
+                self.tell(ev.Durable(self.rank, saving.content.iteration, saving.epoch, saving.path))
+            return True
+        if self.committings:
+            commit = self.committings[0]
+            if not commit.written:
+                parts = commit.state.durable[commit.iteration]
+                self.sim.store.commit(commit.iteration, parts, commit.state.world)
+                commit.written = True
+            else:
+                self.committings.pop(0)
+                self.tell(ev.Committed(commit.iteration, commit.state.epoch))
+            return True
+        if self.cleanings:
+            iteration = self.cleanings.pop(0)
+            self.sim.store.drop_before(self.rank, iteration)
+            if self.rank == 0:
+                self.sim.store.clean(iteration, self.sim.keep)
+            return True
+        return False
+
+    def _begin_commit(self, due: int, state: State) -> None:
+        if (due, state.epoch) not in self.commits_begun:
+            self.commits_begun.add((due, state.epoch))
+            self.committings.append(Committing(due, state))
+
+    # ----------------------------------------------------------------------------------------- recovery
+
+    def _boot(self, _: State) -> bool:
+        """Import, build the model, claim the store (worker 0 decides for all)."""
+        if self.rank == 0:
+            self.sim.claimed = True
+            if self.sim.resume is not None and not self.tell(ev.Committed(self.sim.resume, 0)):
+                return True
+        elif not self.sim.claimed:
+            return False
+        self.mode = Mode.RECOVER
+        return True
+
+    def _recover(self, state: State) -> bool:
+        match self.order(state):
+            case WorkerOrder.HOLD:
+                return False
+            case WorkerOrder.STOP:
+                self.exit(1)
+            case WorkerOrder.REPORT:
+                self._report(state)
+            case WorkerOrder.EXECUTE:
+                self._execute(state)
+            case WorkerOrder.RUN:
+                self._prepare(state)
+        return True
+
+    def _report(self, state: State) -> None:
+        live = self.content is not None and not self.source
+        self.flush()
+        self.source = False
+        at = None if self.content is None else self.content.iteration
+        stages, known = (self.rank,), self.sim.shapes_known
+        self.tell(ev.Reported(self.rank, state.generation, at, live, stages, known, self.dirty))
+
+    def _execute(self, state: State) -> None:
+        assert state.plan is not None
+        task = state.plan.tasks[self.rank]
+        if task.load is not None:
+            loaded = self.sim.store.load(task.load, self.rank)
+            if loaded is None:
+                self._cannot(state.generation, "the checkpoint cannot be read")
+                return
+            self.content = loaded
+        if self.content is None or self.content.iteration != task.begin:
+            raise Violation(f"{self} is to begin at iteration {task.begin} with {self.content}")
+        self.dirty = None
+        self._open_log(state)
+        if task.begin < task.replay_until:
+            self.source, self.until, self.mode = True, task.replay_until, Mode.REPLAY
+        else:
+            self.tell(ev.Ready(self.rank, state.generation))
+
+    def _cannot(self, generation: int, reason: str) -> None:
+        self.source, self.mode = False, Mode.RECOVER
+        self.tell(ev.CannotReplay(self.rank, generation, reason))
+
+    def _replay(self, state: State) -> bool:
+        """One iteration, served from the neighbours' logs."""
+        if self.order(state) != WorkerOrder.EXECUTE or state.generation != self.log_generation:
+            self.mode = Mode.RECOVER
+            return True
+        assert self.content is not None
+        iteration = self.content.iteration
+        for peer in self.neighbours():
+            entry = self.sim.logged(peer, self.rank, iteration, self.log_since)
+            if isinstance(entry, str):
+                if entry == "missing":
+                    raise Violation(f"{self} needs iteration {iteration} of rank {peer}'s log: {entry}")
+                # replaying stays true, as in the executor: the state is not where the others are
+                self.mode = Mode.RECOVER
+                self.tell(ev.CannotReplay(self.rank, self.log_generation, f"rank {peer}'s log is {entry}"))
+                return True
+            if entry.chain != self.content.chain:
+                raise Violation(f"{self} replays messages of another history, from rank {peer}")
+        self._apply(iteration, entry.history)
+        if self.content.iteration == self.until:
+            self.flush()
+            self.source, self.mode = False, Mode.RECOVER
+            self.tell(ev.Ready(self.rank, self.log_generation, 1))
+        return True
+
+    # --------------------------------------------------------------------------------------------- live
+
+    def _prepare(self, state: State) -> None:
+        """Ordered to run: open the log and begin to form the group."""
+        assert state.plan is not None
+        plan = state.plan
+        if self.content is None:
+            self.content = GENESIS  # the script's own beginning
+        if self.content.iteration != plan.resume + plan.tasks[self.rank].serve:
+            raise Violation(f"{self} goes live in a generation that resumes at {plan.resume}")
+        self._open_log(state)
+        self.plan, self.epoch = plan, state.epoch
+        self.joining, self.stage, self.mode = state.generation, 0, Mode.JOIN
+        self.sim.group(state.generation).joined.add(self.rank)
+
+    def _join(self, state: State) -> bool:
+        generation = self.joining
+        assert generation is not None
+        assert self.plan is not None
+        group = self.sim.group(generation)
+        if len(group.joined) < state.world and not group.gone and not group.broken:
+            return False
+        self.running, self.joining = generation, None
+        if len(group.joined) < state.world or group.gone or group.broken:
+            self.broken()
+            return True
+        if self.disturbed(state):
+            self.leave_group()
+            self.mode = Mode.RECOVER
+            return True
+        self.sim.check_formed(generation, self.plan)
+        self.sim.shapes_known = True
+        if self.plan.tasks[self.rank].serve:
+            self.mode = Mode.SERVE
+        else:
+            self.mode = Mode.RUN
+            if state.committed is None and self.plan.way == Way.START:
+                self._save(state)
+        return True
+
+    def _serve(self, state: State) -> bool:
+        """One iteration ahead: send the interrupted iteration again from this worker's own log."""
+        assert self.plan is not None
+        iteration, tasks = self.plan.resume, self.plan.tasks
+        if self.stage == 0:
+            own = self.sim.store.read_log(self.rank, iteration, self.log_since)
+            if isinstance(own, str):
+                if own == "missing":
+                    raise Violation(f"{self} has to serve iteration {iteration} from its own log: {own}")
+                generation = self.running
+                assert generation is not None
+                self.leave_group()
+                self._cannot(generation, f"its own log is {own}")
+                return True
+            for peer in self.neighbours():
+                if not tasks[peer].serve and not self._send(peer, iteration, own.chain, own.history):
+                    return True
+            self.stage = 1
+            return True
+        for peer in self.neighbours():
+            if not tasks[peer].serve:
+                got = self._receive(peer, iteration)
+                if got is None:
+                    return self.mode == Mode.CONFIRM
+                self.sim.check_served(self, peer, iteration, got)
+        self.stage, self.mode = 0, Mode.RUN
+        self.sim.seen["served"] += 1
+        return True
+
+    def _run(self, state: State) -> bool:
+        """A part of one live iteration: forward, backward, the optimizer's step."""
+        assert self.content is not None
+        if self.stage == 0:
+            if self.disturbed(state):
+                self.leave_group()
+                self.mode = Mode.RECOVER
+                return True
+            if self.content.iteration >= self.sim.iterations:
+                self.flush()
+                self.mode = Mode.FINISHING
+                self.tell(ev.Finished(self.rank, state.generation))
+                return True
+        iteration, chain = self.content.iteration, self.content.chain
+        before, after = self.rank - 1, self.rank + 1
+        last = after == self.sim.world
+        match self.stage:
+            case 0:
+                if before >= 0 and not self._take(before, iteration):
+                    return self.mode == Mode.CONFIRM
+            case 1:
+                if not last and not self._send(after, iteration, chain, self.epoch):
+                    return True
+            case 2:
+                if not last and not self._take(after, iteration):
+                    return self.mode == Mode.CONFIRM
+            case 3:
+                if before >= 0 and not self._send(before, iteration, chain, self.epoch):
+                    return True
+            case _:
+                self._apply(iteration, self.epoch)
+                self.stage = -1
+        self.stage += 1
+        return True
+
+    def _finishing(self, state: State) -> bool:
+        """Stay until everybody has completed the last iteration, and the last checkpoint is committed."""
+        if len(state.finished) < state.world:
+            if self.disturbed(state):
+                self.leave_group()
+                self.mode = Mode.RECOVER
+                return True
+            return False
+        if self.background():
+            return True
+        wanted = self.sim.iterations % self.sim.checkpoint_every == 0
+        if wanted and (state.committed or 0) < self.sim.iterations and state.phase != Phase.ENDED:
+            return False  # until a deadline
+        self.done()
+        return True
+
+    def done(self) -> None:
+        """The script returns."""
+        assert self.content is not None
+        self.sim.results[self.rank] = self.content
+        self.exit(0)
+
+    # ----------------------------------------------------------------------------------- communication
+
+    def neighbours(self) -> list[int]:
+        return [r for r in (self.rank - 1, self.rank + 1) if 0 <= r < self.sim.world]
+
+    def broken(self) -> None:
+        """Communication failed: let go of the group, then wait for the word about who died."""
+        generation = self.running
+        self.leave_group()
+        self.running = generation  # what confirm_loss() asks about
+        self.stage, self.mode = 0, Mode.CONFIRM
+
+    def _confirm(self, state: State) -> bool:
+        if not self.disturbed(state):
+            return False
+        self.running, self.mode = None, Mode.RECOVER
+        return True
+
+    def interrupt(self) -> None:
+        """The deadline of confirm_loss() passed."""
+        assert self.running is not None
+        self.tell(ev.Interrupted(self.rank, self.running, "the network broke"))
+
+    def _send(self, peer: int, iteration: int, chain: int, history: int) -> bool:
+        assert self.running is not None
+        group = self.sim.group(self.running)
+        lost = peer in group.gone and self.sim.rng.random() < 0.5  # else the kernel still takes it
+        if group.broken or lost or self.disturbed(self.view):
+            self.broken()
+            return False
+        group.mail[self.rank, peer, iteration] = (chain, history)
+        return True
+
+    def _receive(self, peer: int, iteration: int) -> tuple[int, int] | None:
+        assert self.running is not None
+        group = self.sim.group(self.running)
+        if group.broken or self.disturbed(self.view):
+            self.broken()
+            return None
+        mail = group.mail.get((peer, self.rank, iteration))
+        if mail is None and peer in group.gone:
+            self.broken()
+        return mail
+
+    def _take(self, peer: int, iteration: int) -> bool:
+        """Receive, and see that it comes from a state of the same history."""
+        mail = self._receive(peer, iteration)
+        assert self.content is not None
+        if mail is not None and mail != (self.content.chain, self.epoch):
+            raise Violation(f"{self} got a message of another history from rank {peer}")
+        return mail is not None
+
+    # ------------------------------------------------------------------------------ logs and checkpoints
+
+    def _apply(self, iteration: int, history: int) -> None:
+        assert self.content is not None
+        self.unflushed[iteration] = Logged(self.content.chain, history)
+        self.content = advance(self.content, iteration, history)
+        if self.content.iteration % self.sim.checkpoint_every == 0:
+            self.flush()  # the segment is cut
+            self._save(self.view)
+        elif self.sim.rng.random() < 0.2:
+            self.flush()  # the segment is full
+
+    def flush(self) -> None:
+        if self.unflushed:
+            self.sim.store.write_log(self.rank, self.log_generation, self.unflushed)
+            self.unflushed = {}
+
+    def _open_log(self, state: State) -> None:
+        if self.log_generation != state.generation:
+            self.flush()
+            self.log_generation, self.log_since = state.generation, state.log_since
+            self.sim.store.drop_generations_before(self.rank, state.log_since)
+
+    def _save(self, state: State) -> None:
+        assert self.content is not None
+        iteration = self.content.iteration
+        if state.committed is None or iteration > state.committed:
+            path = f"{iteration}/rank-{self.rank}.g{state.generation}"
+            self.savings.append(Saving(self.content, state.epoch, path))
+
+    # ---------------------------------------------------------------------------------- without a session
+
+    def _bare(self, _: State) -> bool:
+        """A plain script: it works while everybody is there, and fails when somebody is not."""
+        group = self.sim.group(-self.launched)
+        group.joined.add(self.rank)
+        self.joining = -self.launched
+        if len(group.joined) < self.sim.world:
+            return False
+        if group.broken or (group.gone and self.bare_work < self.sim.iterations):
+            self.exit(1)
+            return True
+        self.bare_work += 1
+        if self.bare_work >= self.sim.iterations:
+            self.joining = None  # it needs nobody any more
+            self.exit(0)
+        return True

@@ -1,0 +1,625 @@
+"""A simulated network that drives the recovery protocol through seeded failure orders.
+
+Machines, workers and a journal, without sockets, threads or a clock. Everybody has read the journal up to a
+place of its own and acts on what it has read, at random times. Faults are drawn from the same seed. Whatever
+must never happen raises :class:`Violation` with the seed.
+
+Run one seed again, and see its journal:
+
+    python tests/unit/recovery/simulation.py 4711 --shape 4x1
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__":  # run as a script: the modules beside this one are the same as for pytest
+    sys.path.insert(0, str(Path(__file__).parent))
+
+from simulated_machine import Machine
+from simulated_store import GENESIS, Content, Group, Logged, SharedStore, Violation, advance
+from simulated_worker import Mode, Worker
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.plan import Plan, Way
+from swift_ft.recovery.protocol import Phase, State, step
+
+__all__ = ["Outcome", "Simulation", "Violation", "simulate"]
+
+MAX_TICKS = 30_000
+"""Runs take a few hundred; one that takes so many does not get on."""
+
+_ENOUGH_IDLE = 30
+"""Picks without anything to do, in a row, before it is looked whether a deadline has to pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended, and what happened in it."""
+
+    ok: bool
+    reason: str
+    events: int
+    ticks: int
+    seen: Counter[str]
+
+
+class Simulation:
+    """One run.
+
+    Args:
+        seed: decides everything.
+        machines: slots.
+        workers: per machine.
+        bare: the script has no session.
+        trace: print each event.
+    """
+
+    def __init__(
+        self, seed: int, machines: int, workers: int = 1, *, bare: bool = False, trace: bool = False
+    ) -> None:
+        self.rng = rng = random.Random(seed)
+        self.seen: Counter[str] = Counter()
+        self.events: list[ev.Event] = []
+        self.states = [State()]
+        self.trace = trace
+        self.ticks = 0
+        self.bare = bare
+        self.world = machines * workers
+        self.iterations = rng.randint(3, 9)
+        self.checkpoint_every = rng.choice((1, 1, 2, 3, 4))
+        self.keep = rng.randint(1, 2)
+        self.store = SharedStore()
+        self.resume = rng.randint(1, 2) * self.checkpoint_every if rng.random() < 0.2 and not bare else None
+        self.claimed = False
+        self.shapes_known = False
+        self.results: dict[int, Content] = {}
+        self._groups: dict[int, Group] = {}
+        self._checked_groups: set[int] = set()
+        self._names = itertools.count()
+        self._machines: list[Machine] = []
+        self._by_base: dict[str, Machine] = {}
+        self._running: list[Worker] = []
+        self._picks: list[Worker | Machine] = []
+        self._stale = True
+        self._thaws: list[tuple[int, Worker | Machine]] = []
+        self.budget = rng.choice((0, 1, 2, 2, 3, 4, 5, 7))
+        self._quiet_until = rng.choice((0, 100, 150, 200, 300, 400))
+        self._fault_rate = rng.choice((0.002, 0.005, 0.03))
+        self._fuse = -1
+        self.supply = 40 if rng.random() < 0.9 else rng.randint(0, 2)
+        self._may_fail = False  # a fault happened that entitles to an end without success
+        self._faulty = False
+        self._restarts = rng.choice((0, 0, 1, 2))
+        self._max_failures = rng.randint(0, 3) if rng.random() < 0.1 else None
+        if self.resume is not None:
+            self._earlier_run(self.resume)
+        opened = ev.Opened(machines, workers, self._restarts, self._max_failures)
+        self.append(opened, "simulation")
+        for _ in range(machines + rng.choice((0, 0, 1, 2))):
+            self.new_machine()
+
+    # ------------------------------------------------------------------------------------- participants
+
+    def new_machine(self) -> None:
+        machine = Machine(self, f"m{next(self._names)}")
+        self._machines.append(machine)
+        self._by_base[machine.base] = machine
+        self.machines_changed()
+        machine.join()
+
+    def machine_named(self, name: str) -> Machine:
+        return self._by_base[name.split(".")[0]]
+
+    def machines_changed(self) -> None:
+        self._stale = True
+
+    def workers_changed(self) -> None:
+        self._stale = True
+
+    def group(self, generation: int) -> Group:
+        return self._groups.setdefault(generation, Group())
+
+    def logged(self, sender: int, receiver: int, iteration: int, since_generation: int) -> Logged | str:
+        """A sender's log of an iteration: messages that stay inside a machine are not in it."""
+        workers = self.states[-1].workers
+        if sender // workers == receiver // workers:
+            return "missing"
+        return self.store.read_log(sender, iteration, since_generation)
+
+    def _earlier_run(self, iterations: int) -> None:
+        """The store holds a committed checkpoint of a run before this one."""
+        content = GENESIS
+        for i in range(iterations):
+            content = advance(content, i, -1)
+        paths = {rank: f"{iterations}/rank-{rank}.earlier" for rank in range(self.world)}
+        self.store.parts.update(dict.fromkeys(paths.values(), content))
+        self.store.commit(iterations, paths, self.world)
+        self.iterations = max(self.iterations, iterations + 2)
+
+    # ------------------------------------------------------------------------------------- the journal
+
+    def append(self, event: ev.Event, by: str) -> int:
+        """Write an event; returns the position behind it."""
+        before = self.states[-1]
+        after = step(before, event)
+        self.events.append(event)
+        self.states.append(after)
+        if self.trace:
+            self._print(event, by, before, after)
+        if after is not before:
+            if isinstance(event, ev.Bare) and self.shapes_known:
+                raise Violation("states are given up for a script that has sessions")
+            self._check(before, after)
+            if after.phase != before.phase or after.generation != before.generation:
+                self._phase_changed(before, after)
+        else:
+            self.seen[f"no news: {type(event).__name__}"] += 1
+        return len(self.events)
+
+    def _phase_changed(self, before: State, after: State) -> None:
+        if self.budget and self.rng.random() < (0.5 if after.generation > 1 else 0.1):
+            self._fuse = self.ticks + self.rng.choice((1, 4, 10, 20, 40))
+        if after.plan is not None and before.plan is None:
+            self.seen[f"way: {after.plan.way}"] += 1
+            self._check_plan(after, after.plan)
+
+    def _print(self, event: ev.Event, by: str, before: State, after: State) -> None:
+        print(f"{self.ticks:5d} {by:60s} {event}{'' if after is not before else '   (no news)'}")
+        if after.phase != before.phase or after.generation != before.generation:
+            plan = f" {after.plan}" if after.plan is not None and before.plan is None else ""
+            print(f"{'':6s}--> {after.phase} generation {after.generation} epoch {after.epoch} "
+                  f"members {after.members} committed {after.committed}{plan}")  # fmt: skip
+
+    # ---------------------------------------------------------------------------------------- invariants
+
+    def _check(self, before: State, after: State) -> None:
+        """What the state machine promises, whatever comes in."""
+        if before.phase == Phase.ENDED:
+            raise Violation("a state changed after the end")
+        if after.generation not in (before.generation, before.generation + 1) and not (
+            isinstance(self.events[-1], ev.TimedOut)
+        ):
+            raise Violation(f"generation {before.generation} became {after.generation}")
+        if after.epoch < before.epoch or after.log_since < before.log_since:
+            raise Violation("an epoch went back")
+        if before.committed is not None and (after.committed or 0) < before.committed:
+            raise Violation(f"committed went back from {before.committed} to {after.committed}")
+        if (after.plan is not None) != (after.phase in (Phase.RECOVERING, Phase.LIVE)):
+            raise Violation(f"plan {after.plan} in phase {after.phase}")
+        members = [m for m in after.members if m is not None]
+        exited = {after.members[slot] for slot in after.exited}
+        spares = {m for m, _ in after.spares}
+        if len(members) != len(set(members)) or spares & set(members):
+            raise Violation("a machine has two places")
+        live_places = set(members) - exited if after.phase != Phase.ENDED else set()
+        if (live_places | spares) & after.fenced:
+            raise Violation("a fenced machine has a place")
+        if any(launched > after.generation for launched in after.launched):
+            raise Violation("workers were launched for a generation to come")
+        if after.phase != Phase.ENDED and after.machines:
+            if (after.phase == Phase.FORMING) != (None in after.members):
+                raise Violation(f"phase {after.phase} with members {after.members}")
+            if after.phase == Phase.LIVE and len(after.ready) != after.world:
+                raise Violation("live before everybody was ready")
+            if after.finished and after.phase not in (Phase.LIVE, Phase.FORMING):
+                raise Violation(f"finished in phase {after.phase}")
+
+    def _check_plan(self, state: State, plan: Plan) -> None:
+        if set(plan.tasks) != set(range(state.world)):
+            raise Violation(f"a plan for ranks {sorted(plan.tasks)} of {state.world}")
+        if plan.way == Way.START and self.resume is not None and state.committed is None:
+            raise Violation("a resumed run began from nothing")
+        for rank, task in plan.tasks.items():
+            if task.load is not None and task.load != state.committed:
+                raise Violation(f"rank {rank} is to load {task.load}, and {state.committed} is committed")
+            if plan.way in (Way.REPLAY, Way.CONTINUE) and state.reports[rank].iteration is not None:
+                at = state.reports[rank].iteration
+                if (task.load, task.begin) != (None, at) or at not in (
+                    plan.resume + 1,
+                    *range(plan.resume + 1),
+                ):
+                    raise Violation(f"rank {rank} at {at} is to do {task} and to resume at {plan.resume}")
+        if plan.way == Way.FALLBACK and not plan.reason:
+            raise Violation("a fallback without a reason")
+        if any(never in plan.reason for never in ("iterations apart", "after the consensus")):
+            raise Violation(f"a pipeline cannot come to this: {plan.reason}")
+
+    def check_formed(self, generation: int, plan: Plan) -> None:
+        """When a group is formed: all states are of one history, before anybody takes a step."""
+        if generation in self._checked_groups:
+            return
+        self._checked_groups.add(generation)
+        group = [w for w in self._running if generation in (w.running, w.joining)]
+        if len(group) != self.world or len({w.rank for w in group}) != self.world:
+            raise Violation(f"the group of generation {generation} is {group}")
+        at: dict[int, set[Content | None]] = {0: set(), 1: set()}
+        epochs = {w.epoch for w in group}
+        for worker in group:
+            at[plan.tasks[worker.rank].serve].add(worker.content)
+        if len(at[0]) != 1 or len(at[1]) > 1 or len(epochs) != 1:
+            raise Violation(f"generation {generation} goes live from different states: {at}, epochs {epochs}")
+        behind, ahead = next(iter(at[0])), next(iter(at[1]), None)
+        assert behind is not None
+        if ahead is not None and ahead != advance(behind, behind.iteration, epochs.pop()):
+            raise Violation(f"generation {generation}: who is ahead is of another history")
+        self.seen["formed"] += 1
+
+    def check_served(self, worker: Worker, peer: int, iteration: int, got: tuple[int, int]) -> None:
+        """Who serves gets again what it got before."""
+        own = self.store.read_log(worker.rank, iteration, worker.log_since)
+        if not isinstance(own, str) and got != (own.chain, own.history):
+            raise Violation(f"{worker} serves, and rank {peer} sends other bytes than before")
+
+    # -------------------------------------------------------------------------------------------- faults
+
+    def _fault(self) -> None:
+        """One fault of a random kind."""
+        kinds = list(_FAULTS)
+        kind = self.rng.choices(kinds, [_FAULTS[k] for k in kinds])[0]
+        if self.bare and kind in ("corrupt", "unreadable", "diverge", "dirty"):
+            return
+        if getattr(self, f"_fault_{kind}")():
+            self.budget -= 1
+            self._faulty = True
+            self.seen[f"fault: {kind} while {self.states[-1].phase}"] += 1
+            if self.trace:
+                print(f"{self.ticks:5d} *** {kind}")
+
+    def _some_machine(self) -> Machine | None:
+        up = [m for m in self._machines if m.alive and not m.frozen]
+        members = [m for m in up if m.name in self.states[-1].members]
+        return self.rng.choice(members or up) if up else None
+
+    def _some_worker(self) -> Worker | None:
+        return self.rng.choice(self._running) if self._running else None
+
+    def _fault_kill_machine(self) -> bool:
+        machine = self._some_machine()
+        if machine is not None:
+            machine.die()
+        return machine is not None
+
+    def _fault_kill_two(self) -> bool:
+        self._fault_kill_machine()
+        return self._fault_kill_machine()
+
+    def _fault_kill_all(self) -> bool:
+        if self.rng.random() > 0.2:
+            return False
+        for machine in self._machines:
+            if machine.alive:
+                machine.die()
+        return True
+
+    def _fault_kill_worker(self) -> bool:
+        worker = self._some_worker()
+        if worker is not None:
+            worker.exit(-9)
+        return worker is not None
+
+    def _fault_freeze_machine(self) -> bool:
+        machine = self._some_machine()
+        if machine is not None:
+            machine.frozen = True
+            for worker in machine.workers:
+                worker.frozen = True
+            self._thaws.append((self.ticks + self.rng.choice((20, 100, 400, 1000)), machine))
+        self._stale = True
+        return machine is not None
+
+    def _fault_freeze_worker(self) -> bool:
+        worker = self._some_worker()
+        if worker is not None:
+            worker.frozen = True
+            self._thaws.append((self.ticks + self.rng.choice((20, 100, 400)), worker))
+        self._stale = True
+        return worker is not None
+
+    def _fault_slander(self) -> bool:
+        """A healthy machine is declared lost: the network between two agents failed."""
+        machine = self._some_machine()
+        if machine is not None:
+            self.append(ev.Lost(machine.name, "slander"), "its watcher")
+        return machine is not None
+
+    def _fault_network(self) -> bool:
+        groups = {w.running or w.joining for w in self._running} - {None}
+        for generation in groups:
+            assert generation is not None
+            self.group(generation).broken = True
+        return bool(groups)
+
+    def _fault_corrupt(self) -> bool:
+        """Part of a log is torn or flipped."""
+        found = [(rank, i) for rank, log in self.store.logs.items() for i in log]
+        if not found:
+            return False
+        self.store.corrupt.update(self.rng.sample(found, min(len(found), self.rng.randint(1, 4))))
+        return True
+
+    def _fault_unreadable(self) -> bool:
+        self.store.failing_loads += self.rng.choice((1, 1, 2, 1_000_000))
+        self._may_fail = self._may_fail or self.store.failing_loads > 2
+        return True
+
+    def _fault_diverge(self) -> bool:
+        """A live step finds that it cannot be right, or cannot write its log."""
+        worker = next((w for w in self._running if w.mode == Mode.RUN and not w.frozen), None)
+        if worker is None or worker.running is None:
+            return False
+        generation = worker.running
+        worker.leave_group()
+        worker.stage, worker.mode = 0, Mode.RECOVER
+        worker.tell(ev.CannotReplay(worker.rank, generation, "diverged"))
+        return True
+
+    def _fault_dirty(self) -> bool:
+        """Communication fails after the optimizer's step: the state is between two iterations."""
+        worker = next((w for w in self._running if w.mode == Mode.RUN and w.stage == 4), None)
+        if worker is None:
+            return False
+        worker.dirty = "optimizer"
+        worker.broken()
+        return True
+
+    def _fault_timeout(self) -> bool:
+        """A deadline was too short."""
+        waiting = [w for w in self._running if w.mode == Mode.RECOVER and w.view.missing()]
+        if waiting:
+            self._time_out(self.rng.choice(waiting))
+        return bool(waiting)
+
+    def _fault_script(self) -> bool:
+        worker = self._some_worker()
+        if worker is None:
+            return False
+        self._may_fail = True
+        if self.rng.random() < 0.1:
+            worker.machine.usage_failure = True
+        worker.exit(1)
+        return True
+
+    def _fault_leave(self) -> bool:
+        """One rank's script leaves the loop before the others."""
+        worker = self._some_worker()
+        if worker is None or worker.mode != Mode.RUN:
+            return False
+        self._may_fail = True
+        worker.exit(0)
+        return True
+
+    def _fault_close(self) -> bool:
+        if self.rng.random() < 0.1:
+            self._may_fail = True
+            self.append(ev.Closed("Ctrl-C", 130), "user")
+        return True
+
+    # ---------------------------------------------------------------------------------------- deadlines
+
+    def _time_out(self, worker: Worker) -> None:
+        view = worker.view
+        self.seen[f"timed out while {view.phase}"] += 1
+        worker.tell(ev.TimedOut(view.generation, view.missing(), f"no answer while {view.phase}"))
+
+    def _deadline(self) -> bool:
+        """Nobody has anything to do: some deadline passes. False if there is none."""
+        agents = [m for m in self._machines if m.alive and not m.frozen]
+        self.rng.shuffle(agents)
+        if any(agent.silence() for agent in agents):
+            return True
+        workers = [w for w in self._running if not w.frozen]
+        self.rng.shuffle(workers)
+        for worker in workers:
+            if worker.mode == Mode.CONFIRM:
+                worker.interrupt()
+                return True
+        for worker in workers:
+            if worker.mode == Mode.JOIN or (worker.mode == Mode.BARE and worker.joining is not None):
+                if worker.mode == Mode.BARE:
+                    worker.exit(1)
+                    return True
+                worker.running, worker.joining = worker.joining, None
+                worker.broken()
+                return True
+        for worker in workers:
+            if worker.mode == Mode.FINISHING and len(worker.view.finished) == self.world:
+                worker.done()
+                return True
+        for worker in workers:
+            if worker.mode == Mode.RECOVER and worker.view.missing():
+                self._time_out(worker)
+                return True
+        if self._thaws:
+            self._thaw(0)
+            return True
+        return self._nobody_comes(agents)
+
+    def _nobody_comes(self, agents: list[Machine]) -> bool:
+        if self.states[-1].phase == Phase.FORMING or not agents:
+            if self.supply:
+                self.supply -= 1
+                self.new_machine()
+                return True
+            if agents:
+                agents[0].tell(ev.Closed("no machine came"))
+                return True
+        return False
+
+    def _thaw(self, index: int) -> None:
+        _, frozen = self._thaws.pop(index)
+        frozen.frozen = False
+        for worker in frozen.workers if isinstance(frozen, Machine) else ():
+            worker.frozen = False
+        self.seen["thawed"] += 1
+        self._stale = True
+        if self.trace:
+            print(f"{self.ticks:5d} *** {frozen} thaws")
+
+    # -------------------------------------------------------------------------------------------- running
+
+    def _refresh(self) -> None:
+        machines = [m for m in self._machines if m.alive]
+        self._running = [w for m in machines for w in m.workers if w.alive]
+        self._picks = [m for m in machines if not m.frozen]
+        self._picks += 3 * [w for w in self._running if not w.frozen]
+        self._stale = False
+
+    def run(self) -> Outcome:
+        """Let everybody act until nobody is left.
+
+        Raises:
+            Violation: when something happens that must not.
+        """
+        rng, idle = self.rng, 0
+        while True:
+            self.ticks += 1
+            if self.ticks > MAX_TICKS:
+                raise Violation(f"no end after {MAX_TICKS} ticks in phase {self.states[-1].phase}")
+            if self._stale:
+                self._refresh()
+            if (
+                self.budget
+                and self.ticks > self._quiet_until
+                and (self.ticks == self._fuse or rng.random() < self._fault_rate)
+            ):
+                self._fault()
+                continue
+            if self._thaws and self._thaws[0][0] <= self.ticks:
+                self._thaw(0)
+                continue
+            if not self._picks:
+                if not self._revive():
+                    break
+                continue
+            who = self._picks[int(rng.random() * len(self._picks))]
+            idle = 0 if self._let_act(who) else idle + 1
+            if idle > _ENOUGH_IDLE and not self._anybody():
+                idle = 0
+                if not self._deadline():
+                    raise Violation(f"stuck in phase {self.states[-1].phase}: {self._running}")
+        return self._outcome()
+
+    def _let_act(self, who: Worker | Machine) -> bool:
+        """Let a participant read some of the journal, and act a little."""
+        rng, end = self.rng, len(self.events)
+        behind = end - who.position
+        read = 0
+        if behind:
+            chance = rng.random()
+            if chance < 0.5:
+                read = behind
+            elif chance < 0.8:
+                read = int(rng.random() * (behind + 1))
+            if read:
+                who.read(who.position + read)
+        if isinstance(who, Machine):
+            return (who.alive and who.act()) or read > 0
+        acted = False
+        for _ in range(1 + int(rng.random() * 4)):
+            if not who.alive or who.frozen or not who.act():
+                break
+            acted = True
+        return acted or read > 0
+
+    def _anybody(self) -> bool:
+        """Whether anybody has anything to do, once all have read everything."""
+        acted = False
+        for who in [*self._machines, *self._running]:
+            if who.alive and not who.frozen:
+                if who.position < len(self.events):
+                    who.read(len(self.events))
+                    acted = True
+                acted = (who.alive and who.act()) or acted
+        return acted
+
+    def _revive(self) -> bool:
+        """All machines are gone, or frozen: some thaw, or new ones come."""
+        if self._thaws:
+            self._thaw(0)
+            return True
+        if self.states[-1].phase == Phase.ENDED or not self.supply:
+            return False
+        self.supply -= 1
+        self.new_machine()
+        return True
+
+    def _outcome(self) -> Outcome:
+        state = self.states[-1]
+        verdict = state.verdict
+        ok = verdict is not None and verdict.ok
+        reason = "abandoned" if verdict is None else verdict.reason
+        if self.bare:
+            self._may_fail = True
+        if not ok and not self._excused(reason):
+            raise Violation(f"ended without success, and without a good reason: {reason}")
+        if ok and not self.bare:
+            contents = set(self.results.values())
+            if len(self.results) != self.world or len(contents) != 1:
+                raise Violation(f"finished with different states: {self.results}")
+            if contents.pop().iteration != self.iterations:
+                raise Violation(f"finished at another iteration than {self.iterations}: {self.results}")
+        self.seen["finished" if ok else "gave up"] += 1
+        return Outcome(ok, reason, len(self.events), self.ticks, self.seen)
+
+    def _excused(self, reason: str) -> bool:
+        """Whether there was a reason to give up."""
+        scarce = reason in ("abandoned", "no machine came") and not self.supply
+        limits = ("communication broke", "more than the limit", "lost after the last iteration")
+        return self._may_fail or scarce or (self._faulty and any(limit in reason for limit in limits))
+
+
+_FAULTS = {
+    "kill_machine": 8,
+    "kill_two": 2,
+    "kill_all": 1,
+    "kill_worker": 4,
+    "freeze_machine": 5,
+    "freeze_worker": 2,
+    "slander": 3,
+    "network": 5,
+    "corrupt": 3,
+    "unreadable": 2,
+    "diverge": 1,
+    "dirty": 1,
+    "timeout": 2,
+    "script": 1,
+    "leave": 1,
+    "close": 1,
+}
+
+
+def simulate(
+    seed: int, machines: int, workers: int = 1, *, bare: bool = False, trace: bool = False
+) -> Outcome:
+    """Run one seed.
+
+    Raises:
+        Violation: with the command that runs this seed again.
+    """
+    sim = Simulation(seed, machines, workers, bare=bare, trace=trace)
+    try:
+        return sim.run()
+    except Exception as error:
+        command = f"python {Path(__file__)} {seed} --shape {machines}x{workers}{' --bare' if bare else ''}"
+        raise Violation(f"seed {seed}: {error}\nto see it: {command}") from error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run one seeded failure order and print its journal.")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--shape", default="4x1", help="machines x workers per machine")
+    parser.add_argument("--bare", action="store_true", help="a script without a session")
+    args = parser.parse_args()
+    machines, workers = (int(n) for n in args.shape.split("x"))
+    print(simulate(args.seed, machines, workers, bare=args.bare, trace=True))
+
+
+if __name__ == "__main__":
+    main()
