@@ -45,12 +45,9 @@ def test_a_users_exception_is_no_peers_death() -> None:
     def loss_fn() -> None:
         raise RuntimeError("Connection closed by peer [127.0.0.1]:15788")
 
-    try:
+    with pytest.raises(RuntimeError) as caught:
         loss_fn()
-    except RuntimeError as error:
-        assert not is_broken_communication(error)
-    else:
-        pytest.fail("nothing was raised")
+    assert not is_broken_communication(caught.value)
 
 
 def test_faults_read_what_they_print() -> None:
