@@ -70,6 +70,12 @@ class GenerationGroup:
         if self._operation_timeout is not None:
             dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
 
+    def give_up_soon(self) -> None:
+        """Let an operation on the group that the script made fail after this group's own deadline."""
+        if self._backend is None:
+            self._remember()
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout_s))
+
     def abort(self) -> None:
         """Break what the group waits for, from any thread: the waiting call raises within milliseconds.
 

@@ -32,6 +32,8 @@ _PRELOAD = (
     "swift_ft",
 )
 _MAX_PACKET = 1 << 20
+_ANSWER_S = 120.0
+"""Longer than any import of torch."""
 
 
 def preload() -> None:
@@ -52,6 +54,7 @@ class Standby:
                 close_in_child()
             _serve(child)
         child.close()
+        self._line.settimeout(_ANSWER_S)
 
     def fileno(self) -> int:
         """For a selector: readable when a worker ended."""
@@ -74,6 +77,9 @@ class Standby:
         """The next piece of news: ``{"started": pid, "local_rank": n}`` or ``{"ended": pid, "status": n}``.
 
         ``status`` is negative for a signal. None when the standby itself is gone.
+
+        Raises:
+            TimeoutError: if it does not answer.
         """
         with contextlib.suppress(ConnectionError):
             packet = self._line.recv(_MAX_PACKET)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import io
 import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -37,6 +36,7 @@ __all__ = ["CheckpointFolder", "Checkpointer", "TrainingState"]
 # That DCP works without a group is meant; it warns in threads, where no context manager reaches.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
+_SAVE_S = 1800.0
 _ROOT = "checkpoints"
 _MARKER = "committed.json"
 
@@ -217,7 +217,6 @@ class Checkpointer:
         self._saving: Future[Any] | None = None
         self._idle = threading.Event()
         self._idle.set()
-        self.waited_s = 0.0
 
     def save(self, iteration: int, path: str, on_durable: Callable[[], None]) -> None:
         """Copy the state now and write it in the background; waits for a save that is still going on.
@@ -229,10 +228,16 @@ class Checkpointer:
             iteration: completed iterations.
             path: the part's place in the store.
             on_durable: called in the background when it is there.
+
+        Raises:
+            CheckpointError: if the save before it does not come to an end.
         """
-        begun = time.monotonic()
-        self._idle.wait()
-        self.waited_s += time.monotonic() - begun
+        if not self._idle.wait(_SAVE_S):
+            raise CheckpointError(
+                f"The save of an earlier checkpoint has not ended within {_SAVE_S:g} s: "
+                f"{self._folder.store.url} does not answer, or checkpoint_every is too small for it.",
+                iteration=iteration,
+            )
         self._idle.clear()
         writer = FsspecWriter(self._folder.store.child_url(path))
         future = state_dict_saver.async_save(self._state.to_save(), storage_writer=writer, no_dist=True)

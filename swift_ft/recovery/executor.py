@@ -167,6 +167,11 @@ class Executor:
         """The step was interrupted by a broken connection, or its replay turned out impossible."""
         self._dirty = self._rollback.dirty()
         generation = self._log_generation
+        if self.replaying and failure is None:
+            failure = RecoveryError(
+                "the body of the step communicates outside of the pipeline, "
+                f"which a replay cannot do ({cause})"
+            )
         self.hook.reset()
         self._rollback.back()
         coordinator = self._coordinator
@@ -280,6 +285,7 @@ class Executor:
             from_iteration=task.begin,
         )
         source.refresh()
+        self._coordinator.group.give_up_soon()  # a replay talks to nobody
         self._traffic.source, self._replay_until, self._replayed = source, task.replay_until, 0
         self._has_state = True
 

@@ -9,6 +9,7 @@ import pytest
 from conftest import CHECKPOINT_EVERY, ClusterRun, assert_clean, assert_identical, run_cluster, training
 
 DAMAGED = Path(__file__).parent / "scripts" / "damaged_log.py"
+TALKATIVE = Path(__file__).parent / "scripts" / "talkative.py"
 FAULT = "kill machine=1 iteration=5 point=forward microbatch=3"
 
 
@@ -38,3 +39,16 @@ def test_damaged_log(
     assert reason in recovery["reason"]
     assert "worker 1 cannot replay" in recovery["reason"]
     assert any(recovery["iterations_lost"].values())
+
+
+def test_communication_after_the_update(tmp_path: Path, references: Any) -> None:
+    """A step that was cut off between its update and its end is neither done nor undone; nor can it be
+    replayed without peers."""
+    run = run_cluster(
+        tmp_path,
+        inject="kill machine=1 iteration=5 point=optimizer",
+        script=training(tmp_path, TALKATIVE),
+    )
+    assert_identical(run, references())
+    assert run.recoveries[0]["way"] == "fallback"
+    assert "keep communication before the optimizer's step" in run.recoveries[0]["reason"]

@@ -137,8 +137,9 @@ class Worker:
             state = states[self.position]
             if self.rank == 0 and (due := commit_due(state, 0)) is not None:
                 self._begin_commit(due, state)
-            if state.phase == Phase.LIVE and (state.committed or -1) > self.cleaned:
-                self.cleaned = state.committed or 0
+            known = state.committed
+            if state.phase == Phase.LIVE and known is not None and known > self.cleaned:
+                self.cleaned = known
                 self.cleanings.append(self.cleaned)
         if self.order(self.view) == WorkerOrder.DIE:
             self.exit(FENCED)

@@ -96,6 +96,7 @@ class Simulation:
         self.supply = 40 if rng.random() < 0.9 else rng.randint(0, 2)
         self._may_fail = False  # a fault happened that entitles to an end without success
         self._faulty = False
+        self._left_alone = False
         self._restarts = rng.choice((0, 0, 1, 2))
         self._max_failures = rng.randint(0, 3) if rng.random() < 0.1 else None
         if self.resume is not None:
@@ -391,7 +392,7 @@ class Simulation:
         worker = self._some_worker()
         if worker is None or worker.mode != Mode.RUN:
             return False
-        self._may_fail = True
+        self._may_fail = self._left_alone = True
         worker.exit(0)
         return True
 
@@ -561,9 +562,10 @@ class Simulation:
             raise Violation(f"ended without success, and without a good reason: {reason}")
         if ok and not self.bare:
             contents = set(self.results.values())
-            if len(self.results) != self.world or len(contents) != 1:
+            complete = len(self.results) == self.world or self._left_alone
+            if not complete or len(contents) > 1:
                 raise Violation(f"finished with different states: {self.results}")
-            if contents.pop().iteration != self.iterations:
+            if any(content.iteration != self.iterations for content in contents):
                 raise Violation(f"finished at another iteration than {self.iterations}: {self.results}")
         self.seen["finished" if ok else "gave up"] += 1
         return Outcome(ok, reason, len(self.events), self.ticks, self.seen)

@@ -1,0 +1,74 @@
+"""The recovery protocol in a simulated network, through thousands of seeded failure orders.
+
+See `simulation.py` for what is simulated, and for how to run one seed again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from simulation import Violation, simulate
+
+from swift_ft.recovery import protocol
+from swift_ft.recovery.plan import Way
+from swift_ft.recovery.protocol import Phase
+
+FAULTS_EVERYWHERE = ("kill_machine", "kill_worker", "freeze_machine", "slander")
+
+
+def run_all(machines: int, workers: int, seeds: int, *, bare: bool = False) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in range(seeds):
+        seen += simulate(seed, machines, workers, bare=bare).seen
+    return seen
+
+
+def test_a_pipeline_of_four() -> None:
+    seen = run_all(4, 1, 6_000)
+    assert not [way for way in set(Way) - {Way.RESTART} if not seen[f"way: {way}"]]
+    missing = [
+        (fault, phase)
+        for fault in FAULTS_EVERYWHERE
+        for phase in set(Phase) - {Phase.ENDED}
+        if not seen[f"fault: {fault} while {phase}"]
+    ]
+    assert not missing
+    for what in ("served", "thawed", "timed out while agreeing", "timed out while recovering"):
+        assert seen[what] > 20, what
+    for late in ("Reported", "Ready", "CannotReplay", "Interrupted", "Durable", "Lost", "TimedOut", "Failed"):
+        assert seen[f"no news: {late}"], late
+    assert seen["finished"] > 10 * seen["gave up"] / 2
+
+
+@pytest.mark.parametrize(("machines", "workers", "seeds"), [(2, 1, 800), (3, 1, 1_200), (5, 1, 800)])
+def test_shorter_and_longer_pipelines(machines: int, workers: int, seeds: int) -> None:
+    seen = run_all(machines, workers, seeds)
+    assert seen[f"way: {Way.REPLAY}"]
+    assert seen["served"]
+
+
+def test_machines_with_two_workers() -> None:
+    seen = run_all(2, 2, 1_200)
+    assert seen[f"way: {Way.FALLBACK}"]
+    assert seen[f"way: {Way.CONTINUE}"]
+
+
+def test_scripts_without_a_session() -> None:
+    seen = run_all(3, 1, 800, bare=True)
+    assert seen["finished"]
+    assert seen["gave up"]
+
+
+def test_a_seed_is_the_same_run_every_time() -> None:
+    for seed in range(40):
+        assert simulate(seed, 4) == simulate(seed, 4)
+
+
+def test_a_broken_protocol_is_found_and_its_seed_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(state: protocol.State, reason: str) -> protocol.State:
+        return state
+
+    monkeypatch.setattr(protocol, "_restart", forgetful)
+    with pytest.raises(Violation, match=r"seed \d+: .*\nto see it: python .*simulation.py \d+ --shape 4x1"):
+        run_all(4, 1, 300)
