@@ -1,6 +1,26 @@
 """A recovery runtime for distributed training with stock PyTorch."""
 
-from swift_ft.determinism import deterministic
-from swift_ft.session import Session, Step
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swift_ft.determinism import deterministic
+    from swift_ft.session import Session, Step
 
 __all__ = ["Session", "Step", "deterministic"]
+
+_HOMES = {
+    "Session": "swift_ft.session",
+    "Step": "swift_ft.session",
+    "deterministic": "swift_ft.determinism",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the launcher sets variables that torch reads when it is imported."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'swift_ft' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

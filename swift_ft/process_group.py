@@ -7,7 +7,6 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,14 +20,14 @@ class GenerationGroup:
     """The default group of the current generation.
 
     Args:
-        connect: opens a client of the rendezvous store.
+        rendezvous: a client of the rendezvous store that belongs to the training thread.
         rank: this worker.
         world: number of workers.
         timeout_s: for forming a group.
     """
 
-    def __init__(self, connect: Callable[[], Store], *, rank: int, world: int, timeout_s: float) -> None:
-        self._connect = connect
+    def __init__(self, rendezvous: Store, *, rank: int, world: int, timeout_s: float) -> None:
+        self._rendezvous = rendezvous
         self._rank = rank
         self._world = world
         self._timeout_s = timeout_s
@@ -56,7 +55,7 @@ class GenerationGroup:
         """
         self.leave()
         os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
-        store = PrefixStore(f"groups/{generation}", self._connect())
+        store = PrefixStore(f"groups/{generation}", self._rendezvous)
         before = _tcp_connections()
         dist.init_process_group(
             self._backend,

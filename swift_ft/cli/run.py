@@ -100,6 +100,8 @@ def _run(args: argparse.Namespace) -> int:
     machines = args.machines or parse_min_max_nnodes(args.nnodes)[0]
     if standalone and machines > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for several workers on a host
+        # Each connection to the store looks up its own name; many at once may lose an answer of the resolver.
+        os.environ.setdefault("RES_OPTIONS", "timeout:1")
     run_id = args.rdzv_id if args.rdzv_id != "none" else f"run-{uuid.uuid4().hex[:8]}"
     config = _launch_config(args)
     opened = ev.Opened(machines, config.nproc_per_node, args.max_restarts, args.max_failures)

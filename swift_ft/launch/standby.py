@@ -9,6 +9,7 @@ standby's socket ends, and the standby kills the workers: a machine fails as a w
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -29,7 +30,7 @@ _PRELOAD = (
     "torch.distributed.pipelining",
     "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.state_dict",
-    "swift_ft",
+    "swift_ft.session",
 )
 _MAX_PACKET = 1 << 20
 _ANSWER_S = 120.0
@@ -40,6 +41,9 @@ def preload() -> None:
     """Import what a worker needs, before anybody forks from this process."""
     for module in _PRELOAD:
         importlib.import_module(module)
+    # A recovery collects garbage while everybody waits; what was imported here never becomes any.
+    gc.collect()
+    gc.freeze()
 
 
 class Standby:

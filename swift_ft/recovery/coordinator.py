@@ -59,7 +59,7 @@ class Coordinator:
         client = partial(connect, context.host, context.port, context.run_id)
         self.rendezvous = client()
         self.group = GenerationGroup(
-            client, rank=context.rank, world=context.world, timeout_s=context.timeouts.group_s
+            self.rendezvous, rank=context.rank, world=context.world, timeout_s=context.timeouts.group_s
         )
         self._running: int | None = None
         self._commits_begun: set[tuple[int, int]] = set()
@@ -152,7 +152,8 @@ class Coordinator:
     def tell_progress(self, iteration: int, mode: str, **facts: Any) -> None:
         """For the live view, and for those who wait for a replay."""
         self.rendezvous.set(
-            f"progress/{self.context.rank}", json.dumps({"iteration": iteration, "mode": mode, **facts})
+            f"progress/{self.context.rank}",
+            json.dumps({"iteration": iteration, "mode": mode, "at": time.time(), **facts}),
         )
 
     def progress_of_all(self, state: State) -> dict[str, Any]:
