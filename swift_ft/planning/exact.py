@@ -17,14 +17,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from swift_ft.planning.chain import Chain, IntArray
+from swift_ft.planning.chain import Chain, FloatArray, IntArray
 from swift_ft.planning.frontier import Limits, TooManyLabelsError, search
 from swift_ft.planning.lagrange import Dual, Path, PricedChain, solve_dual
 
 __all__ = ["Optimum", "optimal_partition"]
 
 _ROUNDING = 1e-12  # relative: what sums of 10,000 float64 terms may be off by
-_GROWTH = 4.0
+_FIRST_SLACK, _GROWTH = 1e-4, 4.0  # of the known gap
+_DIVE_WIDTH = 256
 _FIRST_LABELS, _CLASS_LABELS = 3_000_000, 30_000_000
 _CLASSES = 24
 
@@ -67,19 +68,37 @@ def _deepen(priced: PricedChain, dual: Dual, rank_of: IntArray, limits: Limits, 
     to, _ = priced.forward(dual.price)
     ways = (to, priced.backward(dual.price))
     rounding = _ROUNDING * best.cost
-    slack = max((best.cost - dual.bound) * 1e-5, rounding)
+    dive = replace(limits, width=_DIVE_WIDTH, ideal=_ideal(dual, priced, limits.size))
+    slack, effort = 10 * rounding, dive  # where many partitions are equally good, a narrow search finds one
     while True:
         try:
-            found = search(priced, dual.price, slack + rounding, ways, rank_of, limits)
+            found = search(priced, dual.price, slack + rounding, ways, rank_of, effort)
         except TooManyLabelsError:
             return best, False
         if found is not None:
             path = priced.measure(found.starts)
             best = path if path.cost < best.cost else best
         gap = best.cost - dual.bound
-        if gap <= slack + rounding:
+        if gap <= rounding or (gap <= slack + rounding and effort is limits):
             return best, True
-        slack = min(slack * _GROWTH, gap)
+        slack = gap * _FIRST_SLACK if effort is dive else min(slack * _GROWTH, gap)
+        slack, effort = max(slack, rounding), limits
+
+
+def _ideal(dual: Dual, priced: PricedChain, limit: int) -> FloatArray:
+    """Bytes before each place on the mixture of the dual's two paths that ends at the limit."""
+
+    def profile(path: Path) -> FloatArray:
+        logged = np.zeros(priced.n + 1)
+        starts = np.array(path.starts)
+        logged[starts] = priced.before[starts]
+        total: FloatArray = np.cumsum(logged) - logged
+        return total
+
+    if dual.above is None:
+        return profile(dual.below)
+    part = (limit - dual.below.size) / (dual.above.size - dual.below.size)
+    return profile(dual.below) + part * (profile(dual.above) - profile(dual.below))
 
 
 def _ranks(chain: Chain) -> IntArray:

@@ -21,6 +21,7 @@ from swift_ft.planning.lagrange import PricedChain
 __all__ = ["Found", "Limits", "TooManyLabelsError", "search"]
 
 Int32Array = npt.NDArray[np.int32]
+Terms = tuple[float, IntArray, IntArray]  # price per byte; bytes before each place; rank by size of group
 
 
 class TooManyLabelsError(Exception):
@@ -35,11 +36,16 @@ class Limits:
         size: bytes per iteration.
         rank: the sum over groups of ``rank_of[size of group]`` must be this; None where any will do.
         labels: labels kept at most.
+        width: labels kept at most at one place, those whose bytes are nearest to ``ideal``; None for all of them.
+            What is found is then good, but no proof.
+        ideal: by place, the bytes before it that lead to ``size`` in the end, shape (N + 1,).
     """
 
     size: int
     rank: int | None
     labels: int
+    width: int | None = None
+    ideal: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -90,17 +96,18 @@ def _core(priced: PricedChain, price: float, slack: float, ways: tuple[FloatArra
 
 
 class _Side:
-    """Labels that grow from one end of the chain."""
+    """Labels that grow from one end of the chain: forward over heads, or backward over tails."""
 
-    def __init__(self, home: int, edges: tuple[IntArray, IntArray, FloatArray], n: int) -> None:
-        there, here, self.cost = edges  # an edge leads from a place ``there``, done before, to a place ``here``
-        self.there = there
-        self.index = np.searchsorted(here, np.arange(n + 2))
-        self.labels = {home: _Labels(np.zeros(1, np.int64), np.zeros(1), np.zeros(1, np.int64))}
+    def __init__(self, core: _Core, n: int, forward: bool) -> None:
+        there, here = (core.tail, core.head) if forward else (core.head, core.tail)
+        order = np.argsort(here, kind="stable")
+        self.there, self.cost = there[order], core.excess[order]
+        self.index = np.searchsorted(here[order], np.arange(n + 2))
+        self.last_use = np.full(n + 1, -1 if forward else n + 1)
+        (np.maximum if forward else np.minimum).at(self.last_use, there, here)
+        self.forward, self.home, self.width = forward, 0 if forward else n, 1
+        self.labels = {self.home: _Labels(np.zeros(1, np.int64), np.zeros(1), np.zeros(1, np.int64))}
         self.parents: dict[int, tuple[Int32Array, Int32Array]] = {}
-        self.home, self.width = home, 1
-        self.last_use = np.full(n + 1, -1)
-        self.last_use[there] = here  # edges are sorted by ``here`` in the order of growth: the last one stays
 
     def edges(self, place: int) -> range:
         return range(int(self.index[place]), int(self.index[place + 1]))
@@ -151,51 +158,35 @@ def search(
         TooManyLabelsError: more than ``limits.labels`` labels.
     """
     n, core = priced.n, _core(priced, price, slack, ways)
-    front = _Side(0, (core.tail, core.head, core.excess), n)
-    order = np.lexsort((-core.head, -core.tail))
-    back_here, back_there = core.tail[order], core.head[order]
-    back = _Side(n, (back_there, back_here, core.excess[order]), n)
-    ascending = np.argsort(core.tail, kind="stable")  # the index by place needs ascending order
-    back.there, back.cost = core.head[ascending], core.excess[ascending]
-    back.index = np.searchsorted(core.tail[ascending], np.arange(n + 2))
+    front, back = _Side(core, n, True), _Side(core, n, False)
+    terms = (price, priced.bytes_before, rank_of)
     first, last, stored = 0, len(core.places) - 1, 0
-    bytes_before = priced.bytes_before
     while last - first > 1:
         if front.width <= back.width:
             first += 1
             place = int(core.places[first])
-            _grow(front, place, price, slack - float(core.rest[place]), (bytes_before, True), rank_of, limits.size)
-            stored += front.width
+            stored += _grow(front, place, slack - float(core.rest[place]), terms, limits)
         else:
             last -= 1
             place = int(core.places[last])
-            _grow(back, place, price, slack, (bytes_before, False), rank_of, limits.size)
-            stored += back.width
+            stored += _grow(back, place, slack, terms, limits)
         if stored > limits.labels:
             raise TooManyLabelsError
-    return _join(front, back, core, int(core.places[first]), (price, bytes_before, rank_of), limits)
+    return _join(front, back, core, int(core.places[first]), terms, limits)
 
 
-def _grow(
-    side: _Side,
-    place: int,
-    price: float,
-    room: float,
-    direction: tuple[IntArray, bool],
-    rank_of: IntArray,
-    size_limit: int,
-) -> None:
-    """Labels of ``place`` from those of the places before it (in the order of growth)."""
-    bytes_before, forward = direction
+def _grow(side: _Side, place: int, room: float, terms: Terms, limits: Limits) -> int:
+    """Labels of ``place`` from those of the places before it (in the order of growth); how many there are."""
+    price, bytes_before, rank_of = terms
     sizes, excesses, ranks, tails, ks = [], [], [], [], []
     for e in side.edges(place):
         there = int(side.there[e])
         known = side.labels.get(there)
         if known is None:
             continue
-        size = known.size + bytes_before[there if forward else place]
+        size = known.size + bytes_before[there if side.forward else place]
         excess = known.excess + side.cost[e]
-        fit = np.nonzero((excess <= room) & (size <= size_limit))[0]
+        fit = np.nonzero((excess <= room) & (size <= limits.size))[0]
         if len(fit):
             sizes.append(size[fit])
             excesses.append(excess[fit])
@@ -205,20 +196,20 @@ def _grow(
         if side.last_use[there] == place:
             del side.labels[there]
     if not sizes:
-        return
-    if len(sizes) == 1:
-        labels, tail, k = _Labels(sizes[0], excesses[0], ranks[0]), tails[0], ks[0]
-    else:
-        size, excess, rank = np.concatenate(sizes), np.concatenate(excesses), np.concatenate(ranks)
-        keep = _undominated(size, excess, rank, price)
-        labels = _Labels(size[keep], excess[keep], rank[keep])
-        tail, k = np.concatenate(tails)[keep], np.concatenate(ks)[keep]
-    side.labels[place], side.parents[place], side.width = labels, (tail, k), len(tail)
+        return 0
+    size, excess, rank = np.concatenate(sizes), np.concatenate(excesses), np.concatenate(ranks)
+    keep = np.arange(len(size)) if len(sizes) == 1 else _undominated(size, excess, rank, price)
+    if limits.width is not None and limits.ideal is not None and len(keep) > limits.width:
+        aim = limits.ideal[place] if side.forward else limits.size - limits.ideal[place]
+        nearest = np.argpartition(np.abs(size[keep] - aim), limits.width)[: limits.width]
+        keep = keep[np.sort(nearest)]
+    side.labels[place] = _Labels(size[keep], excess[keep], rank[keep])
+    side.parents[place] = (np.concatenate(tails)[keep], np.concatenate(ks)[keep])
+    side.width = len(keep)
+    return side.width
 
 
-def _join(
-    front: _Side, back: _Side, core: _Core, cut: int, terms: tuple[float, IntArray, IntArray], limits: Limits
-) -> Found | None:
+def _join(front: _Side, back: _Side, core: _Core, cut: int, terms: Terms, limits: Limits) -> Found | None:
     """The best pair of a way to a place up to ``cut`` and a way from one after it, with a group between them."""
     price, bytes_before, rank_of = terms
     best, ends = math.inf, (0, 0, 0, 0)

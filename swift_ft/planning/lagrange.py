@@ -179,7 +179,7 @@ def solve_dual(priced: PricedChain, limit: int) -> Dual:
         best, came = priced.forward(price)
         found = priced.path(came)
         known, value = dear + price * below.size, float(best[-1])
-        if value >= known - 1e-13 * abs(known) or found.size in (above.size, below.size):
+        if value >= known - 1e-12 * abs(known) or found.size in (above.size, below.size):
             return Dual(price, min(value, known) - price * limit, above, below)
         if found.size > limit:
             above, cheap = found, found.cost + priced.toll_of(found)
