@@ -26,7 +26,7 @@ __all__ = ["Optimum", "optimal_partition"]
 _ROUNDING = 1e-12  # relative: what sums of 10,000 float64 terms may be off by
 _FIRST_SLACK, _GROWTH = 1e-4, 4.0  # of the known gap
 _DIVE_WIDTH = 256
-_FIRST_LABELS, _CLASS_LABELS = 3_000_000, 30_000_000
+_FIRST_LABELS, _CLASS_LABELS = 3_000_000, 20_000_000
 _CLASSES = 24
 
 
@@ -119,7 +119,7 @@ def _by_class(chain: Chain, dual: Dual, limit: int, best: Path) -> tuple[Path, f
     """
     rank_of = _ranks(chain)
     centre = _mixed_rank(dual, rank_of, chain.n, limit)
-    gap, done = 0.0, 0
+    open_bounds, done = [best.cost], 0
     for outward, rank in ((-1, math.floor(centre)), (1, math.floor(centre) + 1)):
         toll = 0.0
         while True:
@@ -127,14 +127,13 @@ def _by_class(chain: Chain, dual: Dual, limit: int, best: Path) -> tuple[Path, f
             if within.bound >= best.cost * (1 - _ROUNDING):
                 break
             done += 1
-            before = best
             best, proven = _deepen(priced, within, rank_of, Limits(limit, rank, _CLASS_LABELS), best)
             if not proven:
-                gap = max(gap, before.cost - within.bound)
+                open_bounds.append(within.bound)
             if done >= _CLASSES:
                 return best, best.cost - dual.bound
             rank += outward
-    return best, gap
+    return best, max(0.0, best.cost - min(open_bounds))
 
 
 def _mixed_rank(dual: Dual, rank_of: IntArray, n: int, limit: int) -> float:
