@@ -1,11 +1,12 @@
-"""Files that the planner reads and writes: profiles of a pipeline, groups, measured recoveries, failure traces.
+"""Files that the planner reads and writes: profiles, groups, measured recoveries, failure traces.
 
 A profile is what a few measured iterations tell (§5.3)::
 
     {"machines": [{"compute_s": 0.51}, {"compute_s": 0.49, "failure_weight": 2.0}],
      "boundary_bytes": [536870912]}
 
-with one entry of ``boundary_bytes`` per pair of neighbouring machines: bytes per iteration, both directions together.
+with one entry of ``boundary_bytes`` per pair of neighbouring machines: bytes per iteration, both directions
+together.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from swift_ft.planning.calibration import MeasuredRecovery
 from swift_ft.planning.chain import ChainProfile
 from swift_ft.planning.grouping import GroupPlan
 
-__all__ = ["Profile", "read_calibration", "read_failure_trace", "read_profile", "write_groups", "write_profile"]
+__all__ = [
+    "Profile",
+    "read_calibration",
+    "read_failure_trace",
+    "read_profile",
+    "write_groups",
+    "write_profile",
+]
 
 
 class Profile(ChainProfile):
@@ -32,7 +40,9 @@ class Profile(ChainProfile):
         machines: list[dict[str, float]] = [{"compute_s": seconds} for seconds in self.compute_s]
         for machine, weight in zip(machines, self.failure_weight, strict=False):
             machine["failure_weight"] = weight
-        return json.dumps({"machines": machines, "boundary_bytes": list(self.boundary_bytes)}, indent=1) + "\n"
+        return (
+            json.dumps({"machines": machines, "boundary_bytes": list(self.boundary_bytes)}, indent=1) + "\n"
+        )
 
     @classmethod
     def from_json(cls, text: str, source: str = "profile") -> Profile:
@@ -101,7 +111,9 @@ def read_failure_trace(path: Path) -> tuple[tuple[float, int], ...]:
         try:
             time_s, machine = float(row[0]), int(row[1])
         except (ValueError, IndexError):
-            raise UsageError(f"{path}, line {number}: expected 'time,machine', got {','.join(row)!r}") from None
+            raise UsageError(
+                f"{path}, line {number}: expected 'time,machine', got {','.join(row)!r}"
+            ) from None
         if not math.isfinite(time_s) or time_s < 0 or machine < 0:
             raise UsageError(f"{path}, line {number}: time and machine must not be negative")
         failures.append((time_s, machine))
@@ -128,8 +140,15 @@ def read_calibration(path: Path) -> tuple[MeasuredRecovery, ...]:
         values = []
         for key in numbers:
             value = record.get(key)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-                raise UsageError(f"{path}: recovery {i}: {key!r} is {value!r}, it must be a number of zero or more")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not math.isfinite(value)
+                or value < 0
+            ):
+                raise UsageError(
+                    f"{path}: recovery {i}: {key!r} is {value!r}, it must be a number of zero or more"
+                )
             values.append(float(value))
         if values[-1] == 0:
             raise UsageError(f"{path}: recovery {i}: 'iteration_s' must be positive")

@@ -1,4 +1,4 @@
-"""Is logging worth it for this job? (§5.4 of the paper)"""
+"""Whether logging is worth it for a job (§5.4 of the paper)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ class ChainProfile:
                 f"{len(self.boundary_bytes)} entries: give one per pair of neighbours"
             )
         if self.failure_weight and len(self.failure_weight) != n:
-            raise UsageError(f"{len(self.failure_weight)} failure weights for {n} machines: give one each, or none")
+            raise UsageError(
+                f"{len(self.failure_weight)} failure weights for {n} machines: give one each, or none"
+            )
         _check_numbers("compute_s of machine", self.compute_s)
         _check_numbers("failure_weight of machine", self.failure_weight)
         for i, size in enumerate(self.boundary_bytes):
@@ -94,7 +96,9 @@ class Chain:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
-            raise UsageError(f"the bandwidth is {self.bandwidth}: it must be a positive number of bytes per second")
+            raise UsageError(
+                f"the bandwidth is {self.bandwidth}: it must be a positive number of bytes per second"
+            )
 
     @property
     def n(self) -> int:
@@ -110,7 +114,8 @@ class Chain:
     def probability(self) -> FloatArray:
         """The chance that a failure is this machine's, shape (N,); adds up to one."""
         weights = np.array(self.profile.failure_weight or (1.0,) * self.n, dtype=np.float64)
-        return weights / weights.sum()
+        chances: FloatArray = weights / weights.sum()
+        return chances
 
     @cached_property
     def cum_probability(self) -> FloatArray:
@@ -119,7 +124,7 @@ class Chain:
 
     @cached_property
     def end_time(self) -> FloatArray:
-        """``R(i..j-1) = end_time[j] - start_time[i]`` before the division, shape (N + 1,); entry 0 is unused."""
+        """``R(i..j-1) = end_time[j] - start_time[i]``, undivided; shape (N + 1,), entry 0 unused."""
         inner = np.concatenate(([0.0, 0.0], np.cumsum(self.boundary / self.bandwidth)))
         return self._cum_compute + inner
 
@@ -135,7 +140,7 @@ class Chain:
 
     @cached_property
     def share(self) -> FloatArray:
-        """What is left of ``R(G)`` by size of the group: ``1 / floor(N / g)`` with parallel recovery, else 1."""
+        """What is left of ``R(G)`` by group size: ``1 / floor(N / g)`` with parallel recovery, else 1."""
         sizes = np.arange(1, self.n + 1)
         spread = self.n // sizes if self.parallel else np.ones_like(sizes)
         return np.concatenate(([0.0], 1.0 / spread))
@@ -150,7 +155,7 @@ class Chain:
         return float(self.cum_probability[stop] - self.cum_probability[start])
 
     def expected_replay_s(self, starts: Sequence[int]) -> float:
-        """Expected seconds per replayed iteration, ``sum of P(G) R(G)``, for groups that begin at ``starts``."""
+        """Expected seconds per replayed iteration, ``sum of P(G) R(G)``, by where groups begin."""
         stops = [*starts[1:], self.n]
         return math.fsum(self.chance(i, j) * self.replay_s(i, j) for i, j in zip(starts, stops, strict=True))
 

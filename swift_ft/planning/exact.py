@@ -1,11 +1,11 @@
-"""The exact answer to §5.3: of all partitions of a chain within a budget, the one with the least expected replay.
+"""The exact answer to §5.3: the partition within the budget that has the least expected replay.
 
-The problem holds a knapsack in it, so no method is fast on every input. This one is exact whenever it finishes, and
-says so when it had to stop (``Optimum.gap_s``):
+The problem holds a knapsack in it, so no method is fast on every input. This one is exact whenever it
+finishes, and says so when it had to stop (``Optimum.gap_s``):
 
 1. the best price per byte gives a lower bound (:mod:`lagrange`);
-2. a search through all partitions within a little slack of the bound (:mod:`frontier`), the slack growing until the
-   best one found is inside it, which proves that none is better;
+2. a search through all partitions within a little slack of the bound (:mod:`frontier`), the slack growing
+   until the best one found is inside it, which proves that none is better;
 3. machines that are all alike leave a wide gap, because costs then come in steps. Partitions are divided into
    classes by such steps, and a second price keeps each search within one class, where the gap is small.
 """
@@ -63,8 +63,10 @@ def optimal_partition(chain: Chain, limit: int) -> Optimum:
     return Optimum(best.starts, best.cost, 0.0 if proven else gap)
 
 
-def _deepen(priced: PricedChain, dual: Dual, rank_of: IntArray, limits: Limits, best: Path) -> tuple[Path, bool]:
-    """Search with growing slack; whether the result is proven best (within the class, or better than all of it)."""
+def _deepen(
+    priced: PricedChain, dual: Dual, rank_of: IntArray, limits: Limits, best: Path
+) -> tuple[Path, bool]:
+    """Search with growing slack; also whether nothing in the class can be better than the result."""
     to, _ = priced.forward(dual.price)
     ways = (to, priced.backward(dual.price))
     rounding = _ROUNDING * best.cost
@@ -102,7 +104,7 @@ def _ideal(dual: Dual, priced: PricedChain, limit: int) -> FloatArray:
 
 
 def _ranks(chain: Chain) -> IntArray:
-    """Steps by size of group: what a group of identical machines costs above single ones, in units of a pair's."""
+    """By group size: what identical machines cost above single ones, in units of a pair's."""
     sizes = np.arange(chain.n + 1, dtype=np.float64)
     alone = sizes * chain.share[1]
     grown = sizes * sizes * chain.share - alone
@@ -112,10 +114,11 @@ def _ranks(chain: Chain) -> IntArray:
 
 
 def _by_class(chain: Chain, dual: Dual, limit: int, best: Path) -> tuple[Path, float]:
-    """Go through the classes from the most promising one outwards, until no other can hold a better partition.
+    """Go through the classes from the most promising one outwards, until no other can hold a better
+    partition.
 
-    The bound of a class is convex in its rank, so once it passes the best known cost on one side, it has on all
-    classes further out.
+    The bound of a class is convex in its rank, so once it passes the best known cost on one side, it has on
+    all classes further out.
     """
     rank_of = _ranks(chain)
     centre = _mixed_rank(dual, rank_of, chain.n, limit)
@@ -160,7 +163,7 @@ def _class_dual(
     """
 
     def at(charge: float) -> tuple[PricedChain, Dual, float]:
-        priced = PricedChain(chain, charge * rank_of)
+        priced = PricedChain(chain, (charge * rank_of).astype(np.float64))
         dual = solve_dual(priced, limit)
         slope = _mixed_rank(dual, rank_of, chain.n, limit) - rank
         return priced, replace(dual, bound=dual.bound - charge * rank), slope

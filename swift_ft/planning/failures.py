@@ -21,11 +21,14 @@ class FailureLaw(Protocol):
     """A way to draw failures.
 
     Attributes:
-        on_work: whether times count seconds of training done (so that recovery cannot fail), not of the wall clock.
+        on_work: whether times count seconds of training done (so that recovery cannot fail), not of the wall
+        clock.
     """
 
     @property
-    def on_work(self) -> bool: ...
+    def on_work(self) -> bool:
+        """See above."""
+        ...
 
     def draw(self, machines: int, work_s: float, rng: np.random.Generator) -> Iterator[Failure]:
         """Failures in order of time, as many as are asked for."""

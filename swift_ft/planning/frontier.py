@@ -1,10 +1,11 @@
 """All partitions that cost at most a little more than a lower bound, searched from both ends of the chain.
 
-With the prices of a :class:`~swift_ft.planning.lagrange.Dual`, each group has an *excess*: what it costs above the
-cheapest way through the same place. A partition then costs the bound, plus the excess of its groups, plus the price
-of the bytes that it leaves unused. All of these are at least zero, so a partition within ``slack`` of the bound uses
-only groups whose excess is below ``slack``: the core, a small part of the N^2 / 2 groups. Labels (bytes, excess)
-grow over the core from both ends, dominated ones are dropped, and the two halves are joined in the middle.
+With the prices of a :class:`~swift_ft.planning.lagrange.Dual`, each group has an *excess*: what it costs
+above the cheapest way through the same place. A partition then costs the bound, plus the excess of its
+groups, plus the price of the bytes that it leaves unused. All of these are at least zero, so a partition
+within ``slack`` of the bound uses only groups whose excess is below ``slack``: the core, a small part of the
+N^2 / 2 groups. Labels (bytes, excess) grow over the core from both ends, dominated ones are dropped, and the
+two halves are joined in the middle.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Limits:
         size: bytes per iteration.
         rank: the sum over groups of ``rank_of[size of group]`` must be this; None where any will do.
         labels: labels kept at most.
-        width: labels kept at most at one place, those whose bytes are nearest to ``ideal``; None for all of them.
+        width: labels kept at most at one place, those whose bytes are nearest to ``ideal``; None for all of
+        them.
             What is found is then good, but no proof.
         ideal: by place, the bytes before it that lead to ``size`` in the end, shape (N + 1,).
     """
@@ -210,7 +212,7 @@ def _grow(side: _Side, place: int, room: float, terms: Terms, limits: Limits) ->
 
 
 def _join(front: _Side, back: _Side, core: _Core, cut: int, terms: Terms, limits: Limits) -> Found | None:
-    """The best pair of a way to a place up to ``cut`` and a way from one after it, with a group between them."""
+    """The best pair of a way to a place up to ``cut``, and from one after it, a group between them."""
     price, bytes_before, rank_of = terms
     best, ends = math.inf, (0, 0, 0, 0)
     crossing = np.nonzero((core.tail <= cut) & (core.head > cut))[0]

@@ -33,8 +33,8 @@ def greedy_merges(chain: Chain) -> Iterator[Merge]:
     """Merges two neighbouring groups with the smallest ΔR/ΔM, again and again until one group is left (§5.3).
 
     Every machine counts as equally likely to fail, whatever the profile's weights say: this is the paper's
-    algorithm to the letter. Equal ratios are taken from the left, which the paper leaves open. A boundary without
-    traffic saves nothing, so it is merged last. O(N log N) with a heap; the paper's bound is O(N^2).
+    algorithm to the letter. Equal ratios are taken from the left, which the paper leaves open. A boundary
+    without traffic saves nothing, so it is merged last. O(N log N) with a heap; the paper's bound is O(N^2).
     """
     n = chain.n
     right_end = list(range(1, n + 1))  # by start of a group: where it ends

@@ -30,7 +30,8 @@ class GroupPlan:
         method: ``optimal``, ``greedy`` or ``balanced``.
         budget_bytes: what ``log_bytes`` had to keep.
         checkpoint_interval: iterations between two global checkpoints.
-        gap_s: another partition could be better by this much at most. 0.0 for a proven optimum, None for methods
+        gap_s: another partition could be better by this much at most. 0.0 for a proven optimum, None for
+        methods
             that prove nothing.
     """
 
@@ -118,7 +119,9 @@ def evaluate_groups(
     Raises:
         UsageError: unless the groups hold every machine once, in pipeline order.
     """
-    if [machine for group in groups for machine in group] != list(range(profile.n_machines)) or not all(groups):
+    if [machine for group in groups for machine in group] != list(range(profile.n_machines)) or not all(
+        groups
+    ):
         raise UsageError("groups must hold every machine once, neighbours together, in pipeline order")
     chain = _chain(profile, checkpoint_interval, bandwidth, parallel_recovery)
     starts = tuple(group[0] for group in groups)
@@ -163,20 +166,32 @@ def sweep_budgets(
             method=method,
             parallel_recovery=parallel_recovery,
         )
-        curve.append(SweepPoint(plan.budget_bytes, plan.log_bytes, plan.expected_recovery_s, len(plan.groups)))
+        curve.append(
+            SweepPoint(plan.budget_bytes, plan.log_bytes, plan.expected_recovery_s, len(plan.groups))
+        )
     return tuple(curve)
 
 
-def _chain(profile: ChainProfile, checkpoint_interval: int, bandwidth: float, parallel_recovery: bool) -> Chain:
-    if isinstance(checkpoint_interval, bool) or not isinstance(checkpoint_interval, int) or checkpoint_interval < 1:
-        raise UsageError(f"the checkpoint interval is {checkpoint_interval}: it must be at least one iteration")
+def _chain(
+    profile: ChainProfile, checkpoint_interval: int, bandwidth: float, parallel_recovery: bool
+) -> Chain:
+    if (
+        isinstance(checkpoint_interval, bool)
+        or not isinstance(checkpoint_interval, int)
+        or checkpoint_interval < 1
+    ):
+        raise UsageError(
+            f"the checkpoint interval is {checkpoint_interval}: it must be at least one iteration"
+        )
     return Chain(profile, bandwidth, parallel_recovery)
 
 
 def _limit(budget_bytes: int, checkpoint_interval: int) -> int:
     """Bytes per iteration that the budget leaves."""
     if not math.isfinite(budget_bytes) or budget_bytes < 0:
-        raise UsageError(f"the budget is {budget_bytes} bytes: not even one group, which logs nothing, can keep it")
+        raise UsageError(
+            f"the budget is {budget_bytes} bytes: not even one group, which logs nothing, can keep it"
+        )
     return int(budget_bytes) // checkpoint_interval
 
 

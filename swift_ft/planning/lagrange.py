@@ -1,9 +1,9 @@
 """Cheapest partitions when a logged byte has a price: the relaxation that the exact search stands on.
 
-With a price of ``price`` seconds per logged byte, the best partition of a chain into groups is a shortest path over
-the N + 1 places where a group can begin or end. It needs nothing from the costs (no Monge property, which parallel
-recovery does not have), only that a group which is dearer than its machines alone, all boundaries paid, is never
-taken; that bounds how long a group can be.
+With a price of ``price`` seconds per logged byte, the best partition of a chain into groups is a shortest
+path over the N + 1 places where a group can begin or end. It needs nothing from the costs (no Monge
+property, which parallel recovery does not have), only that a group which is dearer than its machines alone,
+all boundaries paid, is never taken; that bounds how long a group can be.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class PricedChain:
         self.chain = chain
         self.n = chain.n
         self._toll = toll
-        self.bytes_before: IntArray = np.concatenate(([0], chain.boundary, [0]))  # over the boundary before place i
+        self.bytes_before: IntArray = np.concatenate(
+            ([0], chain.boundary, [0])
+        )  # over the boundary before place i
         self.before = self.bytes_before.astype(np.float64)
         self._scale_rev = chain.share[::-1].copy() if chain.parallel else None
         self._toll_rev = None if toll is None else toll[::-1].copy()
@@ -63,7 +65,7 @@ class PricedChain:
     def edges_into(self, j: int, low: int) -> FloatArray:
         """Costs of the groups ``i .. j - 1`` for ``i`` from ``low`` to ``j - 1``."""
         chain = self.chain
-        cost = chain.cum_probability[j] - chain.cum_probability[low:j]
+        cost: FloatArray = chain.cum_probability[j] - chain.cum_probability[low:j]
         cost *= chain.end_time[j] - chain.start_time[low:j]
         if self._scale_rev is not None:
             cost *= self._scale_rev[self.n - j + low : self.n]
@@ -74,7 +76,7 @@ class PricedChain:
     def edges_from(self, i: int, high: int) -> FloatArray:
         """Costs of the groups ``i .. j - 1`` for ``j`` from ``i + 1`` to ``high``."""
         chain = self.chain
-        cost = chain.cum_probability[i + 1 : high + 1] - chain.cum_probability[i]
+        cost: FloatArray = chain.cum_probability[i + 1 : high + 1] - chain.cum_probability[i]
         cost *= chain.end_time[i + 1 : high + 1] - chain.start_time[i]
         if self._scale_rev is not None:
             cost *= chain.share[1 : high - i + 1]
@@ -99,7 +101,7 @@ class PricedChain:
         return best, came
 
     def backward(self, price: float) -> FloatArray:
-        """The cheapest way from each place to the end, the price of the boundary before that place included."""
+        """The cheapest way from each place to the end; the boundary before that place is paid."""
         n, window = self.n, self.longest(price, 0.0)
         best = np.zeros(n + 1)
         tolls = price * self.before
@@ -167,8 +169,8 @@ class Dual:
 def solve_dual(priced: PricedChain, limit: int) -> Dual:
     """The price at which cheapest paths lie on both sides of ``limit`` bytes per iteration.
 
-    Each round takes the price at which the two known paths cost the same; when nothing is cheaper than they are
-    at that price, it is the best one. The number of rounds is that of the breakpoints met, some ten.
+    Each round takes the price at which the two known paths cost the same; when nothing is cheaper than they
+    are at that price, it is the best one. The number of rounds is that of the breakpoints met, some ten.
     """
     above, below = priced.measure(range(priced.n)), priced.measure((0,))
     if above.size <= limit:

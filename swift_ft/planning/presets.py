@@ -1,4 +1,4 @@
-"""The paper's jobs, as profiles to group and as workloads to simulate, every number with where it comes from."""
+"""The paper's jobs, as profiles to group and workloads to simulate; every number names its source."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ from swift_ft.planning.chain import ChainProfile
 from swift_ft.planning.failures import Exponential, FailureLaw, UniformCount
 from swift_ft.planning.strategies import Cluster, Strategy
 
-__all__ = ["PROFILE_PRESETS", "WORKLOAD_PRESETS", "Fact", "Workload", "cluster_workload", "preset_profile", "preset_workload"]
+__all__ = [
+    "PROFILE_PRESETS",
+    "WORKLOAD_PRESETS",
+    "Fact",
+    "Workload",
+    "cluster_workload",
+    "preset_profile",
+    "preset_workload",
+]
 
 HOUR = 3600.0
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A number that a result rests on: its name, value, unit and source (``assumed`` where it is no one's)."""
+    """A number that a result rests on; its source says ``assumed`` where nobody published it."""
 
     name: str
     value: float
@@ -56,7 +64,7 @@ class _Pipeline:
         return self.hours * HOUR / self.iterations
 
     def profile(self) -> ChainProfile:
-        """Both directions of ``batch x tokens x hidden`` float32; replay of a machine's own stages, pipelined."""
+        """Both directions of ``batch x tokens x hidden`` float32; pipelined replay of own stages."""
         boundary = 2 * 4 * self.batch * self.tokens * self.hidden
         local = self.stages // self.machines
         slot_s = self.iteration_s / (self.microbatches + self.stages - 1)
@@ -64,7 +72,8 @@ class _Pipeline:
         return ChainProfile((replay_s,) * self.machines, (boundary,) * (self.machines - 1))
 
 
-# tokens: 7 x 7 patches of ViT-Large/32, sequences of 128 for BERT; they give table 3's 24.66 and 8.05 GB exactly
+# tokens: 7 x 7 patches of ViT-Large/32, sequences of 128 for BERT; they give table 3's 24.66 and 8.05 GB
+# exactly
 _PIPELINES = {
     "vit-128": _Pipeline(batch=4096, tokens=49, microbatches=16, hours=85.6, iterations=93_600),
     "bert-128": _Pipeline(batch=512, tokens=128, microbatches=4, hours=461.1, iterations=500_000),
@@ -101,8 +110,15 @@ def preset_workload(name: str) -> Workload:
 
 def _startup_facts(cluster: Cluster) -> tuple[Fact, ...]:
     return (
-        Fact("detection", cluster.detection_s, "s", "assumed: polling every few seconds (§6 gives no number)"),
-        Fact("replacement machine", cluster.replacement_s, "s", "assumed: the scheduler starts it (no number in §7)"),
+        Fact(
+            "detection", cluster.detection_s, "s", "assumed: polling every few seconds (§6 gives no number)"
+        ),
+        Fact(
+            "replacement machine",
+            cluster.replacement_s,
+            "s",
+            "assumed: the scheduler starts it (no number in §7)",
+        ),
         Fact("join", cluster.join_s, "s", "assumed: Python, CUDA and NCCL start (no number in §7)"),
     )
 
@@ -134,11 +150,21 @@ def _wide_resnet() -> Workload:
     facts = (
         *_table4(479.4, iterations, interval, count),
         Fact("model state", state, "bytes", "1.23e9 parameters (table 2), SGD with momentum in float32"),
-        Fact("checkpoint bandwidth", rate, "bytes/s", "assumed: one process serialises and writes synchronously"),
+        Fact(
+            "checkpoint bandwidth",
+            rate,
+            "bytes/s",
+            "assumed: one process serialises and writes synchronously",
+        ),
         Fact("checkpoint stall and load", save_s, "s", "model state / checkpoint bandwidth"),
         Fact("replication recovery", replica_s, "s", "98.9 % less than load + 50 iterations (§7.1)"),
         Fact("snapshot load", snapshot_restore_s, "s", "98.1 % against 98.9 % (§7.1), less 30 iterations"),
-        Fact("CheckFreq stall per snapshot", checkfreq_s, "s", "inferred from the 518.9 h of §7.3, no check of it"),
+        Fact(
+            "CheckFreq stall per snapshot",
+            checkfreq_s,
+            "s",
+            "inferred from the 518.9 h of §7.3, no check of it",
+        ),
         Fact("Elastic Horovod stall", horovod_s, "s", "inferred from the 515.9 h of §7.3, no check of it"),
         *_startup_facts(cluster),
     )
@@ -158,7 +184,9 @@ def _table4(hours: float, iterations: int, interval: int, count: int) -> tuple[F
 
 def _pipeline(name: str, interval: int, count: int, state: float, less: tuple[float, float]) -> Workload:
     shape = _PIPELINES[name]
-    rate = 1.11e9 * 12 / shape.stages / 0.93  # BERT-128: 0.93 s for a stage's share of parameters and Adam's state
+    rate = (
+        1.11e9 * 12 / shape.stages / 0.93
+    )  # BERT-128: 0.93 s for a stage's share of parameters and Adam's state
     save_s = state / shape.stages / rate
     cluster = Cluster(machines=shape.machines)
     checkpoint_s = interval * shape.iteration_s
@@ -167,7 +195,9 @@ def _pipeline(name: str, interval: int, count: int, state: float, less: tuple[fl
         Strategy("no_fault_tolerance", "rollback", math.inf),
         Strategy("global_checkpoint", "rollback", checkpoint_s, save_s, save_s),
         Strategy("swift_logging", "logging", checkpoint_s, save_s, save_s, save_s, 1 - less[0], 0.0, extra),
-        Strategy("swift_logging_parallel", "logging", checkpoint_s, save_s, save_s, save_s, 1 - less[1], 0.0, extra),
+        Strategy(
+            "swift_logging_parallel", "logging", checkpoint_s, save_s, save_s, save_s, 1 - less[1], 0.0, extra
+        ),
     )
     facts = (
         *_table4(shape.hours, shape.iterations, interval, count),
@@ -177,7 +207,9 @@ def _pipeline(name: str, interval: int, count: int, state: float, less: tuple[fl
         Fact("replay, logging", 1 - less[0], "of recomputation", "16 groups, §7.1; linear in what is lost"),
         Fact("replay, parallel recovery", 1 - less[1], "of recomputation", "§7.1; linear in what is lost"),
         Fact("logging slowdown", 0.0, "", "off the critical path (§7.1: similar throughput)"),
-        Fact("more start-up with logging", extra, "s", "assumed: streams and threads ('slightly more', §7.1)"),
+        Fact(
+            "more start-up with logging", extra, "s", "assumed: streams and threads ('slightly more', §7.1)"
+        ),
         *_startup_facts(cluster),
     )
     return Workload(
@@ -232,8 +264,15 @@ def cluster_workload(
         Fact("snapshot interval", snapshot_s, "s", "assumed"),
         Fact("snapshot stall", snapshot_stall_s, "s", "assumed: 1 % of the interval"),
         Fact("undo and broadcast", undo_s, "s", "assumed"),
-        Fact("replay, logging", log, "of recomputation", "ViT-128/32, 16 groups (§7.1), the less favourable model"),
+        Fact(
+            "replay, logging",
+            log,
+            "of recomputation",
+            "ViT-128/32, 16 groups (§7.1), the less favourable model",
+        ),
         Fact("replay, parallel recovery", spread, "of recomputation", "ViT-128/32 (§7.1)"),
         *_startup_facts(cluster),
     )
-    return Workload("cluster", work_s, cluster, Exponential(mtbf_s), strategies, "swift_logging_parallel", facts)
+    return Workload(
+        "cluster", work_s, cluster, Exponential(mtbf_s), strategies, "swift_logging_parallel", facts
+    )

@@ -1,4 +1,4 @@
-"""End-to-end training time under failures, trial by trial (§7.3 of the paper, Appendix B for several failures)."""
+"""End-to-end training time under failures, trial by trial (§7.3; several failures: Appendix B)."""
 
 from __future__ import annotations
 
@@ -93,11 +93,14 @@ def simulate(
             bursts = np.random.default_rng([seed, trial, 1])
             runs[k].append(_Trial(strategy, work_s, cluster, stream, law.on_work, bursts).run())
     return tuple(
-        _outcome(strategy, done, work_s, cluster, law) for strategy, done in zip(strategies, runs, strict=True)
+        _outcome(strategy, done, work_s, cluster, law)
+        for strategy, done in zip(strategies, runs, strict=True)
     )
 
 
-def _outcome(strategy: Strategy, runs: list[Run], work_s: float, cluster: Cluster, law: FailureLaw) -> Outcome:
+def _outcome(
+    strategy: Strategy, runs: list[Run], work_s: float, cluster: Cluster, law: FailureLaw
+) -> Outcome:
     hours = [run.wall_s / 3600 for run in runs]
     finished = statistics.fmean(run.finished for run in runs)
     mean = statistics.fmean(hours) if finished == 1 else math.inf
@@ -198,7 +201,9 @@ class _Trial:
             self.now = time_s
             more = self._victims(other)
             if self.strategy.kind == "logging" and not _connected(lost, more):
-                end = max(end, self.now + self._startup() + self._cost(more, False))  # its own, beside the first
+                end = max(
+                    end, self.now + self._startup() + self._cost(more, False)
+                )  # its own, beside the first
             else:
                 lost = lost | more
                 closed = closed or self._way_closed(lost)
@@ -206,7 +211,11 @@ class _Trial:
         if closed:
             self.fallbacks += 1
         if closed or self.strategy.kind == "rollback":
-            kept = 0.0 if math.isinf(self.strategy.save_interval_s) else self.kept * self.strategy.save_interval_s
+            kept = (
+                0.0
+                if math.isinf(self.strategy.save_interval_s)
+                else self.kept * self.strategy.save_interval_s
+            )
             self.done = kept
         self.now = end
 

@@ -16,7 +16,8 @@ class Strategy:
 
     Attributes:
         name: as it is printed.
-        kind: ``rollback`` (everybody goes back to the last save), ``replication`` (nothing is lost while a replica
+        kind: ``rollback`` (everybody goes back to the last save), ``replication`` (nothing is lost while a
+        replica
             lives, §4) or ``logging`` (only the lost part is replayed, §5).
         save_interval_s: seconds of training between two saves (checkpoint or snapshot); inf for none.
         save_stall_s: seconds that a save holds up training.

@@ -40,13 +40,10 @@ def parse_bandwidth(text: str) -> float:
     """
     short = text.strip()
     bits = re.fullmatch(r"(.*?)(?:bits?/s|bps)", short)
-    if bits:
-        value = parse_bytes(bits[1] + "B") / 8
-    else:
-        value = float(parse_bytes(re.sub(r"/s(?:ec)?$", "", short)))
+    value = parse_bytes(bits[1] + "B") / 8 if bits else parse_bytes(re.sub(r"/s(?:ec)?$", "", short))
     if value <= 0:
         raise UsageError(f"the bandwidth {text!r} is zero: it must be positive")
-    return value
+    return float(value)
 
 
 def parse_seconds(text: str) -> float:
