@@ -11,7 +11,7 @@ __all__ = ["format_bytes", "format_seconds", "parse_bandwidth", "parse_bytes", "
 
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?"
 _SIZE = re.compile(rf"\s*({_NUMBER})\s*([kKmMgGtTpPeE]?)(i?)([bB]?)\s*")
-_TIMES = re.compile(rf"({_NUMBER})\s*(ms|s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)?\s*")
+_TIMES = re.compile(rf"({_NUMBER})\s*(ms|seconds?|sec|s|minutes?|min|m|hours?|h|days?|d)?\s*")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
