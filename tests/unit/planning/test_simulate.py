@@ -141,7 +141,7 @@ def test_weibull_with_shape_one_is_exponential() -> None:
 
 
 def test_llama_3_scale() -> None:
-    """419 interruptions in 54 days on 16,384 GPUs: the drawn number of failures matches, and so does the order."""
+    """419 interruptions in 54 days on 16,384 GPUs: as many are drawn, and the order is right."""
     workload = cluster_workload(machines=16_384, mtbf_s=54 * 86400 * 16_384 / 419, work_s=54 * 86400)
     found = hours(workload, trials=10)
     assert found["swift_replication"].failures == pytest.approx(419, rel=0.05)
