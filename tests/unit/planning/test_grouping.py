@@ -123,9 +123,9 @@ def test_table_3_log_sizes(name: str, sixteen_gb: float, eight_gb: float) -> Non
     assert round(sum(sizes[1::2]) / 1e9, 2) == eight_gb
 
 
-# Outcomes of tables 6 and 7 as first machines of the groups, by number of groups. The compute times behind them are
-# not published; these are inferred from the tables, so the tests show that the algorithm can give the outcomes, not
-# that these were the times. Table 7 needs a network whose time does not count.
+# Outcomes of tables 6 and 7 as first machines of the groups, by number of groups. The compute times are not
+# published; these are inferred from the tables, so the tests show that the algorithm can give the outcomes,
+# not that these were the times. Table 7 needs a network whose time does not count.
 TABLE_6 = {
     9: (0, 1, 2, 3, 5, 7, 9, 11, 13),
     7: (0, 1, 3, 5, 7, 9, 13),
