@@ -1,0 +1,73 @@
+"""What the planning tools share: one line and exit code 2 for bad input, units as arguments, plots."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from swift_ft.errors import UsageError
+
+__all__ = ["OneLineParser", "pyplot", "run_tool", "save_plot", "unit"]
+
+T = TypeVar("T")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose complaints are one line; ``--help`` tells the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises instead of printing the usage."""
+        raise UsageError(message)
+
+
+def unit(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Wraps a parser of units so that argparse shows its message."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def run_tool(name: str, tool: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None) -> int:
+    """Runs a tool; a mistake of the user's becomes one line on stderr and exit code 2."""
+    try:
+        tool(argv)
+    except UsageError as error:
+        sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
+        return 2
+    return 0
+
+
+def pyplot() -> Any:
+    """Matplotlib's pyplot, drawing to files only.
+
+    Raises:
+        UsageError: if matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError("--plot needs matplotlib: pip install 'swift-ft[plot]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def save_plot(figure: Any, path: Path) -> None:
+    """Writes a figure; its format follows the name.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    try:
+        figure.savefig(path, bbox_inches="tight", dpi=150)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the plot {path} cannot be written: {error}") from None

@@ -1,0 +1,198 @@
+"""``swift-sim``: training time under failures, strategy by strategy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from swift_ft.cli.common import OneLineParser, pyplot, run_tool, save_plot, unit
+from swift_ft.errors import UsageError
+from swift_ft.planning.calibration import calibrate
+from swift_ft.planning.curves import Curve, interval_curves, mtbf_curves
+from swift_ft.planning.failures import Exponential, FailureLaw, Trace, Weibull
+from swift_ft.planning.presets import WORKLOAD_PRESETS, Fact, Workload, cluster_workload, preset_workload
+from swift_ft.planning.simulate import Outcome, simulate
+from swift_ft.planning.strategies import Cluster
+from swift_ft.planning.units import parse_seconds
+from swift_ft.profile import read_calibration, read_failure_trace
+
+__all__ = ["main"]
+
+_DURATIONS = ("detection", "replacement", "join", "spare", "repair")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    return run_tool("swift-sim", _run, argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="swift-sim", description="End-to-end training time under failures.")
+    seconds = unit(parse_seconds)
+    parser.add_argument("--preset", choices=WORKLOAD_PRESETS, help="a job of the paper; else give --machines")
+    parser.add_argument(
+        "--machines", type=int, help="how many train (whatever fails alone: machines, or GPUs)"
+    )
+    parser.add_argument("--mtbf-per-machine", type=seconds, help="mean time between failures of one: 50000h")
+    parser.add_argument("--training-time", type=seconds, help="without failures: 54d")
+    parser.add_argument("--checkpoint-interval", type=seconds, help="seconds of training between checkpoints")
+    parser.add_argument("--checkpoint-stall", type=seconds, default=30.0, help="(default 30s)")
+    parser.add_argument("--checkpoint-load", type=seconds, default=120.0, help="(default 120s)")
+    parser.add_argument(
+        "--law", choices=("exponential", "weibull"), help="default: the preset's, or exponential"
+    )
+    parser.add_argument("--shape", type=float, default=0.7, help="of the Weibull law (default 0.7)")
+    parser.add_argument("--trace", type=Path, help="CSV of failures that happened: time [s], machine")
+    for name in _DURATIONS:
+        parser.add_argument(f"--{name}", type=seconds, help=f"{name} time of the cluster")
+    parser.add_argument("--spares", type=int, help="machines that wait, joined but idle")
+    parser.add_argument("--burst", type=float, help="chance that a failure takes a neighbour along")
+    parser.add_argument("--calibrate", type=Path, help="measured recoveries instead of assumptions")
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--plot", type=Path, help="draw time against checkpoint interval and failure frequency"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _run(argv: Sequence[str] | None) -> None:
+    args = _parser().parse_args(argv)
+    workload = _workload(args)
+    if args.calibrate:
+        strategies, cluster = calibrate(
+            workload.strategies, workload.cluster, read_calibration(args.calibrate)
+        )
+        note = Fact("calibrated from measurements", len(strategies), "strategies", str(args.calibrate))
+        workload = replace(workload, strategies=strategies, cluster=cluster, facts=(*workload.facts, note))
+    outcomes = simulate(
+        workload.strategies,
+        work_s=workload.work_s,
+        cluster=workload.cluster,
+        law=workload.law,
+        trials=args.trials,
+        seed=args.seed,
+    )
+    if args.plot:
+        _plot(workload, args.plot)
+    if args.json:
+        print(json.dumps(_answer(workload, outcomes, args)))
+    else:
+        _print(Console(), workload, outcomes)
+
+
+def _workload(args: argparse.Namespace) -> Workload:
+    if args.preset:
+        if any(value is not None for value in (args.machines, args.training_time, args.checkpoint_interval)):
+            raise UsageError("--preset sets --machines, --training-time and --checkpoint-interval itself")
+        workload = preset_workload(args.preset)
+        cluster = _cluster(args, workload.cluster)
+    else:
+        if args.machines is None or args.training_time is None:
+            raise UsageError(
+                "give --preset, or --machines, --training-time and --mtbf-per-machine (or --trace)"
+            )
+        if args.mtbf_per_machine is None and args.trace is None:
+            raise UsageError("give --mtbf-per-machine or --trace")
+        cluster = _cluster(args, Cluster(machines=args.machines))
+        workload = cluster_workload(
+            machines=args.machines,
+            mtbf_s=args.mtbf_per_machine or args.training_time,
+            work_s=args.training_time,
+            checkpoint_interval_s=args.checkpoint_interval or 3600.0,
+            checkpoint_stall_s=args.checkpoint_stall,
+            load_s=args.checkpoint_load,
+            cluster=cluster,
+        )
+    law = _law(args, workload.law)
+    facts = tuple(_as_set(fact, cluster) for fact in workload.facts)
+    return replace(workload, cluster=cluster, law=law, facts=facts)
+
+
+def _as_set(fact: Fact, cluster: Cluster) -> Fact:
+    """A start-up fact with the value in force."""
+    value = {
+        "detection": cluster.detection_s,
+        "replacement machine": cluster.replacement_s,
+        "join": cluster.join_s,
+    }
+    now = value.get(fact.name, fact.value)
+    return fact if now == fact.value else Fact(fact.name, now, fact.unit, "given")
+
+
+def _cluster(args: argparse.Namespace, cluster: Cluster) -> Cluster:
+    changes: dict[str, Any] = {f"{name}_s": getattr(args, name) for name in _DURATIONS}
+    changes |= {"spares": args.spares, "burst": args.burst}
+    return replace(cluster, **{name: value for name, value in changes.items() if value is not None})
+
+
+def _law(args: argparse.Namespace, default: FailureLaw) -> FailureLaw:
+    if args.trace:
+        return Trace(read_failure_trace(args.trace))
+    if args.mtbf_per_machine is None:
+        if args.law:
+            raise UsageError("--law needs --mtbf-per-machine")
+        return default
+    if args.law == "weibull":
+        return Weibull(args.mtbf_per_machine, args.shape)
+    return Exponential(args.mtbf_per_machine)
+
+
+def _answer(workload: Workload, outcomes: Sequence[Outcome], args: argparse.Namespace) -> dict[str, Any]:
+    strategies = {outcome.strategy: outcome.to_dict() for outcome in outcomes}
+    strategies["swift"] = strategies[workload.swift]
+    return {
+        "workload": workload.name,
+        "failure_free_h": workload.work_s / 3600,
+        "trials": args.trials,
+        "seed": args.seed,
+        "strategies": strategies,
+        "facts": [asdict(fact) for fact in workload.facts],
+    }
+
+
+def _print(console: Console, workload: Workload, outcomes: Sequence[Outcome]) -> None:
+    table = Table(title=f"{workload.name}: {workload.work_s / 3600:.1f} h without failures")
+    for column in ("strategy", "hours", "± 95 %", "closed form", "lost", "goodput", "failures", "finished"):
+        table.add_column(column, justify="left" if column == "strategy" else "right")
+    for o in outcomes:
+        lost = o.hours - workload.work_s / 3600
+        cells = (_hours(o.hours), _hours(o.ci95_hours), _hours(o.expected_hours), _hours(lost))
+        table.add_row(o.strategy, *cells, f"{o.goodput:.3f}", f"{o.failures:.1f}", f"{o.finished:.0%}")
+    console.print(table)
+    console.print(f"The paper's SWIFT is {workload.swift} here. What this rests on:")
+    for fact in workload.facts:
+        console.print(f"- {fact.name}: {fact.value:.6g} {fact.unit} ({fact.source})")
+
+
+def _hours(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) and value < 1e7 else "never"
+
+
+def _plot(workload: Workload, path: Path) -> None:
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.5))
+    _draw(left, interval_curves(workload), "checkpoint or snapshot interval [h]")
+    _draw(right, mtbf_curves(workload), "time between failures [h]")
+    left.set_xscale("log")
+    left.legend(fontsize="small")
+    save_plot(figure, path)
+    plt.close(figure)
+
+
+def _draw(axes: Any, curves: Sequence[Curve], label: str) -> None:
+    lowest = min(min(curve.hours) for curve in curves)
+    for curve in curves:
+        axes.plot(curve.x_hours, curve.hours, label=curve.strategy)
+    axes.set_ylim(lowest * 0.98, lowest * 1.5)
+    axes.set_xlabel(label)
+    axes.set_ylabel("training time [h]")
