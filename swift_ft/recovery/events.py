@@ -140,13 +140,15 @@ class Interrupted:
 class Durable:
     """A worker's part of a global checkpoint is in the store.
 
-    ``epoch`` counts the fallbacks: parts of different histories never make one checkpoint.
+    ``epoch`` counts the fallbacks: parts of different histories never make one checkpoint. ``launched`` is
+    the generation that the worker was started in: the part of one that was replaced meanwhile is none.
     """
 
     rank: int
     iteration: int
     epoch: int
     path: str
+    launched: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,12 +253,25 @@ def _try_plan(state: State) -> State:
         return _restart(state, plan.reason)
     if plan.way in (Way.START, Way.FALLBACK):
         state = replace(state, epoch=state.epoch + 1, durable={}, log_since=state.generation)
+    else:
+        state = replace(state, durable=_parts_kept(state.durable, plan))
     if plan.resume > state.resumed:
         state = replace(state, interruptions=min(state.interruptions, 1))  # the one that led here
     state = replace(state, resumed=plan.resume)
     idle = frozenset(rank for rank, task in plan.tasks.items() if task.idle)
     state = replace(state, plan=plan, phase=Phase.RECOVERING, ready=idle, must_fall_back=plan.reason or None)
     return _try_live(state)
+
+
+def _parts_kept(durable: Mapping[int, Mapping[int, str]], plan: Plan) -> dict[int, dict[int, str]]:
+    """Without parts that lost workers wrote of iterations which their replacements have not completed.
+
+    With them a checkpoint could be committed, and older logs deleted, while a worker still stands before it.
+    """
+    return {
+        iteration: {r: p for r, p in parts.items() if iteration <= plan.resume or plan.tasks[r].serve}
+        for iteration, parts in durable.items()
+    }
 
 
 def _try_live(state: State) -> State:
@@ -308,7 +321,8 @@ def _interrupted(state: State, event: ev.Interrupted) -> State:
 
 def _durable(state: State, event: ev.Durable) -> State:
     stale = state.committed is not None and event.iteration <= state.committed
-    if event.epoch != state.epoch or stale:
+    fenced = event.launched not in (None, state.launched[event.rank // state.workers])
+    if event.epoch != state.epoch or stale or fenced:
         return state
     parts = {**state.durable.get(event.iteration, {}), event.rank: event.path}
     return replace(state, durable={**state.durable, event.iteration: parts})

@@ -171,7 +171,9 @@ class Scenario:
         path = line.options.pop("path", "part")
         self._word(line, "at")
         iteration = int(line.take())
-        return [ev.Durable(r, iteration, epoch, path) for r in ranks]
+        word = line.options.pop("launched", None)
+        launched = None if word is None else int(word)
+        return [ev.Durable(r, iteration, epoch, path, launched) for r in ranks]
 
     def _committed(self, line: _Line) -> list[ev.Event]:
         return [ev.Committed(int(line.take()), line.number("epoch", self.state.epoch))]
