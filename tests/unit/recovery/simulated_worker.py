@@ -180,7 +180,8 @@ class Worker:
                 saving.written = True
             else:
                 self.savings.pop(0)
-                self.tell(ev.Durable(self.rank, saving.content.iteration, saving.epoch, saving.path))
+                iteration = saving.content.iteration
+                self.tell(ev.Durable(self.rank, iteration, saving.epoch, saving.path, self.launched))
             return True
         if self.committings:
             commit = self.committings[0]
@@ -244,8 +245,11 @@ class Worker:
         assert state.plan is not None
         task = state.plan.tasks[self.rank]
         if task.load is not None:
+            allowed = self.sim.store.failing_loads > 0
             loaded = self.sim.store.load(task.load, self.rank)
             if loaded is None:
+                if not allowed and not self._outdated(state):
+                    raise Violation(f"{self} cannot load checkpoint {task.load}, which counts as committed")
                 self._cannot(state.generation, "the checkpoint cannot be read")
                 return
             self.content = loaded
@@ -257,6 +261,11 @@ class Worker:
             self.source, self.until, self.mode = True, task.replay_until, Mode.REPLAY
         else:
             self.tell(ev.Ready(self.rank, state.generation))
+
+    def _outdated(self, state: State) -> bool:
+        """What this worker does was called off, and it has not read that yet."""
+        newest = self.sim.states[-1]
+        return newest.generation != state.generation or self.order(newest) != self.order(state)
 
     def _cannot(self, generation: int, reason: str) -> None:
         self.source, self.mode = False, Mode.RECOVER
@@ -272,7 +281,7 @@ class Worker:
         for peer in self.neighbours():
             entry = self.sim.logged(peer, self.rank, iteration, self.log_since)
             if isinstance(entry, str):
-                if entry == "missing":
+                if entry == "missing" and not self._outdated(state):
                     raise Violation(f"{self} needs iteration {iteration} of rank {peer}'s log: {entry}")
                 # replaying stays true, as in the executor: the state is not where the others are
                 self.mode = Mode.RECOVER
@@ -334,7 +343,7 @@ class Worker:
         if self.stage == 0:
             own = self.sim.store.read_log(self.rank, iteration, self.log_since)
             if isinstance(own, str):
-                if own == "missing":
+                if own == "missing" and not self._outdated(state):
                     raise Violation(f"{self} has to serve iteration {iteration} from its own log: {own}")
                 generation = self.running
                 assert generation is not None

@@ -28,7 +28,7 @@ from simulated_worker import Mode, Worker
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.plan import Plan, Way
-from swift_ft.recovery.protocol import Phase, State, step
+from swift_ft.recovery.protocol import MAX_FAILED_FALLBACKS, Phase, State, step
 
 __all__ = ["Outcome", "Simulation", "Violation", "simulate"]
 
@@ -97,6 +97,7 @@ class Simulation:
         self._may_fail = False  # a fault happened that entitles to an end without success
         self._faulty = False
         self._left_alone = False
+        self._spoiled = 0  # ways back that a fault made impossible
         self._restarts = rng.choice((0, 0, 1, 2))
         self._max_failures = rng.randint(0, 3) if rng.random() < 0.1 else None
         if self.resume is not None:
@@ -346,8 +347,9 @@ class Simulation:
         return True
 
     def _fault_unreadable(self) -> bool:
-        self.store.failing_loads += self.rng.choice((1, 1, 2, 1_000_000))
-        self._may_fail = self._may_fail or self.store.failing_loads > 2
+        spoiled = self.rng.choice((1, 1, 2, 1_000_000))
+        self.store.failing_loads += spoiled
+        self._spoiled += spoiled
         return True
 
     def _fault_diverge(self) -> bool:
@@ -355,6 +357,7 @@ class Simulation:
         worker = next((w for w in self._running if w.mode == Mode.RUN and not w.frozen), None)
         if worker is None or worker.running is None:
             return False
+        self._spoiled += 1
         generation = worker.running
         worker.leave_group()
         worker.stage, worker.mode = 0, Mode.RECOVER
@@ -390,7 +393,7 @@ class Simulation:
     def _fault_leave(self) -> bool:
         """One rank's script leaves the loop before the others."""
         worker = self._some_worker()
-        if worker is None or worker.mode != Mode.RUN:
+        if worker is None or worker.mode != Mode.RUN or len(worker.machine.workers) > 1:
             return False
         self._may_fail = self._left_alone = True
         worker.exit(0)
@@ -574,7 +577,10 @@ class Simulation:
         """Whether there was a reason to give up."""
         scarce = reason in ("abandoned", "no machine came") and not self.supply
         limits = ("communication broke", "more than the limit", "lost after the last iteration")
-        return self._may_fail or scarce or (self._faulty and any(limit in reason for limit in limits))
+        spoiled = "ways back in a row failed" in reason and self._spoiled > MAX_FAILED_FALLBACKS
+        return (
+            self._may_fail or scarce or spoiled or (self._faulty and any(limit in reason for limit in limits))
+        )
 
 
 _FAULTS = {
