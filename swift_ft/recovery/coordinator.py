@@ -139,6 +139,15 @@ class Coordinator:
         if self.follower.wait_for(lambda s: (s.committed or 0) >= iteration, timeout_s) is None:
             warnings.warn(f"The last checkpoint, of iteration {iteration}, is not committed.", stacklevel=1)
 
+    def lose_touch(self, cause: str) -> None:
+        """After a broken connection: leave the group at once, neighbours wait for the end of our connections.
+
+        Then wait for the word about who died.
+        """
+        self.group.leave()
+        self.confirm_loss(cause)
+        self.leave_group()
+
     def confirm_loss(self, cause: str) -> None:
         """After a broken connection, wait for the word about who died; without one it was the network."""
         context = self.context

@@ -10,21 +10,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import torch
-
 from swift_ft.config import WorkerContext
 from swift_ft.determinism import derive_seed, seed_torch
 from swift_ft.errors import RecoveryError
-from swift_ft.logging import Direction, LogReader, LogWriter, MessageKey, SegmentIdentity, Store, copy_into
+from swift_ft.logging import Direction, Store
 from swift_ft.pipeline import PipelineHook
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder, TrainingState
-from swift_ft.recovery.claim import claim_store, log_directory
+from swift_ft.recovery.claim import claim_store
 from swift_ft.recovery.coordinator import Coordinator
 from swift_ft.recovery.plan import Plan, Task, Way
 from swift_ft.recovery.protocol import State, WorkerOrder
 from swift_ft.recovery.replay import LoggedTraffic
 from swift_ft.recovery.rollback import Rollback
+from swift_ft.recovery.worker_log import WorkerLog, sent_tensor
 from swift_ft.testing.faults import Point, parse_faults
 from swift_ft.testing.injector import Injector
 
@@ -65,13 +64,10 @@ class Executor:
         self._state = state
         self._checkpoint_every = checkpoint_every
         self._seed = seed
-        self._log_budget_bytes = log_budget_bytes
         self._folder = CheckpointFolder(store)
         self._checkpointer = Checkpointer(self._folder, state, self._part_written)
         self._rollback = Rollback(state)
-        self._log: LogWriter | None = None
-        self._log_generation = 0
-        self._bytes_logged = 0
+        self._log = WorkerLog(store, context, budget_bytes=log_budget_bytes)
         self._has_state = False
         self._dirty: str | None = None
         self._replay_until = 0
@@ -82,7 +78,7 @@ class Executor:
             self._folder,
             keep_checkpoints=keep_checkpoints,
             before_commit=lambda iteration: self._injector.at(Point.COMMIT, iteration),
-            on_committed=self._drop_old_log,
+            on_committed=self._log.drop_before,
         )
         self._injector = Injector(
             parse_faults(context.inject),
@@ -134,7 +130,7 @@ class Executor:
         coordinator = self._coordinator
         state = coordinator.state
         if self.replaying:
-            if coordinator.order(state) != WorkerOrder.EXECUTE or state.generation != self._log_generation:
+            if coordinator.order(state) != WorkerOrder.EXECUTE or state.generation != self._log.generation:
                 self.recover()
         elif coordinator.disturbed(state):
             self.recover()
@@ -153,8 +149,8 @@ class Executor:
         """The step of the current iteration is done."""
         self.iteration += 1
         if self.iteration % self._checkpoint_every == 0:
-            assert self._log is not None
-            self._log.cut()
+            assert self._log.writer is not None
+            self._log.writer.cut()
             self._save(self._coordinator.state)
         if self.replaying:
             self._replayed += 1
@@ -166,7 +162,7 @@ class Executor:
     def interrupted(self, cause: str, failure: RecoveryError | None) -> None:
         """The step was interrupted by a broken connection, or its replay turned out impossible."""
         self._dirty = self._rollback.dirty()
-        generation = self._log_generation
+        generation = self._log.generation
         if self.replaying and failure is None:
             failure = RecoveryError(
                 "the body of the step communicates outside of the pipeline, "
@@ -178,8 +174,7 @@ class Executor:
         if failure is not None:
             coordinator.tell(ev.CannotReplay(self._context.rank, generation, str(failure)))
         else:
-            coordinator.group.leave()  # at once: neighbours wait for the end of our connections
-            coordinator.confirm_loss(cause)
+            coordinator.lose_touch(cause)
         self.recover()
 
     def finish(self) -> bool:
@@ -189,8 +184,7 @@ class Executor:
         if coordinator.disturbed(state):
             self.recover()
             return False
-        assert self._log is not None
-        self._log.flush(self._context.timeouts.flush_s)
+        self._log.flush()
         coordinator.tell_progress(self.iteration, "finished", bytes_logged=self.bytes_logged)
         coordinator.tell(ev.Finished(self._context.rank, state.generation))
         state = coordinator.wait_for_finish()
@@ -234,8 +228,8 @@ class Executor:
     def _report(self, state: State) -> None:
         """Flush the log, then say where the state stands."""
         live = self._has_state and not self.replaying
-        self._close_log()
-        self._traffic.source = None
+        self._log.close()
+        self._traffic.log = self._traffic.source = None
         known = self.hook.initialised or self._published_metadata() is not None
         self._coordinator.tell_progress(self.iteration, "waiting")
         self._coordinator.tell(
@@ -259,7 +253,7 @@ class Executor:
             self._coordinator.tell_progress(self.iteration, "loading")
             self._checkpointer.load(task.load, self._context.rank)
         self.iteration, self._dirty = task.begin, None
-        self._open_log(state)
+        self._traffic.log = self._log.open(state.generation, since=state.log_since)
         if task.begin < task.replay_until:
             self._begin_replay(state, task)
             return True
@@ -277,24 +271,16 @@ class Executor:
         here = set(self.hook.stage_indices)
         near = {s + step for s in here for step in (-1, +1)} - here
         ranks = sorted({rank for stage, rank in self.hook.holders().items() if stage in near})
-        source = LogReader(
-            self._store,
-            [log_directory(rank) for rank in ranks],
-            run_id=self._context.run_id,
-            since_generation=state.log_since,
-            from_iteration=task.begin,
-        )
-        source.refresh()
+        source = self._log.read(ranks, since=state.log_since, iteration=task.begin)
         self._coordinator.group.give_up_soon()  # a replay talks to nobody
         self._traffic.source, self._replay_until, self._replayed = source, task.replay_until, 0
         self._has_state = True
 
     def _end_replay(self) -> None:
         """The state stands at the consensus iteration: go live with the others."""
-        assert self._log is not None
-        self._log.flush(self._context.timeouts.flush_s)
+        self._log.flush()
         self._traffic.source = None
-        self._ready(self._log_generation)
+        self._ready(self._log.generation)
         self.recover()
 
     def _ready(self, generation: int) -> None:
@@ -308,7 +294,7 @@ class Executor:
             self.hook.forget_metadata()
         elif not self.hook.initialised and (metadata := self._published_metadata()) is not None:
             self.hook.adopt_metadata(metadata)
-        self._open_log(state)
+        self._traffic.log = self._log.open(state.generation, since=state.log_since)
         self._has_state = True
         if not self._coordinator.enter_group(state.generation):
             return False
@@ -320,68 +306,30 @@ class Executor:
 
     def _serve(self, state: State, plan: Plan) -> bool:
         """One iteration ahead: take part in the interrupted one from this worker's own log."""
-        own = LogReader(
-            self._store,
-            [log_directory(self._context.rank)],
-            run_id=self._context.run_id,
-            since_generation=state.log_since,
-            from_iteration=plan.resume,
-        )
-        own.refresh()
-
-        def sent(key: MessageKey) -> torch.Tensor:
-            record = own.message(key)
-            tensor = torch.empty(record.shape, dtype=getattr(torch, record.dtype.removeprefix("torch.")))
-            copy_into(record, tensor)
-            return tensor
+        own = self._log.read([self._context.rank], since=state.log_since, iteration=plan.resume)
 
         def live(rank: int) -> bool:
             return not plan.tasks[rank].serve
 
         self._traffic.iteration = plan.resume
         self._traffic.expected = own.receipt
+        cause = None
         try:
-            self.hook.serve(sent, live)
+            self.hook.serve(lambda key: sent_tensor(own, key), live)
         except RuntimeError as error:
             cause = str(error).splitlines()[0]
-            self._coordinator.group.leave()
-            del error
-            self._coordinator.confirm_loss(cause)
-            self._coordinator.leave_group()
-            return False
         finally:
             self._traffic.expected = None
-        return True
+        if cause is not None:  # outside of the except block: its traceback holds on to the group
+            self._coordinator.lose_touch(cause)
+        return cause is None
 
     # ---------------------------------------------------------------------------- logs and checkpoints
 
     @property
     def bytes_logged(self) -> int:
         """Payload that this worker has logged."""
-        return self._bytes_logged + (self._log.metrics().bytes if self._log is not None else 0)
-
-    def _open_log(self, state: State) -> None:
-        if self._log is not None and self._log_generation == state.generation:
-            return
-        self._close_log()
-        identity = SegmentIdentity(self._context.run_id, self._context.rank, state.generation)
-        directory = log_directory(self._context.rank)
-        self._log = LogWriter(self._store, directory, identity, budget_bytes=self._log_budget_bytes)
-        self._log.drop_generations_before(state.log_since)
-        self._log_generation = state.generation
-        self._traffic.log = self._log
-
-    def _close_log(self) -> None:
-        if self._log is not None:
-            self._log.close(self._context.timeouts.flush_s)
-            self._bytes_logged += self._log.metrics().bytes
-        self._log = self._traffic.log = None
-
-    def _drop_old_log(self, iteration: int) -> None:
-        """In the housekeeper's thread: a commit is known, what came before it can go (§5.1)."""
-        log = self._log
-        if log is not None:
-            log.drop_before(iteration)
+        return self._log.bytes_logged
 
     def _save(self, state: State) -> None:
         """Begin to save the state, unless that checkpoint is committed already."""
