@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
+from swift_ft.recovery.plan import Way
 from swift_ft.recovery.protocol import Phase, State, step
 
 __all__ = ["Recovery", "recoveries"]
@@ -72,7 +73,7 @@ def recoveries(entries: Iterable[Entry]) -> list[Recovery]:
             found.append(current)
         if current is None:
             continue
-        _note_loss(current, before, entry)
+        _note_losses(current, before, state, entry)
         _note_progress(current, before, state, entry)
         if state.phase == Phase.LIVE:
             current.live = entry.at
@@ -80,30 +81,48 @@ def recoveries(entries: Iterable[Entry]) -> list[Recovery]:
     return found
 
 
-def _note_loss(current: Recovery, before: State, entry: Entry) -> None:
+def _note_losses(current: Recovery, before: State, state: State, entry: Entry) -> None:
     event = entry.event
-    if isinstance(event, ev.Lost) and (slot := before.slot_of(event.machine)) is not None:
-        current.machines.append(event.machine)
-        current.reasons.append(event.reason)
-        current.slots.append(slot)
+    if isinstance(event, ev.Lost | ev.TimedOut):
+        for slot, machine in enumerate(before.members):
+            if machine is not None and machine in state.fenced and machine not in state.members:
+                current.machines.append(machine)
+                current.reasons.append(event.reason)
+                current.slots.append(slot)
 
 
 def _note_progress(current: Recovery, before: State, state: State, entry: Entry) -> None:
     if state.generation > before.generation:
         current.joined, current.generation = entry.at, state.generation
+    reports = {**before.reports}
+    if isinstance(entry.event, ev.Reported) and before.phase == Phase.AGREEING:
+        reports[entry.event.rank] = entry.event
     if before.phase == Phase.AGREEING and state.plan is not None:
         plan = state.plan
         current.reported = entry.at
-        current.way, current.reason, current.resume = plan.way.value, plan.reason, plan.resume
-        current.ahead = [rank for rank, task in plan.tasks.items() if task.serve]
-        current.iterations_lost = {
-            rank: max(0, (report.iteration or 0) - plan.tasks[rank].begin)
-            for rank, report in before.reports.items()
-            if report.live and rank in plan.tasks
-        }
-        if isinstance(entry.event, ev.Reported) and entry.event.live and entry.event.rank in plan.tasks:
-            lost = (entry.event.iteration or 0) - plan.tasks[entry.event.rank].begin
-            current.iterations_lost[entry.event.rank] = max(0, lost)
+        restarted = current.way == Way.RESTART and plan.way == Way.START
+        current.way = Way.RESTART.value if restarted else plan.way.value
+        current.reason, current.resume = plan.reason, plan.resume
+        current.ahead = sorted(rank for rank, task in plan.tasks.items() if task.serve)
+        _note_iterations_lost(current, reports, {rank: task.begin for rank, task in plan.tasks.items()})
+    elif before.phase == Phase.AGREEING and state.generation > before.generation and _restarts(entry.event):
+        current.way = Way.RESTART.value
+        _note_iterations_lost(current, reports, dict.fromkeys(reports, state.committed or 0))
     if isinstance(entry.event, ev.Ready) and entry.event.generation == state.generation:
         current.replayed = entry.at
         current.replayed_iterations[entry.event.rank] = entry.event.replayed
+
+
+def _restarts(event: ev.Event) -> bool:
+    """Only a restart of all processes opens a generation upon these."""
+    return isinstance(event, ev.Reported | ev.Bare | ev.Failed)
+
+
+def _note_iterations_lost(
+    current: Recovery, reports: Mapping[int, ev.Reported], begins: Mapping[int, int]
+) -> None:
+    """A way back that is interrupted may have cost more than the one that follows it."""
+    for rank, report in reports.items():
+        if report.live and report.iteration is not None:
+            lost = max(0, report.iteration - begins[rank])
+            current.iterations_lost[rank] = max(lost, current.iterations_lost.get(rank, 0))

@@ -1,0 +1,133 @@
+"""What a recovery was, read from small journals."""
+
+from __future__ import annotations
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.events import Entry, Event
+from swift_ft.recovery.report import Recovery, recoveries
+
+
+def journal(*events: Event) -> list[Entry]:
+    """One event per second, from 100 s on."""
+    return [Entry(i, event, 100.0 + i, "test") for i, event in enumerate(events)]
+
+
+def report(rank: int, generation: int, at: int | None, live: bool = True) -> ev.Reported:
+    return ev.Reported(rank, generation, at, live and at is not None, (rank,), True)
+
+
+START = (
+    ev.Opened(3),
+    *(ev.Joined(m) for m in "ABC"),
+    *(report(rank, 1, None) for rank in range(3)),
+    ev.Committed(20, 1),  # 107 s
+)
+
+
+def found(*events: Event) -> list[Recovery]:
+    return recoveries(journal(*START, *events))
+
+
+def test_an_undisturbed_run_has_none() -> None:
+    assert found(ev.Finished(0, 1)) == []
+
+
+def test_the_timeline_of_a_replay() -> None:
+    (recovery,) = found(
+        ev.Lost("B", "was killed by SIGKILL"),  # 108 s
+        ev.Joined("D"),
+        report(0, 2, 47),
+        report(2, 2, 48),
+        report(1, 2, None),
+        ev.Ready(1, 2, replayed=27),  # 113 s
+        ev.Committed(60, 1),
+    )
+    assert (recovery.detected, recovery.joined, recovery.reported) == (108.0, 109.0, 112.0)
+    assert (recovery.replayed, recovery.live) == (113.0, 113.0)
+    assert (recovery.machines, recovery.slots, recovery.reasons) == (["B"], [1], ["was killed by SIGKILL"])
+    assert (recovery.way, recovery.resume, recovery.generation, recovery.reason) == ("replay", 47, 2, "")
+    assert recovery.replayed_iterations == {1: 27}
+    assert recovery.iterations_lost == {0: 0, 2: 0}
+    assert recovery.ahead == [2]
+
+
+def test_two_losses_are_one_recovery_until_it_is_live() -> None:
+    first, second = found(
+        ev.Lost("B", "killed"),
+        ev.Joined("D"),
+        ev.Lost("D", "killed again"),
+        ev.Joined("E"),
+        *(report(rank, 3, at) for rank, at in enumerate((47, None, 47))),
+        ev.Ready(1, 3, 27),
+        ev.Lost("C", "killed much later"),
+    )
+    assert (first.machines, first.slots, first.generation) == (["B", "D"], [1, 1], 3)
+    assert first.live is not None
+    assert (second.machines, second.slots, second.live) == (["C"], [2], None)
+
+
+def test_a_fallback_says_why_and_what_it_cost() -> None:
+    (recovery,) = found(
+        ev.CannotReplay(1, 1, "diverged"),
+        *(report(rank, 2, 47) for rank in range(3)),
+        *(ev.Ready(rank, 2) for rank in range(3)),
+    )
+    assert (recovery.way, recovery.resume) == ("fallback", 20)
+    assert "diverged" in recovery.reason
+    assert recovery.iterations_lost == {0: 27, 1: 27, 2: 27}
+    assert recovery.machines == []
+
+
+def test_what_an_interrupted_fallback_cost_is_not_forgotten() -> None:
+    (recovery,) = found(
+        ev.CannotReplay(1, 1, "diverged"),
+        *(report(rank, 2, 47) for rank in range(3)),
+        ev.Ready(0, 2),
+        ev.Lost("B", "killed"),
+        ev.Joined("D"),
+        *(report(rank, 3, at) for rank, at in enumerate((20, None, 47))),
+        *(ev.Ready(rank, 3) for rank in range(3)),
+    )
+    assert recovery.iterations_lost == {0: 27, 1: 27, 2: 27}
+    assert recovery.live is not None
+
+
+def test_machines_that_did_not_answer_are_named() -> None:
+    (recovery,) = found(
+        ev.Interrupted(0, 1, "reset"),
+        report(0, 2, 30),
+        ev.TimedOut(2, ("C", "B"), "no answer within 30 s"),
+    )
+    assert (recovery.machines, recovery.slots) == (["B", "C"], [1, 2])
+    assert recovery.reasons == ["no answer within 30 s"] * 2
+
+
+def test_an_interrupted_network() -> None:
+    (recovery,) = found(ev.Interrupted(0, 1, "reset"), *(report(rank, 2, 30) for rank in range(3)))
+    assert (recovery.way, recovery.resume, recovery.machines) == ("continue", 30, [])
+    assert recovery.live == recovery.reported
+    assert recovery.replayed is None
+
+
+def test_a_restart_costs_everything_since_the_checkpoint() -> None:
+    entries = journal(
+        *START[:-1],
+        ev.Lost("B", "killed"),
+        ev.Joined("D"),
+        *(report(rank, 2, at) for rank, at in enumerate((3, None, 4))),
+        *(report(rank, 3, None) for rank in range(3)),
+    )
+    (recovery,) = recoveries(entries)
+    assert (recovery.way, recovery.resume, recovery.generation) == ("restart", 0, 3)
+    assert "no checkpoint is committed yet" in recovery.reason
+    assert recovery.iterations_lost == {0: 3, 2: 4}
+
+
+def test_a_lost_spare_is_no_recovery() -> None:
+    assert found(ev.Joined("S"), ev.Lost("S", "killed")) == []
+
+
+def test_it_can_be_written_as_json() -> None:
+    (recovery,) = found(ev.Lost("B", "killed"))
+    assert recovery.to_dict()["machines"] == ["B"]
+    assert recovery.to_dict()["live"] is None
