@@ -340,7 +340,8 @@ class Worker:
         """One iteration ahead: send the interrupted iteration again from this worker's own log."""
         assert self.plan is not None
         iteration, tasks = self.plan.resume, self.plan.tasks
-        if self.stage == 0:
+        served = [peer for peer in self.neighbours() if not tasks[peer].serve]
+        if self.stage == 0 and served:
             own = self.sim.store.read_log(self.rank, iteration, self.log_since)
             if isinstance(own, str):
                 if own == "missing" and not self._outdated(state):
@@ -350,17 +351,16 @@ class Worker:
                 self.leave_group()
                 self._cannot(generation, f"its own log is {own}")
                 return True
-            for peer in self.neighbours():
-                if not tasks[peer].serve and not self._send(peer, iteration, own.chain, own.history):
+            for peer in served:
+                if not self._send(peer, iteration, own.chain, own.history):
                     return True
             self.stage = 1
             return True
-        for peer in self.neighbours():
-            if not tasks[peer].serve:
-                got = self._receive(peer, iteration)
-                if got is None:
-                    return self.mode == Mode.CONFIRM
-                self.sim.check_served(self, peer, iteration, got)
+        for peer in served:
+            got = self._receive(peer, iteration)
+            if got is None:
+                return self.mode == Mode.CONFIRM
+            self.sim.check_served(self, peer, iteration, got)
         self.stage, self.mode = 0, Mode.RUN
         self.sim.seen["served"] += 1
         return True
