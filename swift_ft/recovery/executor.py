@@ -339,7 +339,7 @@ class Executor:
         path = self._folder.part(iteration, rank, state.generation)
 
         def durable() -> None:
-            self._coordinator.tell(ev.Durable(rank, iteration, epoch, path))
+            self._coordinator.tell(ev.Durable(rank, iteration, epoch, path, self._context.launched))
 
         self._checkpointer.save(iteration, path, durable)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import (
+from harness import (
     ITERATIONS,
     ClusterRun,
     assert_identical,

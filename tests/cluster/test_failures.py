@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CHECKPOINT_EVERY, assert_clean, assert_identical, run_cluster
+from harness import CHECKPOINT_EVERY, assert_clean, assert_identical, run_cluster
 
 MID = "iteration=5 point=forward microbatch=3"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CHECKPOINT_EVERY, ClusterRun, assert_clean, assert_identical, run_cluster, training
+from harness import CHECKPOINT_EVERY, ClusterRun, assert_clean, assert_identical, run_cluster, training
 
 DAMAGED = Path(__file__).parent / "scripts" / "damaged_log.py"
 TALKATIVE = Path(__file__).parent / "scripts" / "talkative.py"

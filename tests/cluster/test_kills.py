@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import assert_clean, assert_identical, run_cluster
+from harness import assert_clean, assert_identical, run_cluster
 
 POINTS = {
     "warm-up forward": "iteration=5 point=forward microbatch=0",
