@@ -137,7 +137,8 @@ class Scenario:
         return [ev.Joined(m, preferred, f"{m}:1") for m in line.rest().split()]
 
     def _lost(self, line: _Line) -> list[ev.Event]:
-        return [ev.Lost(line.take(), line.rest("was killed"))]
+        reporter = line.options.pop("by", "")
+        return [ev.Lost(line.take(), line.rest("was killed"), reporter)]
 
     def _bare(self, line: _Line) -> list[ev.Event]:
         return [ev.Bare(line.take(), self._generation(line))]

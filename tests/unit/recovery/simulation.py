@@ -73,8 +73,9 @@ class Simulation:
         self.bare = bare
         self.world = machines * workers
         self.iterations = rng.randint(3, 9)
-        self.checkpoint_every = rng.choice((1, 1, 2, 3, 4))
+        self.checkpoint_every = rng.choice((1, 1, 2, 3, 4, 9))
         self.keep = rng.randint(1, 2)
+        self.background_rate = rng.choice((0.4, 0.4, 0.04))
         self.store = SharedStore()
         self.resume = rng.randint(1, 2) * self.checkpoint_every if rng.random() < 0.2 and not bare else None
         self.claimed = False
@@ -168,6 +169,8 @@ class Simulation:
     def _phase_changed(self, before: State, after: State) -> None:
         if self.budget and self.rng.random() < (0.5 if after.generation > 1 else 0.1):
             self._fuse = self.ticks + self.rng.choice((1, 4, 10, 20, 40))
+        if self._thaws and self.rng.random() < 0.4:
+            self._thaws[0] = (self.ticks + self.rng.choice((1, 10, 30)), self._thaws[0][1])
         if after.plan is not None and before.plan is None:
             self.seen[f"way: {after.plan.way}"] += 1
             self._check_plan(after, after.plan)
@@ -242,14 +245,16 @@ class Simulation:
         if len(group) != self.world or len({w.rank for w in group}) != self.world:
             raise Violation(f"the group of generation {generation} is {group}")
         at: dict[int, set[Content | None]] = {0: set(), 1: set()}
-        epochs = {w.epoch for w in group}
+        histories = {w.history for w in group}
         for worker in group:
             at[plan.tasks[worker.rank].serve].add(worker.content)
-        if len(at[0]) != 1 or len(at[1]) > 1 or len(epochs) != 1:
-            raise Violation(f"generation {generation} goes live from different states: {at}, epochs {epochs}")
+        if len(at[0]) != 1 or len(at[1]) > 1 or len(histories) != 1:
+            raise Violation(
+                f"generation {generation} goes live from different states: {at}, histories {histories}"
+            )
         behind, ahead = next(iter(at[0])), next(iter(at[1]), None)
         assert behind is not None
-        if ahead is not None and ahead != advance(behind, behind.iteration, epochs.pop()):
+        if ahead is not None and ahead != advance(behind, behind.iteration, histories.pop()):
             raise Violation(f"generation {generation}: who is ahead is of another history")
         self.seen["formed"] += 1
 
@@ -276,7 +281,11 @@ class Simulation:
 
     def _some_machine(self) -> Machine | None:
         up = [m for m in self._machines if m.alive and not m.frozen]
-        members = [m for m in up if m.name in self.states[-1].members]
+        state = self.states[-1]
+        members = [m for m in up if m.name in state.members]
+        awaited = [m for m in up if m.name in state.missing()]
+        if awaited and self.rng.random() < 0.5:
+            return self.rng.choice(awaited)  # in the middle of what the others wait for
         return self.rng.choice(members or up) if up else None
 
     def _some_worker(self) -> Worker | None:
@@ -369,6 +378,8 @@ class Simulation:
         worker = next((w for w in self._running if w.mode == Mode.RUN and w.stage == 4), None)
         if worker is None:
             return False
+        assert worker.content is not None
+        worker.content = Content(worker.content.iteration, hash((worker.content.chain, "half updated")))
         worker.dirty = "optimizer"
         worker.broken()
         return True
@@ -458,13 +469,18 @@ class Simulation:
 
     def _thaw(self, index: int) -> None:
         _, frozen = self._thaws.pop(index)
-        frozen.frozen = False
-        for worker in frozen.workers if isinstance(frozen, Machine) else ():
-            worker.frozen = False
-        self.seen["thawed"] += 1
-        self._stale = True
         if self.trace:
             print(f"{self.ticks:5d} *** {frozen} thaws")
+        frozen.frozen = False
+        self.seen["thawed"] += 1
+        self._stale = True
+        for worker in [*frozen.workers] if isinstance(frozen, Machine) else [frozen]:
+            worker.frozen = False
+            if worker.alive and self.rng.random() < 0.7:  # it goes on where it was, before it reads any news
+                if worker.mode == Mode.CONFIRM:
+                    worker.interrupt()
+                else:
+                    worker.act()
 
     # -------------------------------------------------------------------------------------------- running
 
