@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import socket
@@ -33,6 +34,8 @@ __all__ = ["main"]
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0, the script's own, or 2 for what the user can fix."""
     args = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # workers' lines, also into a pipe, as they come
     try:
         return _run(args)
     except UsageError as error:

@@ -324,7 +324,8 @@ class MachineAgent(LocalElasticAgent):
         """In the sentinel's thread."""
         state = self._rendezvous_handler.follower.state
         if machine not in state.fenced and state.phase != Phase.ENDED:
-            self._rendezvous_handler.journal.append(ev.Lost(machine, reason))
+            reporter = self._rendezvous_handler.machine
+            self._rendezvous_handler.journal.append(ev.Lost(machine, reason, reporter))
 
     def _tell_bare(self, state: State) -> None:
         """Workers without a session cannot answer for themselves when a generation begins."""

@@ -74,8 +74,11 @@ class Sentinel:
         while not self._closing:
             for key, _ in self._selector.select(max(0.0, next_beat - time.monotonic())):
                 self._handle(key.fileobj)
-            if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + self._beat_s
+            now = time.monotonic()
+            if now >= next_beat:
+                if now - next_beat > self._silence_s / 2:
+                    self._heard = now  # this process was frozen: the silence was its own
+                next_beat = now + self._beat_s
                 self._send_to_watchers(_BEAT)
                 self._check_silence()
         self._send_to_watchers(_BYE)

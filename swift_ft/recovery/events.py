@@ -72,10 +72,15 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A machine counts as failed, whatever showed it. It can come back only under another name."""
+    """A machine counts as failed, whatever showed it. It can come back only under another name.
+
+    ``reporter`` is the machine that found it, empty for one that tells of itself: what a fenced machine says
+    of others when it wakes up does not count.
+    """
 
     machine: str
     reason: str
+    reporter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,8 @@ def _open_generation(state: State, fresh: list[int]) -> State:
 
 
 def _lost(state: State, event: ev.Lost) -> State:
+    if event.reporter in state.fenced:
+        return state
     slot = state.slot_of(event.machine)
     state = replace(
         state,

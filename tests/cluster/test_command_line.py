@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -235,8 +236,9 @@ def test_thawed_machine_does_no_harm(tmp_path: Path, references: Any) -> None:
             for pid in frozen:
                 os.kill(pid, signal.SIGCONT)
     assert process.wait(timeout=60) == 0, "".join(output[-50:])
-    run = ClusterRun(tmp_path, 0, "".join(output), {})
-    assert "was replaced and ends here" in run.output
+    run = ClusterRun(tmp_path, 0, "".join(output), json.loads((tmp_path / "events.json").read_text()))
+    assert [r["slots"] for r in run.recoveries] == [[1]]
+    assert any(event["machine"].endswith(".1") for event in run.events("Joined"))  # it came back as a spare
     assert_identical(run, references("--iterations", str(iterations)))
 
 
