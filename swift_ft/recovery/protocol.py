@@ -71,6 +71,7 @@ class State:
         ``plan`` is set exactly in RECOVERING and LIVE;
         log segments of generations before ``log_since`` belong to a history that was given up;
         ``must_fall_back`` stays until a fallback is done: in the middle of it, states are of two histories;
+        ``rebuilding`` says up to where the last plan replays, by rank, until everybody is live;
         ``sessions`` is set once any worker has reported: the script is the same for all.
     """
 
@@ -90,6 +91,7 @@ class State:
     restart_all: bool = False
     injected: frozenset[str] = frozenset()
     reports: Mapping[int, ev.Reported] = field(default_factory=dict)
+    rebuilding: Mapping[int, int] = field(default_factory=dict)
     sessions: bool = False
     bare: frozenset[int] = frozenset()
     plan: Plan | None = None
@@ -237,6 +239,8 @@ def _bare(state: State, event: ev.Bare) -> State:
 def _reported(state: State, event: ev.Reported) -> State:
     if event.generation != state.generation or state.phase != Phase.AGREEING:
         return state
+    if event.live and (event.iteration or 0) < state.rebuilding.get(event.rank, 0):
+        event = replace(event, live=False)  # its replay was broken off, however long ago
     return _try_plan(replace(state, sessions=True, reports={**state.reports, event.rank: event}))
 
 
@@ -259,7 +263,8 @@ def _try_plan(state: State) -> State:
         state = replace(state, durable=_parts_kept(state.durable, plan))
     if plan.resume > state.resumed:
         state = replace(state, interruptions=min(state.interruptions, 1))  # the one that led here
-    state = replace(state, resumed=plan.resume)
+    replays = {r: t.replay_until for r, t in plan.tasks.items() if t.begin < t.replay_until}
+    state = replace(state, resumed=plan.resume, rebuilding=replays)
     idle = frozenset(rank for rank, task in plan.tasks.items() if task.idle)
     state = replace(state, plan=plan, phase=Phase.RECOVERING, ready=idle, must_fall_back=plan.reason or None)
     return _try_live(state)
@@ -279,7 +284,7 @@ def _parts_kept(durable: Mapping[int, Mapping[int, str]], plan: Plan) -> dict[in
 def _try_live(state: State) -> State:
     if len(state.ready) < state.world:
         return state
-    return replace(state, phase=Phase.LIVE, must_fall_back=None)
+    return replace(state, phase=Phase.LIVE, must_fall_back=None, rebuilding={})
 
 
 def _restart(state: State, reason: str) -> State:
