@@ -82,15 +82,21 @@ class Machine:
         if self.sim.machine_named(machine).alive:
             return False
         self.told_lost.add(machine)
-        self.tell(ev.Lost(machine, "its agent's connection ended"))
+        self.tell(ev.Lost(machine, "its agent's connection ended", self.name))
         return True
+
+    def wake_up(self) -> None:
+        """It slept, and takes its neighbour for silent."""
+        machine = neighbour_of(self.name, dict(self.view.addresses))
+        if machine is not None:
+            self.tell(ev.Lost(machine, "its agent was silent", self.name))
 
     def silence(self) -> bool:
         """The deadlines for heartbeats passed."""
         machine = neighbour_of(self.name, dict(self.view.addresses))
         if machine is not None and machine not in self.told_lost and self.sim.machine_named(machine).frozen:
             self.told_lost.add(machine)
-            self.tell(ev.Lost(machine, "its agent was silent"))
+            self.tell(ev.Lost(machine, "its agent was silent", self.name))
             return True
         for worker in self.workers:
             if worker.alive and worker.frozen:
@@ -131,6 +137,7 @@ class Machine:
                 self.incarnation += 1
                 self.name = f"{self.base}.{self.incarnation}"
                 self.launched = None
+                self.told_lost.clear()  # under the old name nobody listened
                 self.sim.machines_changed()
                 self.join()
             case AgentTodo.LAUNCH:

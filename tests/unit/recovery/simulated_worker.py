@@ -74,6 +74,7 @@ class Worker:
         self.content: Content | None = None
         self.live = False  # not in a replay
         self.dirty: str | None = None
+        self.in_flight: ev.Event | None = None  # decided, and not written yet
         self.source = False
         self.until = 0
         self.log_generation = 0
@@ -147,6 +148,9 @@ class Worker:
         return True
 
     def tell(self, event: ev.Event) -> bool:
+        if self.sim.holds_back(self):
+            self.in_flight = event
+            return True
         return self.read(self.sim.append(event, repr(self)))
 
     def exit(self, code: int) -> None:

@@ -318,12 +318,28 @@ class Simulation:
     def _fault_freeze_machine(self) -> bool:
         machine = self._some_machine()
         if machine is not None:
-            machine.frozen = True
-            for worker in machine.workers:
-                worker.frozen = True
-            self._thaws.append((self.ticks + self.rng.choice((20, 100, 400, 1000)), machine))
-        self._stale = True
+            self._freeze(machine)
         return machine is not None
+
+    def _freeze(self, machine: Machine) -> None:
+        machine.frozen = True
+        for worker in machine.workers:
+            worker.frozen = True
+        self._thaws.append((self.ticks + self.rng.choice((20, 100, 400, 1000)), machine))
+        self._stale = True
+
+    def holds_back(self, worker: Worker) -> bool:
+        """Whether a machine freezes between its worker's decision to write an event and the write."""
+        machine = worker.machine
+        if not self.budget or machine.frozen or worker not in machine.workers or self.rng.random() > 0.01:
+            return False
+        self.budget -= 1
+        self._faulty = True
+        self.seen["held back"] += 1
+        self._freeze(machine)
+        if self.trace:
+            print(f"{self.ticks:5d} *** {machine} freezes before it writes")
+        return True
 
     def _fault_freeze_worker(self) -> bool:
         worker = self._some_worker()
@@ -474,8 +490,13 @@ class Simulation:
         frozen.frozen = False
         self.seen["thawed"] += 1
         self._stale = True
+        if isinstance(frozen, Machine) and frozen.alive and self.rng.random() < 0.2:
+            frozen.wake_up()
         for worker in [*frozen.workers] if isinstance(frozen, Machine) else [frozen]:
             worker.frozen = False
+            if worker.alive and worker.in_flight is not None:
+                event, worker.in_flight = worker.in_flight, None
+                worker.tell(event)
             if worker.alive and self.rng.random() < 0.7:  # it goes on where it was, before it reads any news
                 if worker.mode == Mode.CONFIRM:
                     worker.interrupt()
