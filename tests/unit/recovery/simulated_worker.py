@@ -148,7 +148,7 @@ class Worker:
         return True
 
     def tell(self, event: ev.Event) -> bool:
-        if self.sim.holds_back(self):
+        if self.sim.holds_back(self, event):
             self.in_flight = event
             return True
         return self.read(self.sim.append(event, repr(self)))

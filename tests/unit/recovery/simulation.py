@@ -156,6 +156,8 @@ class Simulation:
         self.states.append(after)
         if self.trace:
             self._print(event, by, before, after)
+        if getattr(event, "generation", before.generation) < before.generation:
+            self.seen[f"late {type(event).__name__} while {before.phase}"] += 1
         if after is not before:
             if isinstance(event, ev.Bare) and self.shapes_known:
                 raise Violation("states are given up for a script that has sessions")
@@ -328,10 +330,12 @@ class Simulation:
         self._thaws.append((self.ticks + self.rng.choice((20, 100, 400, 1000)), machine))
         self._stale = True
 
-    def holds_back(self, worker: Worker) -> bool:
+    def holds_back(self, worker: Worker, event: ev.Event) -> bool:
         """Whether a machine freezes between its worker's decision to write an event and the write."""
-        machine = worker.machine
-        if not self.budget or machine.frozen or worker not in machine.workers or self.rng.random() > 0.01:
+        machine, often = worker.machine, not isinstance(event, ev.Durable | ev.Committed)
+        if not self.budget or machine.frozen or worker not in machine.workers:
+            return False
+        if self.rng.random() > (0.03 if often else 0.003):
             return False
         self.budget -= 1
         self._faulty = True

@@ -39,6 +39,14 @@ def test_a_pipeline_of_four() -> None:
         assert seen[what] > 5, what
     for late in ("Reported", "Ready", "CannotReplay", "Interrupted", "Durable", "Lost", "TimedOut", "Failed"):
         assert seen[f"no news: {late}"], late
+    for late in (
+        "Reported while agreeing",
+        "Ready while recovering",
+        "Finished while live",
+        "Interrupted while live",
+        "CannotReplay while recovering",
+    ):
+        assert seen[f"late {late}"], late
     assert seen["finished"] > 10 * seen["gave up"] / 2
 
 
