@@ -176,13 +176,16 @@ class CheckpointFolder:
             )
         return str(marker["parts"][str(rank)])
 
-    def clean(self, keep: int) -> None:
-        """Delete all but the newest committed checkpoints, and what is older than them or no part of one."""
-        committed = self.committed()
-        kept = set(committed[-keep:])
+    def clean(self, keep: int, known: int) -> None:
+        """Delete all but the newest committed checkpoints, and what is no part of one.
+
+        Only markers up to ``known``, the commit that everybody knows of, count: a newer one may have been
+        written by somebody who died before telling.
+        """
+        kept = {i for i in self.committed() if i <= known}
+        kept = set(sorted(kept)[-keep:])
         for name in self._all():
-            iteration = int(name)
-            if committed and iteration < committed[-1] and iteration not in kept:
+            if int(name) < known and int(name) not in kept:
                 self.store.delete(f"{_ROOT}/{name}", recursive=True)
         for iteration in kept:
             self._drop_orphans(iteration)

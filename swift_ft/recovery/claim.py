@@ -56,8 +56,9 @@ def claim_store(
         except (DistError, RuntimeError) as error:
             raise GaveUpError(f"Worker 0 did not claim {store.url} within {timeout_s:g} s.") from error
         return None
-    if rendezvous.check([_CLAIMED]):  # by a worker 0 that is no more
-        return None
+    if rendezvous.check([_CLAIMED]):  # by a worker 0 that is no more, and may not have told
+        found: int | None = json.loads(rendezvous.get(_CLAIMED))["checkpoint"]
+        return found
     checkpoint = _decide(store, context, topology)
     rendezvous.set(_CLAIMED, json.dumps({"checkpoint": checkpoint}))
     return checkpoint

@@ -220,8 +220,8 @@ class Coordinator:
         if due is not None and (due, after.epoch) not in self._commits_begun:
             self._commits_begun.add((due, after.epoch))
             self._housekeeper.submit(self._commit, due, after)
-        if after.phase == Phase.LIVE and (after.committed or 0) > self._cleaned:
-            self._cleaned = after.committed or 0
+        if after.phase == Phase.LIVE and after.committed is not None and after.committed > self._cleaned:
+            self._cleaned = after.committed
             self._housekeeper.submit(self._clean, self._cleaned)
 
     def _commit(self, iteration: int, state: State) -> None:
@@ -239,7 +239,7 @@ class Coordinator:
         try:
             self._on_committed(iteration)
             if self.context.rank == 0:
-                self._folder.clean(self._keep_checkpoints)
+                self._folder.clean(self._keep_checkpoints, iteration)
         except Exception as error:
             warnings.warn(
                 f"Cleaning up after the checkpoint of iteration {iteration} failed: {error}", stacklevel=1

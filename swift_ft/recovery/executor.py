@@ -336,7 +336,7 @@ class Executor:
         if state.committed is not None and self.iteration <= state.committed:
             return
         rank, iteration, epoch = self._context.rank, self.iteration, state.epoch
-        path = self._folder.part(iteration, rank, state.generation)
+        path = self._folder.part(iteration, rank, self._log.generation)
 
         def durable() -> None:
             self._coordinator.tell(ev.Durable(rank, iteration, epoch, path, self._context.launched))
