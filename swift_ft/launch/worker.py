@@ -82,7 +82,7 @@ def _run_script(job: WorkerJob, line: WorkerLine) -> int:
             sys.path.insert(0, os.getcwd())  # noqa: PTH109  (what `python -m` does)
             runpy.run_module(job.target, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, os.path.dirname(os.path.abspath(job.target)))  # noqa: PTH100, PTH120
+            sys.path.insert(0, os.path.dirname(os.path.abspath(job.target)))  # noqa: PTH100, PTH120  (as python does)
             runpy.run_path(job.target, run_name="__main__")
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

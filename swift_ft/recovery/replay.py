@@ -38,7 +38,6 @@ class LoggedTraffic:
         log: where messages go; set for each generation.
         source: what a replay reads; None when live.
         expected: while an earlier iteration is served, the checksum that came with a key before.
-        checked: regenerated messages that were compared with a receipt.
     """
 
     rank: int
@@ -49,7 +48,6 @@ class LoggedTraffic:
     log: LogWriter | None = None
     source: LogReader | None = None
     expected: Callable[[MessageKey], int | None] | None = None
-    checked: int = 0
 
     def sending(self, message: Message) -> bool:
         """Log it; in a replay compare it and drop it."""
@@ -92,7 +90,6 @@ class LoggedTraffic:
     def _compare(self, message: Message, expected: int | None, why: str) -> None:
         if expected is None:
             return  # the original had not sent it yet
-        self.checked += 1
         if checksum_of(message.tensor) != expected:
             raise DivergenceError(
                 f"The replay diverged at {message.key}: {why}. The computation is not deterministic; "

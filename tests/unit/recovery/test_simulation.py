@@ -54,7 +54,7 @@ def test_a_pipeline_of_four() -> None:
 def test_shorter_and_longer_pipelines(machines: int, workers: int, seeds: int) -> None:
     seen = run_all(machines, workers, seeds)
     assert seen[f"way: {Way.REPLAY}"]
-    assert seen["served"] or machines == 2  # with two, a stage is seldom ahead of the one that survives
+    assert seen["served"]
 
 
 def test_machines_with_two_workers() -> None:
