@@ -37,13 +37,12 @@ class GenerationGroup:
         self._sockets: dict[int, str] = {}
 
     def leave(self) -> None:
-        """Let go of the group. Nobody may hold on to an operation of it: neighbours wait for its end."""
+        """Let go of the group. Its connections end, whoever still holds on to it: neighbours wait for that."""
         if not dist.is_initialized():
             return
         if self._backend is None:
             self._remember()
-        with self._lock:
-            self._sockets = {}
+        self.abort()
         dist.destroy_process_group()
         gc.collect()
 

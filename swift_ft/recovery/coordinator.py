@@ -26,7 +26,8 @@ from swift_ft.process_group import GenerationGroup
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import CheckpointFolder
 from swift_ft.recovery.journal import Follower, Journal
-from swift_ft.recovery.protocol import Phase, State, WorkerOrder, commit_due, worker_order
+from swift_ft.recovery.orders import WorkerOrder, commit_due, worker_order
+from swift_ft.recovery.protocol import Phase, State
 
 __all__ = ["Coordinator"]
 

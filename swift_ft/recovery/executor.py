@@ -19,8 +19,9 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder, TrainingState
 from swift_ft.recovery.claim import claim_store
 from swift_ft.recovery.coordinator import Coordinator
+from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Plan, Task, Way
-from swift_ft.recovery.protocol import State, WorkerOrder
+from swift_ft.recovery.protocol import State
 from swift_ft.recovery.replay import LoggedTraffic
 from swift_ft.recovery.rollback import Rollback
 from swift_ft.recovery.worker_log import WorkerLog, sent_tensor

@@ -29,8 +29,9 @@ import shlex
 from pathlib import Path
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.orders import agent_order, commit_due, worker_order
 from swift_ft.recovery.plan import Task
-from swift_ft.recovery.protocol import Phase, State, agent_order, commit_due, step, worker_order
+from swift_ft.recovery.protocol import Phase, State, step
 
 __all__ = ["Scenario", "ScenarioError"]
 
