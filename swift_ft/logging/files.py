@@ -1,52 +1,89 @@
-"""How a store's files are opened, put and renamed: through fsspec, or directly where they are local.
+"""How a store's files are opened, put and renamed where this process reaches them without a network.
 
-This is the seam for further stores: one whose rename or exclusive create differs gets a class here.
+The seam for further stores is :class:`Files`: one whose rename or exclusive create differs gets a class of
+its own, here or in ``remote.py``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["LocalFiles", "RemoteFiles"]
+__all__ = ["Files", "LocalFiles"]
 
 # What filesystems without hard links (FUSE mounts of object stores, some network shares) answer.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
-class RemoteFiles:
-    """Any fsspec filesystem. All paths are absolute, as that filesystem writes them."""
+class Files:
+    """Any fsspec filesystem. All paths are absolute, as that filesystem writes them.
+
+    Attributes:
+        fs: the filesystem.
+        fetched: a file is brought to this machine before it is read, and that takes a while.
+    """
+
+    fetched = False
 
     def __init__(self, fs: Any) -> None:
         self.fs = fs
+
+    def make_parent(self, path: str) -> None:
+        """Makes the directory that a file is in."""
+        self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     def open_sink(self, path: str) -> pa.NativeFile:
         """Opens a new file for writing."""
         return pa.PythonFile(self.fs.open(path, "wb"), mode="w")
 
     def open_source(self, path: str) -> pa.NativeFile:
-        """Opens a file for reading. It is fetched whole: one request beats many small ones."""
+        """Opens a file for reading, whole."""
         return pa.BufferReader(self.fs.cat_file(path))
 
     def rename(self, source: str, destination: str) -> None:
         """Replaces the destination."""
         self.fs.mv(source, destination)
 
+    def upload(self, local: Path, temporary: str, path: str) -> None:
+        """Copies a file of this machine: under its name it is complete, or absent."""
+        self.fs.put_file(str(local), temporary)
+        self.rename(temporary, path)
+
     def put(self, temporary: str, path: str, data: bytes) -> None:
         """Writes or replaces a small file: a reader sees the old content or the new, nothing between."""
         self.fs.pipe_file(temporary, data)
         self.rename(temporary, path)
 
+    def stage(self, temporary: str, data: bytes) -> None:
+        """What comes before :meth:`create`, where that moves a file into place."""
+
     def create(self, temporary: str, path: str, data: bytes) -> None:
-        """Writes a small file that must not exist yet, or raises FileExistsError."""
+        """Writes a small file that must not exist yet, or raises FileExistsError.
+
+        Called again after a failure it takes the same temporary name, by which it knows its own earlier work.
+        """
         self.fs.pipe_file(path, data, mode="create")
 
+    def exists(self, path: str) -> bool:
+        """True if there is a file or a directory of that name."""
+        return bool(self.fs.exists(path))
 
-class LocalFiles(RemoteFiles):
+    def list(self, directory: str) -> list[str]:
+        """Names in a directory. Raises FileNotFoundError if it is absent."""
+        return [path.rstrip("/").rpartition("/")[2] for path in self.fs.ls(directory, detail=False)]
+
+    def abandoned(self, directory: str) -> int:
+        """Removes what dead writers left that no listing shows; returns how much it was."""
+        return 0
+
+
+class LocalFiles(Files):
     """Files of this operating system.
 
     Small files are markers that others act upon, so they are synchronised to the disk. Segments are not: one
@@ -65,6 +102,11 @@ class LocalFiles(RemoteFiles):
     def rename(self, source: str, destination: str) -> None:
         """Replaces the destination in one step."""
         Path(source).replace(destination)
+
+    def upload(self, local: Path, temporary: str, path: str) -> None:
+        """Copies a file, which then appears in one step."""
+        shutil.copyfile(local, temporary)
+        self.rename(temporary, path)
 
     def put(self, temporary: str, path: str, data: bytes) -> None:
         """Writes or replaces a small file, durably."""
@@ -85,6 +127,16 @@ class LocalFiles(RemoteFiles):
         finally:
             Path(temporary).unlink()
         _sync_directory(path)
+
+
+def reserve(path: Path, size: int) -> None:
+    """Takes disk space for a file that is open for writing, so that its writer does not meet a full disk.
+
+    Raises:
+        OSError: there is not so much room.
+    """
+    with path.open("r+b") as file, contextlib.suppress(AttributeError):  # not on every system
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _write_durably(path: str, mode: str, data: bytes) -> None:

@@ -7,24 +7,32 @@ under a temporary name (``NAME.RANDOM.tmp``) and renamed when it is complete.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import os
 import re
 import secrets
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from swift_ft.errors import StoreNotWritableError, SwiftError, UsageError
-from swift_ft.logging.files import LocalFiles, RemoteFiles
+from swift_ft.logging.files import Files, LocalFiles
+from swift_ft.logging.remote import remote_files
+from swift_ft.logging.retry import patiently
 
 __all__ = ["PendingFile", "Store"]
 
 TEMPORARY_SUFFIX = ".tmp"
 _WRITE_BUFFER_BYTES = 1 << 16
+_PROBE_PATIENCE_S = 10.0  # a user who mistyped a URL should not wait for long
+
+T = TypeVar("T")
 
 
 class PendingFile:
@@ -40,7 +48,9 @@ class PendingFile:
         self._path = path
         self._size = 0
         self._temporary = store._temporary_name(path)
-        raw = store._files.open_sink(store._absolute(self._temporary, make_parents=True))
+        full = store._absolute(self._temporary)
+        store._make_parent(full)
+        raw = store._patiently(lambda: store._files.open_sink(full))
         self.sink: pa.NativeFile = pa.BufferedOutputStream(raw, _WRITE_BUFFER_BYTES)
 
     @property
@@ -77,7 +87,8 @@ class PendingFile:
         self._size = self.tell()
         self.sink.close()
         path = path or self._path
-        self._store._files.rename(self._store._absolute(self._temporary), self._store._absolute(path))
+        source, destination = self._store._absolute(self._temporary), self._store._absolute(path)
+        self._store._patiently(lambda: self._store._files.rename(source, destination))
         return path
 
     def abort(self) -> None:
@@ -105,13 +116,16 @@ class Store:
     knows.
 
     Args:
-        url: where. Credentials in it are used, but never shown.
+        url: where. Credentials in it are used, but never shown; better leave them to the places where the
+            store's own tools look for them (``~/.aws``, ``AWS_*``, ``HADOOP_CONF_DIR``).
+        patience_s: how long an operation on a store behind a network is tried again while that does not
+            answer.
 
     Raises:
         StoreNotWritableError: nothing installed here can open such a URL.
     """
 
-    def __init__(self, url: str | os.PathLike[str]) -> None:
+    def __init__(self, url: str | os.PathLike[str], *, patience_s: float = 60.0) -> None:
         self._given = os.fspath(url)
         try:
             self._fs, root = fsspec.core.url_to_fs(self._given)
@@ -121,7 +135,8 @@ class Store:
         local = isinstance(self._fs, LocalFileSystem)
         if local:
             self._given = f"file://{self._root}"
-        self._files = LocalFiles(self._fs) if local else RemoteFiles(self._fs)
+        self._files: Files = LocalFiles(self._fs) if local else remote_files(self._fs)
+        self._patience_s = patience_s if self.remote else 0.0
 
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
@@ -130,6 +145,11 @@ class Store:
     def url(self) -> str:
         """The store's URL without credentials, for people to read."""
         return re.sub(r"://[^/@]*:[^/]*@", "://", self._given)
+
+    @property
+    def remote(self) -> bool:
+        """True for a store behind a network: a file is brought to this machine before it is read."""
+        return self._files.fetched
 
     def child_url(self, path: str) -> str:
         """The full URL of a path inside, credentials included, for another library's fsspec."""
@@ -144,11 +164,17 @@ class Store:
         """
         path = self._temporary_name("probe")
         token = path.encode()
-        try:
-            full = self._absolute(path, make_parents=True)
+
+        def try_all() -> bytes:
+            full = self._absolute(path)
+            self._files.make_parent(full)
             self._fs.pipe_file(full, token)
-            back = self._fs.cat_file(full)
+            back = bytes(self._fs.cat_file(full))
             self._fs.rm_file(full)
+            return back
+
+        try:
+            back = patiently(try_all, min(self._patience_s, _PROBE_PATIENCE_S))
         except Exception as error:
             raise self._not_writable(error) from error
         if back != token:
@@ -156,33 +182,31 @@ class Store:
 
     def exists(self, path: str) -> bool:
         """True if there is a file or a directory of that name."""
-        self._fs.invalidate_cache()
-        return bool(self._fs.exists(self._absolute(path)))
+        return self._patiently(lambda: self._fresh.exists(self._absolute(path)))
 
     def size(self, path: str) -> int:
         """Bytes in a file. Raises FileNotFoundError if it is absent."""
-        self._fs.invalidate_cache()
-        return int(self._fs.size(self._absolute(path)))
+        return self._patiently(lambda: int(self._fresh.fs.size(self._absolute(path))))
 
     def list(self, directory: str) -> list[str]:
         """Sorted names in a directory, temporary files included; none if it is absent."""
-        self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._absolute(directory), detail=False)
+            return sorted(self._patiently(lambda: self._fresh.list(self._absolute(directory))))
         except FileNotFoundError:
             return []
-        return sorted(full.rstrip("/").rpartition("/")[2] for full in found)
 
     def delete(self, path: str, recursive: bool = False) -> None:
         """Deletes a file, or with ``recursive`` a directory. What is absent is fine."""
         full = self._absolute(path)
-        try:
+
+        def remove() -> None:
             if recursive:
-                self._fs.rm(full, recursive=True)
+                self._fresh.fs.rm(full, recursive=True)
             else:
-                self._fs.rm_file(full)
-        except FileNotFoundError:
-            pass
+                self._fresh.fs.rm_file(full)
+
+        with contextlib.suppress(FileNotFoundError):
+            self._patiently(remove)
 
     def delete_all(self) -> None:
         """Empties the store.
@@ -196,16 +220,18 @@ class Store:
             self.delete(name, recursive=True)
 
     def sweep(self, directory: str) -> builtins.list[str]:
-        """Deletes the temporary files that a dead writer left in a directory; returns their names."""
+        """Deletes what dead writers left in a directory; returns the names of their temporary files."""
         leftovers = [name for name in self.list(directory) if name.endswith(TEMPORARY_SUFFIX)]
         for name in leftovers:
             self.delete(f"{directory}/{name}" if directory else name)
+        self._patiently(lambda: self._files.abandoned(self._absolute(directory)))
         return leftovers
 
     def read_json(self, path: str) -> dict[str, Any] | None:
         """The content of a JSON file; None if it is absent. Raises SwiftError if it is not a JSON object."""
+        full = self._absolute(path)
         try:
-            data = self._fs.cat_file(self._absolute(path))
+            data = self._patiently(lambda: self._fs.cat_file(full))
         except FileNotFoundError:
             return None
         try:
@@ -218,14 +244,17 @@ class Store:
 
     def write_json(self, path: str, content: dict[str, Any]) -> None:
         """Writes or replaces a JSON file atomically and durably."""
-        temporary = self._absolute(self._temporary_name(path), make_parents=True)
-        self._files.put(temporary, self._absolute(path), _encoded(content))
+        temporary, full = self._absolute(self._temporary_name(path)), self._absolute(path)
+        self._make_parent(full)
+        self._patiently(lambda: self._files.put(temporary, full, _encoded(content)))
 
     def create_json(self, path: str, content: dict[str, Any]) -> bool:
         """Writes a JSON file that must not exist yet; of several writers exactly one gets True."""
-        temporary = self._absolute(self._temporary_name(path), make_parents=True)
+        temporary, full = self._absolute(self._temporary_name(path)), self._absolute(path)
+        self._make_parent(full)
+        self._patiently(lambda: self._files.stage(temporary, _encoded(content)))
         try:
-            self._files.create(temporary, self._absolute(path), _encoded(content))
+            self._patiently(lambda: self._files.create(temporary, full, _encoded(content)))
         except FileExistsError:
             return False
         return True
@@ -236,16 +265,32 @@ class Store:
 
     def open_read(self, path: str) -> pa.NativeFile:
         """Opens a committed file: a memory map of a local one. Raises FileNotFoundError if it is absent."""
-        return self._files.open_source(self._absolute(path))
+        full = self._absolute(path)
+        return self._patiently(lambda: self._files.open_source(full))
+
+    def upload(self, local: Path, path: str) -> None:
+        """Copies a file of this machine into the store, where it appears when it is complete."""
+        temporary, full = self._absolute(self._temporary_name(path)), self._absolute(path)
+        self._make_parent(full)
+        self._patiently(lambda: self._files.upload(local, temporary, full))
 
     def _temporary_name(self, path: str) -> str:
         return f"{path}.{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
 
-    def _absolute(self, path: str, make_parents: bool = False) -> str:
-        full = f"{self._root}/{_checked(path)}" if path else self._root
-        if make_parents:
-            self._fs.makedirs(full.rpartition("/")[0], exist_ok=True)
-        return full
+    def _absolute(self, path: str) -> str:
+        return f"{self._root}/{_checked(path)}" if path else self._root
+
+    def _make_parent(self, full: str) -> None:
+        self._patiently(lambda: self._files.make_parent(full))
+
+    def _patiently(self, action: Callable[[], T]) -> T:
+        return patiently(action, self._patience_s) if self._patience_s else action()
+
+    @property
+    def _fresh(self) -> Files:
+        """The files, of which nothing is known from earlier."""
+        self._fs.invalidate_cache()
+        return self._files
 
     def _not_writable(self, error: Exception) -> StoreNotWritableError:
         if isinstance(error, ImportError):

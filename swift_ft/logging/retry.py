@@ -1,0 +1,64 @@
+"""Patience with stores that are down, slow or overloaded for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import tenacity
+
+__all__ = ["is_transient", "patiently"]
+
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 5.0
+# What waiting does not cure: something is absent or in the way, is not allowed, or was asked for wrongly.
+_LASTING = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ImportError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
+# botocore's, which need not be installed: their base class is that of its passing errors, too.
+_LASTING_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError"}
+
+T = TypeVar("T")
+
+
+def is_transient(error: BaseException) -> bool:
+    """True for errors that may pass by themselves: lost connections, time-outs, servers that are too busy.
+
+    Every client library has errors of its own for these, so that it is the lasting ones that are listed.
+    """
+    return (
+        isinstance(error, Exception)
+        and not isinstance(error, _LASTING)
+        and type(error).__name__ not in _LASTING_NAMES
+    )
+
+
+def patiently(action: Callable[[], T], patience_s: float) -> T:
+    """Calls until it succeeds, fails for good, or ``patience_s`` seconds are over; waits longer each time.
+
+    Args:
+        action: must do no harm if it is done twice, since an answer that got lost looks like a failure.
+        patience_s: no attempt is begun later than this after the first.
+
+    Returns:
+        What the action returned.
+
+    Raises:
+        Exception: the action's last error.
+    """
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_transient),
+        # Random, so that workers whose store comes back do not all call at once.
+        wait=tenacity.wait_random_exponential(_FIRST_WAIT_S, _LONGEST_WAIT_S),
+        stop=tenacity.stop_after_delay(patience_s),
+        reraise=True,
+    )
+    return retrying(action)

@@ -1,0 +1,30 @@
+"""Real servers, one of each kind for all tests, started when the first of them asks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from seaweed import SeaweedServer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))  # the harness of the cluster's tests
+
+
+@pytest.fixture(scope="session")
+def seaweed_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
+    server = SeaweedServer(tmp_path_factory.mktemp("seaweed"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def seaweed(seaweed_running: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> SeaweedServer:
+    """The server, to which the usual environment variables point."""
+    for name, value in seaweed_running.environment.items():
+        monkeypatch.setenv(name, value)
+    return seaweed_running

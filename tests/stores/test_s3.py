@@ -1,0 +1,55 @@
+"""The suite on a real S3 server, and what is peculiar to such stores."""
+
+from __future__ import annotations
+
+import io
+import os
+import traceback
+import uuid
+
+import pytest
+from seaweed import BUCKET, SECRET_KEY, SeaweedServer
+
+from swift_ft.errors import StoreNotWritableError
+from swift_ft.logging import Store
+from swift_ft.testing import LogStoreTests
+
+
+class TestS3Store(LogStoreTests):
+    @pytest.fixture
+    def url(self, seaweed: SeaweedServer) -> str:
+        return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+def test_wrong_credentials_are_told_and_not_shown(
+    seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = f"{SECRET_KEY}-but-wrong"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", wrong)
+    with pytest.raises(StoreNotWritableError, match="cannot be written") as caught:
+        Store(f"s3://{BUCKET}/x").probe()
+    assert wrong not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_bucket_that_is_absent_is_told_and_not_made(seaweed: SeaweedServer) -> None:
+    with pytest.raises(StoreNotWritableError, match="no-such-bucket"):
+        Store("s3://no-such-bucket/x").probe()
+    assert not seaweed.client().exists("no-such-bucket")
+
+
+def test_a_half_uploaded_segment_of_a_dead_writer_is_swept(seaweed: SeaweedServer) -> None:
+    """No listing shows it, and it is paid for until somebody aborts it."""
+    name = uuid.uuid4().hex
+    client = seaweed.client()
+    for directory in ("log", "other"):
+        key = f"{name}/{directory}/g00001-s000000.arrow"
+        upload = client.call_s3("create_multipart_upload", Bucket=BUCKET, Key=key)
+        part = io.BytesIO(os.urandom(5 << 20))
+        client.call_s3(
+            "upload_part", Bucket=BUCKET, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=part
+        )
+    Store(f"s3://{BUCKET}/{name}").sweep("log")
+    left = client.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", [])
+    assert [upload["Key"] for upload in left if name in upload["Key"]] == [
+        f"{name}/other/g00001-s000000.arrow"
+    ]
