@@ -16,6 +16,7 @@ SwiftError
 │   ├── LogCorruptError           bytes do not match their checksum
 │   └── DivergenceError           a replay produced other bytes than the original did
 ├── CheckpointError               a checkpoint could not be written or read
+├── UndoError                     the last optimizer step cannot be taken back (any more)
 ├── GaveUpError                   no way back is left, or the deadline of one passed
 ├── RendezvousLostError           the rendezvous store does not answer
 └── FencedError                   this process belongs to a generation that is over
@@ -43,6 +44,7 @@ __all__ = [
     "StoreNotWritableError",
     "SwiftError",
     "TopologyMismatchError",
+    "UndoError",
     "UnsupportedError",
     "UsageError",
 ]
@@ -119,6 +121,10 @@ class DivergenceError(RecoveryError):
 
 class CheckpointError(SwiftError):
     """A checkpoint could not be written or read."""
+
+
+class UndoError(SwiftError):
+    """The last optimizer step cannot be taken back (any more)."""
 
 
 class GaveUpError(SwiftError):

@@ -1,0 +1,187 @@
+"""Adagrad, RMSprop, Adadelta and Rprop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from swift_ft.undo.operations import decayed, directed, undo_lerp, undo_square
+from swift_ft.undo.rule import PARAM, Rule, Tensors, is_lost, number, signed
+
+__all__ = ["AdadeltaRule", "AdagradRule", "RMSpropRule", "RpropRule"]
+
+
+def _coupled(hyper: Mapping[str, Any]) -> bool:
+    return number(hyper["weight_decay"]) != 0
+
+
+def _undo_scaled(tensors: Tensors, hyper: Mapping[str, Any], roots: list[Tensor], sizes: list[float]) -> None:
+    """Inverts ``param -= size * (grad + weight_decay * param) / root``; overwrites the roots."""
+    grads = directed(tensors.grads, signed(hyper))
+    torch._foreach_addcdiv_(tensors.params, grads, roots, sizes)
+    if _coupled(hyper):
+        decay = number(hyper["weight_decay"])
+        torch._foreach_reciprocal_(roots)
+        torch._foreach_mul_(roots, [-size * decay for size in sizes])
+        torch._foreach_add_(roots, 1.0)
+        torch._foreach_div_(tensors.params, roots)
+
+
+class AdagradRule(Rule):
+    """Inverts :class:`torch.optim.Adagrad`.
+
+    A weight decay multiplies each element by its own factor, which can be 0: then the parameter is journaled,
+    unless a residual makes up for it.
+    """
+
+    keys: ClassVar[tuple[str, ...]] = ("sum",)
+
+    def kept(self, hyper: Mapping[str, Any], exact: bool) -> frozenset[str]:
+        """The parameter under weight decay."""
+        return frozenset({PARAM} if _coupled(hyper) and not exact else ())
+
+    def invert(self, tensors: Tensors, hyper: Mapping[str, Any]) -> None:
+        """See :meth:`Rule.invert`."""
+        if PARAM not in tensors.kept:
+            roots = list(torch._foreach_sqrt(tensors.state["sum"]))
+            torch._foreach_add_(roots, number(hyper["eps"]))
+            slowing = number(hyper["lr_decay"])
+            sizes = [number(hyper["lr"]) / (1 + (step - 1) * slowing) for step in tensors.steps]
+            _undo_scaled(tensors, hyper, roots, sizes)
+        if tensors.computed("sum"):
+            grads = directed(tensors.grads, signed(hyper))
+            grads = decayed(grads, tensors.params, number(hyper["weight_decay"]))
+            undo_square(tensors.state["sum"], grads, 1.0, 1.0)
+
+
+class RMSpropRule(Rule):
+    """Inverts :class:`torch.optim.RMSprop`, centered or not, with or without momentum.
+
+    Without momentum a weight decay is as for Adagrad.
+    """
+
+    keys: ClassVar[tuple[str, ...]] = ("square_avg", "grad_avg", "momentum_buffer")
+
+    def makes(self, key: str, hyper: Mapping[str, Any]) -> bool:
+        """Buffer and mean where they are asked for."""
+        needed = {"grad_avg": bool(hyper["centered"]), "momentum_buffer": number(hyper["momentum"]) > 0}
+        return needed.get(key, True)
+
+    def kept(self, hyper: Mapping[str, Any], exact: bool) -> frozenset[str]:
+        """The parameter under weight decay without momentum, and whatever was multiplied by almost 0."""
+        lost = set()
+        momentum = number(hyper["momentum"])
+        if momentum <= 0 and _coupled(hyper) and not exact:
+            lost.add(PARAM)
+        if momentum > 0 and is_lost(momentum):
+            lost.add("momentum_buffer")
+        if is_lost(number(hyper["alpha"])):
+            lost |= {"square_avg", "grad_avg"}
+        return frozenset(lost)
+
+    def invert(self, tensors: Tensors, hyper: Mapping[str, Any]) -> None:
+        """See :meth:`Rule.invert`."""
+        state, lr, momentum = tensors.state, number(hyper["lr"]), number(hyper["momentum"])
+        if PARAM not in tensors.kept:
+            if momentum > 0:
+                torch._foreach_add_(tensors.params, state["momentum_buffer"], alpha=lr)
+            else:
+                _undo_scaled(tensors, hyper, _roots(tensors, hyper), [lr] * len(tensors.params))
+        if tensors.fresh:
+            return
+        grads = directed(tensors.grads, signed(hyper))
+        grads = decayed(grads, tensors.params, number(hyper["weight_decay"]))
+        if momentum > 0 and tensors.computed("momentum_buffer"):
+            torch._foreach_addcdiv_(state["momentum_buffer"], grads, _roots(tensors, hyper), -1.0)
+            torch._foreach_div_(state["momentum_buffer"], momentum)
+        alpha = number(hyper["alpha"])
+        if hyper["centered"] and tensors.computed("grad_avg"):
+            undo_lerp(state["grad_avg"], grads, 1 - alpha)
+        if tensors.computed("square_avg"):
+            undo_square(state["square_avg"], grads, alpha, 1 - alpha)
+
+
+def _roots(tensors: Tensors, hyper: Mapping[str, Any]) -> list[Tensor]:
+    """RMSprop's denominators, from the averages after the step."""
+    squares = tensors.state["square_avg"]
+    if hyper["centered"]:
+        means = tensors.state["grad_avg"]
+        roots = list(torch._foreach_addcmul(squares, means, means, -1.0))
+        torch._foreach_sqrt_(roots)
+    else:
+        roots = list(torch._foreach_sqrt(squares))
+    torch._foreach_add_(roots, number(hyper["eps"]))
+    return roots
+
+
+class AdadeltaRule(Rule):
+    """Inverts :class:`torch.optim.Adadelta`.
+
+    With ``k = grad² / (square_avg + eps)`` the average of the updates was multiplied by
+    ``rho + (1 - rho) * k``, which is never small. A weight decay makes the parameter's own equation a cubic
+    one: then the parameter is journaled.
+    """
+
+    keys: ClassVar[tuple[str, ...]] = ("acc_delta", "square_avg")
+
+    def kept(self, hyper: Mapping[str, Any], exact: bool) -> frozenset[str]:
+        """The parameter under weight decay, and the averages where ``rho`` is almost 0."""
+        lost = {PARAM} if _coupled(hyper) else set()
+        return frozenset(lost | ({"acc_delta", "square_avg"} if is_lost(number(hyper["rho"])) else set()))
+
+    def kept_for(
+        self, param: Tensor, state: Mapping[str, Any], hyper: Mapping[str, Any], exact: bool
+    ) -> frozenset[str]:
+        """The update is read from the average before the step, which a journal puts back too late."""
+        kept = self.kept(hyper, exact)
+        return kept | {PARAM} if "acc_delta" in kept else kept
+
+    def invert(self, tensors: Tensors, hyper: Mapping[str, Any]) -> None:
+        """See :meth:`Rule.invert`."""
+        rho, eps = number(hyper["rho"]), number(hyper["eps"])
+        grads = directed(tensors.grads, signed(hyper))
+        if PARAM in tensors.kept and tensors.fresh:
+            return
+        if PARAM in tensors.kept:
+            grads = decayed(grads, tensors.params, number(hyper["weight_decay"]))
+        if "acc_delta" in tensors.kept:
+            return
+        roots = list(torch._foreach_add(tensors.state["square_avg"], eps))
+        ratios = list(torch._foreach_mul(grads, grads))
+        torch._foreach_div_(ratios, roots)
+        torch._foreach_mul_(ratios, 1 - rho)
+        torch._foreach_add_(ratios, rho)
+        updates = tensors.state["acc_delta"]
+        torch._foreach_add_(updates, rho * eps)
+        torch._foreach_div_(updates, ratios)  # the average before the step, plus eps
+        if PARAM not in tensors.kept:
+            deltas = list(torch._foreach_sqrt(updates))
+            torch._foreach_sqrt_(roots)
+            torch._foreach_div_(deltas, roots)
+            torch._foreach_mul_(deltas, grads)
+            torch._foreach_add_(tensors.params, deltas, alpha=number(hyper["lr"]))
+        torch._foreach_add_(updates, -eps)
+        torch._foreach_clamp_min_(updates, 0.0)
+        if tensors.computed("square_avg"):
+            undo_square(tensors.state["square_avg"], grads, rho, 1 - rho)
+
+
+class RpropRule(Rule):
+    """Inverts :class:`torch.optim.Rprop`: the parameter by algebra, the rest from the journal.
+
+    The step overwrites the previous gradient, and clamps the step sizes.
+    """
+
+    keys: ClassVar[tuple[str, ...]] = ("prev", "step_size")
+
+    def kept(self, hyper: Mapping[str, Any], exact: bool) -> frozenset[str]:
+        """The previous gradient and the step sizes."""
+        return frozenset({"prev", "step_size"})
+
+    def invert(self, tensors: Tensors, hyper: Mapping[str, Any]) -> None:
+        """See :meth:`Rule.invert`."""
+        signs = list(torch._foreach_sign(tensors.state["prev"]))
+        torch._foreach_addcmul_(tensors.params, signs, tensors.state["step_size"], 1.0)

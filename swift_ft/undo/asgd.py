@@ -1,0 +1,67 @@
+"""ASGD: averaged stochastic gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from swift_ft.undo.operations import directed, undo_decay
+from swift_ft.undo.rule import PARAM, Rule, Tensors, is_lost, number, signed
+
+__all__ = ["ASGDRule"]
+
+
+class ASGDRule(Rule):
+    """Inverts :class:`torch.optim.ASGD`.
+
+    ``eta`` and ``mu`` are noted: the step replaces them by the next ones. While ``mu`` is 1 the average is a
+    copy of the parameter, before the step as after it; where that does not hold it is journaled.
+    """
+
+    keys: ClassVar[tuple[str, ...]] = ("ax",)
+    small: ClassVar[tuple[str, ...]] = ("eta", "mu")
+
+    def kept_for(
+        self, param: Tensor, state: Mapping[str, Any], hyper: Mapping[str, Any], exact: bool
+    ) -> frozenset[str]:
+        """The parameter if its decay loses it, the average if it was overwritten with something else."""
+        lost = set()
+        capturable = hyper["capturable"]  # reading a scalar would wait for the device
+        eta = number(state["eta"] if state and not capturable else hyper["lr"])
+        if is_lost(_factor(eta, hyper)):
+            lost.add(PARAM)
+        if state:
+            mu = 1.0 if capturable else number(state["mu"])
+            is_copy = mu == 1 and not capturable and torch.equal(state["ax"], param)
+            if is_lost(1 - mu) and not is_copy:
+                lost.add("ax")
+        return frozenset(lost)
+
+    def note(self, param: Tensor, state: Mapping[str, Any], hyper: Mapping[str, Any]) -> dict[str, Any]:
+        """The rates that the step uses; the first ones are known without a state."""
+        if not state:
+            return {"eta": number(hyper["lr"]), "mu": 1.0}
+        return super().note(param, state, hyper)
+
+    def invert(self, tensors: Tensors, hyper: Mapping[str, Any]) -> None:
+        """See :meth:`Rule.invert`."""
+        averages, mus = tensors.state["ax"], [note["mu"] for note in tensors.notes]
+        for average, param, mu in zip(averages, tensors.params, mus, strict=True):
+            if tensors.computed("ax") and mu != 1:
+                average.add_(param, alpha=-mu).div_(1 - mu)
+        if PARAM not in tensors.kept:
+            grads = directed(tensors.grads, signed(hyper))
+            for param, grad, note in zip(tensors.params, grads, tensors.notes, strict=True):
+                param.add_(grad, alpha=note["eta"])
+                undo_decay([param], _factor(note["eta"], hyper))
+        for average, param, mu in zip(averages, tensors.params, mus, strict=True):
+            if tensors.computed("ax") and mu == 1:
+                average.copy_(param)
+
+
+def _factor(eta: float, hyper: Mapping[str, Any]) -> float:
+    """What the step multiplied the parameter by."""
+    return 1 - eta * (number(hyper["lambd"]) + number(hyper["weight_decay"]))

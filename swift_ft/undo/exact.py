@@ -1,0 +1,111 @@
+"""Steps that store the residuals of their own inverse, a bucket of parameters at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from swift_ft.undo.pieces import Piece, gathered, local
+from swift_ft.undo.residual import Residual
+from swift_ft.undo.rule import PARAM
+from swift_ft.undo.update import Entry, GroupUpdate, buckets, inverted
+
+__all__ = ["BUCKET_BYTES", "Residuals", "stepped"]
+
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of values before the step that are held at a time; a larger parameter makes its own bucket."""
+
+
+class Residuals:
+    """The memory of residuals, kept from step to step: fresh memory costs more than what is stored in it."""
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[int, str], Residual] = {}
+
+    def empty(self, param: Tensor, key: str, values: Tensor) -> Residual:
+        """An empty residual for one part of one parameter."""
+        residual = self._all.get((id(param), key))
+        if residual is None or residual.small.numel() != values.numel():
+            residual = self._all[(id(param), key)] = Residual.like(values)
+        residual.clear()
+        return residual
+
+
+def stepped(update: GroupUpdate, step: Callable[[Sequence[Tensor]], None], residuals: Residuals) -> None:
+    """Steps all parameters of an update and stores their residuals.
+
+    Args:
+        update: the update, remembered and not made yet.
+        step: applies the optimizer to some of the parameters.
+        residuals: where the residuals' memory comes from.
+    """
+    changed, update.gradient_changed = update.gradient_changed, False  # it is undone at once
+    for bucket in _chunks(update):
+        with torch.no_grad():
+            before = [_values_before(update, entry) for entry in bucket]
+            grads = [entry.grad.detach().clone() for entry in bucket] if changed else []
+        step([entry.param for entry in bucket])
+        with torch.no_grad():
+            for index, grad in enumerate(grads):
+                bucket[index].grad.copy_(grad)
+            _store(update, bucket, before, residuals)
+
+
+def _chunks(update: GroupUpdate) -> Iterator[list[Entry]]:
+    chunk: list[Entry] = []
+    total = 0
+    for entry in update.entries.values():
+        size = entry.param.numel() * entry.param.element_size() * (1 + len(update.rule.keys))
+        if chunk and total + size > BUCKET_BYTES:
+            yield chunk
+            chunk, total = [], 0
+        chunk.append(entry)
+        total += size
+    if chunk:
+        yield chunk
+
+
+def _values_before(update: GroupUpdate, entry: Entry) -> dict[str, Tensor]:
+    """Flat copies of all that the rule will have to compute."""
+    if entry.journaled:
+        return {}
+    tensors = {} if PARAM in entry.kept else {PARAM: entry.param}
+    if not entry.fresh:
+        for key in update.rule.keys:
+            value = (entry.state or {}).get(key)
+            if isinstance(value, Tensor) and key not in entry.kept:
+                tensors[key] = value
+    return {key: local(value).reshape(-1).clone() for key, value in tensors.items()}
+
+
+def _store(
+    update: GroupUpdate, bucket: Sequence[Entry], before: Sequence[dict[str, Tensor]], residuals: Residuals
+) -> None:
+    """Inverts copies of what the step left behind, piece by piece, and stores what is missing."""
+    values = {id(entry): value for entry, value in zip(bucket, before, strict=True)}
+    for entries in buckets([entry for entry in bucket if not entry.journaled], update.state_keys):
+        for entry in entries:
+            tensors = values[id(entry)].items()
+            entry.residual = {key: residuals.empty(entry.param, key, value) for key, value in tensors}
+        steps = update.steps(entries)
+        for pieces in gathered(update.parts(entries), update.rule.elementwise):
+            copies = [_copy(piece, entries[piece.index]) for piece in pieces]
+            inverted(update.rule, update.tensors(copies, entries, steps), update.hyper.values, update.wide)
+            for piece in copies:
+                entry = entries[piece.index]
+                for key, residual in (entry.residual or {}).items():
+                    result = (piece.param if key == PARAM else piece.state[key]).reshape(-1)
+                    was = values[id(entry)][key][piece.offset : piece.offset + result.numel()]
+                    residual.store(piece.offset, was, result)
+
+
+def _copy(piece: Piece, entry: Entry) -> Piece:
+    """Copies for a rule to work on; a parameter that is journaled has its value before the step already."""
+    param = piece.param
+    if PARAM in entry.kept:
+        flat = local(entry.journal[PARAM].value).reshape(-1)
+        param = flat[piece.offset : piece.offset + param.numel()].view(param.shape)
+    state = {key: value.clone() for key, value in piece.state.items()}
+    return Piece(piece.index, param.clone(), piece.grad, state, piece.offset)

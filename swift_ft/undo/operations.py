@@ -1,0 +1,42 @@
+"""Steps that several rules share, on lists of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["decayed", "directed", "undo_decay", "undo_lerp", "undo_square"]
+
+
+def directed(grads: list[Tensor], sign: float) -> list[Tensor]:
+    """Gradients as the update uses them: negated copies where it maximizes."""
+    return list(torch._foreach_neg(grads)) if sign < 0 else grads
+
+
+def decayed(grads: list[Tensor], params: list[Tensor], weight_decay: float) -> list[Tensor]:
+    """Gradients plus the coupled weight decay of the parameters before the step."""
+    if weight_decay == 0:
+        return grads
+    return list(torch._foreach_add(grads, params, alpha=weight_decay))
+
+
+def undo_decay(params: list[Tensor], factor: float) -> None:
+    """Inverts ``param *= factor``."""
+    if factor != 1:
+        torch._foreach_div_(params, factor)
+
+
+def undo_lerp(averages: list[Tensor], values: Sequence[Tensor], weight: float) -> None:
+    """Inverts ``average = average + weight * (value - average)``."""
+    torch._foreach_add_(averages, list(values), alpha=-weight)
+    torch._foreach_div_(averages, 1 - weight)
+
+
+def undo_square(averages: list[Tensor], values: list[Tensor], beta: float, weight: float) -> None:
+    """Inverts ``average = beta * average + weight * value**2``; the result is never negative."""
+    torch._foreach_addcmul_(averages, values, values, -weight)
+    if beta != 1:
+        torch._foreach_div_(averages, beta)
+    torch._foreach_clamp_min_(averages, 0.0)  # rounding must not hand a negative number to a square root

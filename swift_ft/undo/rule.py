@@ -1,0 +1,148 @@
+"""What a rule is: how one kind of optimizer's update is inverted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+__all__ = ["GRADIENT", "PARAM", "SMALLEST_FACTOR", "Rule", "Tensors", "is_lost", "number", "signed"]
+
+PARAM = "param"
+"""The name under which a parameter itself stands among the parts that a step changes."""
+
+GRADIENT = "gradient"
+"""The name of the gradient among those parts: some kernels write into it."""
+
+SMALLEST_FACTOR = 2.0**-4
+"""A value that the step multiplied by less than this is kept in the journal: dividing would magnify the
+rounding error by more than 16."""
+
+
+@dataclass
+class Tensors:
+    """What an update left behind, as lists of equal length: one entry per parameter, or piece of one.
+
+    All entries share device and dtypes, and either all or none of them had state before the step.
+
+    Attributes:
+        params: parameters after the step; the rule writes those before it.
+        grads: the gradients that the step used, unscaled and not negated. Read only, unless the kernel
+            changed them.
+        state: tensors of the optimizer's state after the step, by key; the rule writes those before it.
+        steps: the step counter after the step, 0 where the optimizer has none.
+        notes: numbers that :meth:`Rule.note` took before the step, and ``Rule.left_behind`` after it.
+        fresh: the state was made by this step and will be dropped: only the parameters matter.
+        kept: parts that a journal puts back afterwards: the rule reads them and does not write.
+        gradient_changed: the kernel wrote into the gradients; the rule puts the original ones back.
+        exact: a residual makes up for whatever the rule gets wrong.
+    """
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    state: dict[str, list[Tensor]]
+    steps: list[float]
+    notes: list[dict[str, float]]
+    fresh: bool = False
+    kept: frozenset[str] = field(default_factory=frozenset)
+    gradient_changed: bool = False
+    exact: bool = False
+
+    def computed(self, key: str) -> bool:
+        """Whether the rule has to compute the previous value of a state tensor."""
+        return not self.fresh and key not in self.kept
+
+
+class Rule(ABC):
+    """Inverts one kind of optimizer's update, in place, in the parameters' own dtype.
+
+    The order of operations is that of the kernel: measured, its mirror image brings back more bits than
+    the same formula in float64, because it meets the same roundings.
+
+    Attributes:
+        keys: state tensors of the parameter's shape, in the order in which the rule restores them.
+        small: state scalars that are noted before the step instead of being inverted.
+        left_behind: state scalars that the step makes and the inverse reads.
+        elementwise: an element depends on no other one, so that pieces of parameters can be inverted.
+        error: the documented error of ``undo()`` without ``exact``, in words.
+    """
+
+    keys: ClassVar[tuple[str, ...]] = ()
+    small: ClassVar[tuple[str, ...]] = ()
+    left_behind: ClassVar[tuple[str, ...]] = ()
+    elementwise: ClassVar[bool] = True
+    error: ClassVar[str] = ""
+
+    def makes(self, key: str, hyper: Mapping[str, Any]) -> bool:
+        """Whether a first step under these hyper-parameters makes a state tensor of the parameter's shape."""
+        del key, hyper
+        return True
+
+    def sizes(self, param: Tensor) -> dict[str, int]:
+        """Bytes of state tensors of other shapes that a first step makes."""
+        del param
+        return {}
+
+    def kept(self, hyper: Mapping[str, Any], exact: bool) -> frozenset[str]:
+        """The parts that cannot be inverted under these hyper-parameters and need a journal.
+
+        Args:
+            hyper: one parameter group without its parameters.
+            exact: a residual will be stored, so that a badly conditioned inverse is good enough.
+        """
+        del hyper, exact
+        return frozenset()
+
+    def kept_for(
+        self, param: Tensor, state: Mapping[str, Any], hyper: Mapping[str, Any], exact: bool
+    ) -> frozenset[str]:
+        """As :meth:`kept`, for one parameter and its state just before the step."""
+        del param, state
+        return self.kept(hyper, exact)
+
+    def note(self, param: Tensor, state: Mapping[str, Any], hyper: Mapping[str, Any]) -> dict[str, Any]:
+        """Scalars that the inverse will need and the step destroys, such as a norm: numbers or copies.
+
+        Args:
+            param: the parameter before the step.
+            state: its state before the step; empty if there is none yet.
+            hyper: its group's hyper-parameters.
+        """
+        del param, hyper
+        return {key: _copy(state[key]) for key in self.small} if state else {}
+
+    def changes_gradient(self, hyper: Mapping[str, Any], foreach: bool) -> bool:
+        """Whether the kernel writes into the gradients that it is given."""
+        del hyper, foreach
+        return False
+
+    @abstractmethod
+    def invert(self, tensors: Tensors, hyper: Mapping[str, Any]) -> None:
+        """Writes the values before the step over those after it.
+
+        Args:
+            tensors: what the update left behind.
+            hyper: the group's hyper-parameters as the step used them.
+        """
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def number(value: Any) -> float:
+    """A hyper-parameter, which may be a tensor of one element, as a number."""
+    return float(value.item() if isinstance(value, Tensor) else value)
+
+
+def is_lost(factor: float) -> bool:
+    """Whether a multiplication by ``factor`` loses too much to be undone by a division."""
+    return not abs(factor) >= SMALLEST_FACTOR  # also true for NaN
+
+
+def signed(hyper: Mapping[str, Any]) -> float:
+    """The sign with which gradients enter the update."""
+    return -1.0 if hyper.get("maximize") else 1.0

@@ -1,0 +1,137 @@
+"""The undo window: the updates of the last step, for as long as they may have to be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from swift_ft.errors import UndoError, UsageError
+from swift_ft.undo.journal import WholeState, size_bytes
+from swift_ft.undo.update import Entry, GroupUpdate
+
+__all__ = ["Window"]
+
+
+@dataclass
+class Window:
+    """The updates of one step.
+
+    Invariant: a parameter is in at most one update; whatever is in none was not changed by this step, or
+    its update was taken back.
+
+    Attributes:
+        updates: updates of parameters with a known rule, in the order in which they were made.
+        whole: all that an optimizer without a rule held before its step.
+        found_inf: the scaler's verdict on the gradients; where it is not 0 the kernel did nothing.
+        zeros: gradients that replaced the ones in the window, with torch's count of in-place changes.
+        complete: ``step()`` was called; without, single updates of the next step are under way.
+    """
+
+    updates: list[GroupUpdate] = field(default_factory=list)
+    whole: WholeState | None = None
+    found_inf: Tensor | None = None
+    zeros: dict[Tensor, tuple[Tensor, int]] = field(default_factory=dict)
+    complete: bool = False
+
+    def params(self) -> set[Tensor]:
+        """The parameters that are updated."""
+        if self.skipped():
+            return set()
+        if self.whole is not None:
+            return set(self.whole.params)
+        return {param for update in self.updates for param in update.entries}
+
+    def entries(self) -> Iterable[Entry]:
+        """All updates of single parameters."""
+        for update in self.updates:
+            yield from update.entries.values()
+
+    def skipped(self) -> bool:
+        """Whether the step did nothing, because a gradient was not finite."""
+        return self.found_inf is not None and bool(self.found_inf.item())
+
+    @torch.no_grad()
+    def undo(self, parameters: Iterable[Tensor] | None) -> int:
+        """Takes updates back, those of some parameters or all.
+
+        Args:
+            parameters: parameters that this step updated; None for all that it updated.
+
+        Returns:
+            The number of parameters whose update was taken back.
+
+        Raises:
+            UndoError: there is nothing to take back, or it cannot be taken back; nothing was changed.
+            UsageError: a parameter was not updated by this step.
+        """
+        if self.skipped():
+            raise UndoError(
+                "The last step was skipped because a gradient was not finite: no step, nothing to take back."
+            )
+        updated = self.params()
+        chosen = updated if parameters is None else set(parameters)
+        if not chosen <= updated:
+            raise UsageError(
+                f"{len(chosen - updated)} of {len(chosen)} parameters were not updated by the last step, or "
+                "were taken back already: give undo() parameters out of `optimizer.updated`."
+            )
+        if not updated:
+            raise UndoError("The last step updated nothing, or all of it was taken back already.")
+        if self.whole is not None:
+            return self._undo_whole(self.whole, chosen)
+        todo = [(update, [e for p, e in update.entries.items() if p in chosen]) for update in self.updates]
+        for update, entries in todo:
+            update.check(entries)
+        for update, entries in reversed(todo):
+            if entries:
+                update.undo(entries)
+                update.hyper.put_back()
+                for entry in entries:
+                    del update.entries[entry.param]
+        return len(chosen)
+
+    def _undo_whole(self, whole: WholeState, chosen: set[Tensor]) -> int:
+        if len(chosen) != len(set(whole.params)):
+            raise UndoError(
+                "swift_ft has no rule for this optimizer: its step is taken back as a whole or not."
+            )
+        whole.put_back()
+        self.whole = None
+        return len(chosen)
+
+    def met_later_gradients(self) -> bool:
+        """Whether a parameter has a gradient of a later backward pass."""
+        for entry in self.entries():
+            grad = entry.param.grad
+            if grad is None or grad is entry.grad:
+                continue
+            zero, version = self.zeros.get(entry.param, (None, 0))
+            if grad is not zero or grad._version != version:
+                return True
+        return False
+
+    def replace_gradients(self) -> None:
+        """Gives parameters new gradients of zeros where theirs are in the window."""
+        for entry in self.entries():
+            if entry.param.grad is entry.grad:
+                entry.param.grad = torch.zeros_like(entry.grad)
+                self.zeros[entry.param] = (entry.param.grad, 0)
+
+    def note_zeros(self) -> None:
+        """Remembers that nothing was added to the new gradients yet."""
+        self.zeros = {param: (grad, grad._version) for param, (grad, _) in self.zeros.items()}
+
+    def memory_bytes(self) -> int:
+        """Bytes that are held beside parameters, state and gradients: journal, residuals."""
+        total = self.whole.size_bytes if self.whole else 0
+        for entry in self.entries():
+            total += sum(saved.size_bytes for saved in entry.journal.values())
+            total += sum(residual.size_bytes for residual in (entry.residual or {}).values())
+        return total
+
+    def gradient_bytes(self) -> int:
+        """Bytes of gradients that nobody else refers to as their parameter's gradient any more."""
+        return sum(size_bytes(entry.grad) for entry in self.entries() if entry.param.grad is not entry.grad)
