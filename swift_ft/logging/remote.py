@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from swift_ft.logging.files import Files
+from swift_ft.logging.hdfs import hdfs_class
 
 __all__ = ["HdfsFiles", "RemoteFiles", "S3Files", "remote_files"]
 
@@ -29,10 +30,8 @@ def remote_files(fs: Any) -> Files:
         return Files(fs)
     if "s3" in protocols:
         return S3Files(fs)
-    # pyarrow's client goes by the same protocol, and renames in another way.
-    if type(fs).__module__.startswith("hdfs_native"):
-        return HdfsFiles(fs)
-    return RemoteFiles(fs)
+    native = hdfs_class()
+    return HdfsFiles(fs) if native is not None and isinstance(fs, native) else RemoteFiles(fs)
 
 
 class RemoteFiles(Files):

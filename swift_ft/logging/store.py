@@ -23,6 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from swift_ft.errors import StoreNotWritableError, SwiftError, UsageError
 from swift_ft.logging.files import Files, LocalFiles
+from swift_ft.logging.hdfs import hdfs_class
 from swift_ft.logging.remote import remote_files
 from swift_ft.logging.retry import patiently
 
@@ -127,6 +128,8 @@ class Store:
 
     def __init__(self, url: str | os.PathLike[str], *, patience_s: float = 60.0) -> None:
         self._given = os.fspath(url)
+        if self._given.startswith("hdfs:"):
+            hdfs_class()
         try:
             self._fs, root = fsspec.core.url_to_fs(self._given)
         except Exception as error:

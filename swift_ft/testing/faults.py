@@ -33,6 +33,14 @@ class Point(StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    REDUCE = "reduce"
+    """A bucket of gradients is full on this worker; its all-reduce has not begun."""
+    REDUCING = "reducing"
+    """The all-reduce of a bucket has begun."""
+    REDUCED = "reduced"
+    """The all-reduce of a bucket is complete on this worker."""
+    UPDATE = "update"
+    """The parameters of a bucket are updated, where the optimizer is wait-free."""
     OPTIMIZER = "optimizer"
     """Inside ``optimizer.step()``, when the update is done and nothing else knows."""
     BETWEEN = "between"
@@ -43,6 +51,8 @@ class Point(StrEnum):
     """When all parts are there, before the marker is written (worker 0)."""
     LOAD = "load"
     """In a recovery, before the checkpoint is loaded."""
+    TRANSFER = "transfer"
+    """In a recovery, while state goes from a replica to others."""
     REPLAY = "replay"
     """In a replay, when ``iteration`` begins."""
 
@@ -69,6 +79,7 @@ class Fault:
         iteration: when.
         point: where in the iteration.
         microbatch: for ``forward`` and ``backward``: before which microbatch; None for the first one met.
+        bucket: for points of a bucket of gradients or of a transfer: which; None for the first one met.
     """
 
     action: Action
@@ -77,11 +88,20 @@ class Fault:
     iteration: int
     point: Point = Point.BETWEEN
     microbatch: int | None = None
+    bucket: int | None = None
+
+    @property
+    def part(self) -> int | None:
+        """The microbatch or the bucket."""
+        return self.microbatch if self.bucket is None else self.bucket
 
     def __str__(self) -> str:
         """As :func:`parse_faults` reads it."""
         text = f"{self.action} {self.target}={self.index} iteration={self.iteration} point={self.point}"
-        return text if self.microbatch is None else f"{text} microbatch={self.microbatch}"
+        for name in ("microbatch", "bucket"):
+            if (number := getattr(self, name)) is not None:
+                text += f" {name}={number}"
+        return text
 
 
 def fail_at(
@@ -91,13 +111,14 @@ def fail_at(
     worker: int | None = None,
     point: str = "forward",
     microbatch: int | None = None,
+    bucket: int | None = None,
     action: str = "kill",
 ) -> Fault:
     """A fault, in words: ``fail_at(machine=1, iteration=8, point="forward", microbatch=3)``."""
     target, index = (Target.MACHINE, machine) if worker is None else (Target.WORKER, worker)
     if index is None:
         raise UsageError("A fault needs a machine or a worker.")
-    return Fault(Action(action), target, index, iteration, Point(point), microbatch)
+    return Fault(Action(action), target, index, iteration, Point(point), microbatch, bucket)
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
@@ -121,6 +142,7 @@ def _parse_one(text: str) -> Fault:
             int(facts.pop("iteration")),
             Point(facts.pop("point", Point.BETWEEN)),
             int(facts.pop("microbatch")) if "microbatch" in facts else None,
+            int(facts.pop("bucket")) if "bucket" in facts else None,
         )
         if facts:
             raise ValueError(f"unknown word {next(iter(facts))!r}")  # noqa: TRY301

@@ -43,12 +43,12 @@ class Injector:
         self._announce = announce
         self._break_connections = break_connections
 
-    def at(self, point: Point, iteration: int, microbatch: int | None = None) -> None:
-        """Tell that the worker is at a point."""
+    def at(self, point: Point, iteration: int, part: int | None = None) -> None:
+        """Tell that the worker is at a point; ``part`` is the microbatch or the bucket."""
         for fault in list(self._faults):
             if (fault.point, fault.iteration) != (point, iteration):
                 continue
-            if fault.microbatch is not None and fault.microbatch != microbatch:
+            if fault.part is not None and fault.part != part:
                 continue
             self._faults.remove(fault)
             if self._announce(str(fault)):

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import s3fs
+from hadoop import HdfsCluster, MissingError, classpath
 from seaweed import SeaweedServer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))  # the harness of the cluster's tests
@@ -25,6 +27,23 @@ def seaweed_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seawee
 @pytest.fixture
 def seaweed(seaweed_running: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> SeaweedServer:
     """The server, to which the usual environment variables point."""
+    s3fs.S3FileSystem.clear_instance_cache()  # connections of earlier tests, with other variables
     for name, value in seaweed_running.environment.items():
         monkeypatch.setenv(name, value)
     return seaweed_running
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[HdfsCluster]:
+    """HDFS, where this machine has Java and the packages."""
+    assert pytestconfig.cache is not None
+    try:
+        jars = classpath(pytestconfig.cache.mkdir("hadoop"))
+    except MissingError as error:
+        pytest.skip(f"HDFS cannot be started here: {error}")
+    cluster = HdfsCluster(tmp_path_factory.mktemp("hdfs"), jars)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

