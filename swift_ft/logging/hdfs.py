@@ -1,4 +1,4 @@
-"""hdfs-native as torch's checkpoints expect it, which ask an open file where it stands."""
+"""hdfs-native as torch's checkpoints expect it: open files that read into a buffer and know where they stand."""
 
 from __future__ import annotations
 
@@ -29,12 +29,47 @@ def hdfs_class() -> type[Any] | None:
             super().__init__(*args, **{**_DEFAULTS, **options})
 
         def _open(self, path: str, mode: str = "rb", *args: Any, **options: Any) -> Any:
-            file = super()._open(path, mode, *args, **options)
-            return file if mode == "rb" else io.BufferedWriter(_Writer(file), _BUFFER_BYTES)
+            if mode == "rb":
+                size = self.info(path)["size"]
+                return io.BufferedReader(_Reader(super()._open(path, mode), path, size), _BUFFER_BYTES)
+            return io.BufferedWriter(_Writer(super()._open(path, mode, *args, **options)), _BUFFER_BYTES)
 
     # For all who open such URLs in this process: checkpoints find their file system through fsspec.
     fsspec.register_implementation("hdfs", Hdfs, clobber=True)
     return Hdfs
+
+
+class _Reader(io.RawIOBase):
+    """A file of hdfs-native that notices when it ends too early."""
+
+    def __init__(self, file: Any, path: str, size: int) -> None:
+        self._file = file
+        self._path = path
+        self._size = size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence]
+        self._file.seek(start + offset)
+        return self.tell()
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), max(0, self._size - self.tell()))
+        data = self._file.read(wanted) if wanted else b""
+        if len(data) < wanted:
+            # Where dfs.namenode.file.close.num-committed-allowed is not 0, a file is closed before the NameNode
+            # knows where its last block is. It passes.
+            raise OSError(f"{self._path}: the last block is not there yet")
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class _Writer(io.RawIOBase):
