@@ -1,4 +1,4 @@
-"""hdfs-native as torch's checkpoints expect it: open files that read into a buffer and know where they stand."""
+"""hdfs-native as torch's checkpoints expect it: open files fill buffers and know where they stand."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def hdfs_class() -> type[Any] | None:
 
         def _open(self, path: str, mode: str = "rb", *args: Any, **options: Any) -> Any:
             if mode == "rb":
-                size = self.info(path)["size"]
-                return io.BufferedReader(_Reader(super()._open(path, mode), path, size), _BUFFER_BYTES)
+                file = super()._open(path, mode)
+                if len(file) != self.info(path)["size"]:
+                    raise OSError(f"{path} was replaced, or is not complete yet")
+                return io.BufferedReader(_Reader(file, path), _BUFFER_BYTES)
             return io.BufferedWriter(_Writer(super()._open(path, mode, *args, **options)), _BUFFER_BYTES)
 
     # For all who open such URLs in this process: checkpoints find their file system through fsspec.
@@ -42,10 +44,10 @@ def hdfs_class() -> type[Any] | None:
 class _Reader(io.RawIOBase):
     """A file of hdfs-native that notices when it ends too early."""
 
-    def __init__(self, file: Any, path: str, size: int) -> None:
+    def __init__(self, file: Any, path: str) -> None:
         self._file = file
         self._path = path
-        self._size = size
+        self._size = len(file)
 
     def readable(self) -> bool:
         return True
@@ -65,8 +67,8 @@ class _Reader(io.RawIOBase):
         wanted = min(len(buffer), max(0, self._size - self.tell()))
         data = self._file.read(wanted) if wanted else b""
         if len(data) < wanted:
-            # Where dfs.namenode.file.close.num-committed-allowed is not 0, a file is closed before the NameNode
-            # knows where its last block is. It passes.
+            # Where dfs.namenode.file.close.num-committed-allowed is not 0, a file is closed before the
+            # NameNode knows where its last block is. It passes.
             raise OSError(f"{self._path}: the last block is not there yet")
         buffer[: len(data)] = data
         return len(data)

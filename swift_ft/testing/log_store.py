@@ -94,23 +94,23 @@ class LogStoreTests:
     def test_a_replaced_file_is_never_half_there(self, store: Store) -> None:
         """A reader beside a writer sees one of the contents, whole."""
         store.write_json("x.json", {"fill": "0" * 5000})
-        seen: list[object] = []
+        done = threading.Event()
 
-        def read() -> None:
+        def read() -> set[object]:
+            seen: set[object] = set()
             while not done.is_set():
                 content = store.read_json("x.json")
-                seen.append(content and len(set(content["fill"])))
+                seen.add(content and len(set(content["fill"])))
+            return seen
 
-        done = threading.Event()
-        reader = threading.Thread(target=read)
-        reader.start()
-        try:
-            for i in range(20):
-                store.write_json("x.json", {"fill": str(i % 10) * (3000 + 100 * i)})
-        finally:
-            done.set()
-            reader.join()
-        assert set(seen) == {1}
+        with ThreadPoolExecutor(1) as pool:
+            seen = pool.submit(read)
+            try:
+                for i in range(20):
+                    store.write_json("x.json", {"fill": str(i % 10) * (3000 + 100 * i)})
+            finally:
+                done.set()
+            assert seen.result() == {1}
 
     # ------------------------------------------------------------------------------------- large files
 
