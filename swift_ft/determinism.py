@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["derive_seed", "deterministic", "host_random_state", "seed_torch", "set_host_random_state"]
+__all__ = [
+    "derive_seed",
+    "deterministic",
+    "host_random_state",
+    "seed_host",
+    "seed_torch",
+    "set_host_random_state",
+]
 
 
 def deterministic() -> None:
@@ -36,6 +43,12 @@ def seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.accelerator.is_available():
         torch.get_device_module().manual_seed(seed)
+
+
+def seed_host(seed: int) -> None:
+    """Seed Python's and NumPy's global generators."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
 
 
 def host_random_state() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import gc
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class GenerationGroup:
         self._sockets: dict[int, str] = {}
 
     def leave(self) -> None:
-        """Let go of the group. Its connections end, whoever still holds on to it: neighbours wait for that."""
+        """Let go of the group. Its connections end, whoever still holds it: neighbours wait for that."""
         if not dist.is_initialized():
             return
         if self._backend is None:
@@ -67,6 +68,28 @@ class GenerationGroup:
             self._sockets = {fd: name for fd, name in _tcp_connections().items() if fd not in before}
         if self._operation_timeout is not None:
             dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
+
+    @contextlib.contextmanager
+    def part(self, ranks: tuple[int, ...]) -> Iterator[dist.ProcessGroup]:
+        """A group of some workers, within the block. Everybody calls it, member or not.
+
+        Raises:
+            RuntimeError: as torch does, if somebody does not come in time.
+        """
+        world = dist.group.WORLD
+        assert world is not None
+        if len(ranks) == self._world:
+            yield world
+            return
+        before = _tcp_connections()
+        group = dist.new_group(list(ranks), timeout=timedelta(seconds=self._timeout_s))
+        with self._lock:
+            self._sockets |= {fd: name for fd, name in _tcp_connections().items() if fd not in before}
+        try:
+            yield group
+        finally:
+            if self._rank in ranks:
+                dist.destroy_process_group(group)
 
     def give_up_soon(self) -> None:
         """Let an operation on the group that the script made fail after this group's own deadline."""

@@ -1,7 +1,7 @@
 """What a user meets: a session around the training loop.
 
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store="s3://bucket/run7")
-session.attach_pipeline(schedule)
+session.attach_pipeline(schedule)           # or session.attach_ddp(model)
 for step in session.steps(10_000):
     with step:
         ...
@@ -9,7 +9,7 @@ for step in session.steps(10_000):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -18,9 +18,8 @@ import torch.distributed as dist
 from swift_ft.config import WorkerContext
 from swift_ft.errors import NotAttachedError, RecoveryError, SessionInUseError, UsageError
 from swift_ft.logging import Store
-from swift_ft.recovery.checkpoint import TrainingState
 from swift_ft.recovery.executor import Executor
-from swift_ft.recovery.failures import is_broken_communication
+from swift_ft.recovery.state import TrainingState
 
 __all__ = ["Session", "Step"]
 
@@ -36,10 +35,11 @@ class Step:
         replayed: the step is served from the log: its results existed before.
     """
 
-    def __init__(self, index: int, replayed: bool) -> None:
+    def __init__(self, index: int, replayed: bool, is_lost_touch: Callable[[BaseException], bool]) -> None:
         self.index = index
         self.replayed = replayed
         self._entered = self._left = False
+        self._is_lost_touch = is_lost_touch
         self._cause: str | None = None
         self._failure: RecoveryError | None = None
 
@@ -55,7 +55,7 @@ class Step:
         self._left = error is None
         if isinstance(error, RecoveryError):
             self._cause, self._failure = str(error), error.with_traceback(None)
-        elif error is not None and is_broken_communication(error):
+        elif error is not None and self._is_lost_touch(error):
             self._cause = str(error).splitlines()[0]
         return self._cause is not None
 
@@ -116,9 +116,24 @@ class Session:
         Args:
             schedule: any schedule of ``torch.distributed.pipelining`` over stages on the default group.
         """
-        if self._attached:
-            raise UsageError("A session protects one pipeline, and this one has it already.")
+        self._attach_once()
         self._executor.attach_pipeline(schedule)
+
+    def attach_ddp(self, model: Any) -> None:
+        """Protect a data-parallel model by its replicas (paper §4).
+
+        Random numbers in steps (torch, Python, NumPy) are derived per (seed, iteration, rank). A replacement
+        gets its state from a replica; running statistics (BatchNorm) are that replica's.
+
+        Args:
+            model: a stock ``DistributedDataParallel`` on the default group, without a communication hook.
+        """
+        self._attach_once()
+        self._executor.attach_ddp(model)
+
+    def _attach_once(self) -> None:
+        if self._attached:
+            raise UsageError("A session protects one pipeline or one DDP model, and this one has it already.")
         self._attached = True
 
     def steps(self, iterations: int) -> Iterator[Step]:
@@ -128,7 +143,9 @@ class Session:
         everybody else the interrupted one. Ends when every worker has completed the last iteration.
         """
         if not self._attached:
-            raise NotAttachedError("Call session.attach_pipeline(schedule) before the first step.")
+            raise NotAttachedError(
+                "Call session.attach_pipeline(schedule) or session.attach_ddp(model) before the first step."
+            )
         executor = self._executor
         if not self._started:
             self._started = True
@@ -139,7 +156,7 @@ class Session:
                 if executor.finish():
                     return
                 continue
-            step = Step(executor.iteration, executor.replaying)
+            step = Step(executor.iteration, executor.replaying, executor.is_lost_touch)
             executor.begin()
             yield step
             if not step._entered:

@@ -187,8 +187,10 @@ class MachineAgent(LocalElasticAgent):
         envs = {
             worker.local_rank: self._env(worker, worker_group, generation) for worker in worker_group.workers
         }
+        joins = any(launched != generation for launched in state.launched)
+        settings = self._settings
         jobs = {
-            rank: WorkerJob(env, self._settings.target, self._settings.args, self._settings.kind)
+            rank: WorkerJob(env, settings.target, settings.args, settings.kind, joins=joins)
             for rank, env in envs.items()
         }
         single = state.workers == 1
@@ -239,9 +241,6 @@ class MachineAgent(LocalElasticAgent):
             "TORCHELASTIC_MAX_RESTARTS": str(group.spec.max_restarts),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
-        if any(launched != generation for launched in self._rendezvous_handler.follower.state.launched):
-            # Others are in the middle of their work: the script's own init_process_group must not wait.
-            env["TORCH_GLOO_LAZY_INIT"] = "1"
         local: dict[str, str | None] = {}
         self._set_local_rank_env(local, worker.local_rank, group.spec)
         return {**env, **{name: value for name, value in local.items() if value is not None}}

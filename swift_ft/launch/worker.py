@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from swift_ft.config import EXIT_USAGE
+from swift_ft.data_parallel import join_without_sync
 from swift_ft.errors import GaveUpError, UsageError
 from swift_ft.launch.control import WorkerLine
 
@@ -31,6 +32,7 @@ class WorkerJob:
         args: the script's arguments.
         kind: ``script``, ``module`` (``-m``) or ``program`` (``--no-python``).
         beat_s: seconds between heartbeats to the agent.
+        joins: the other workers of the job are in the middle of their work.
     """
 
     env: dict[str, str]
@@ -38,6 +40,7 @@ class WorkerJob:
     args: tuple[str, ...]
     kind: str = "script"
     beat_s: float = 0.5
+    joins: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
@@ -64,6 +67,9 @@ def run_worker(job: WorkerJob, line: socket.socket) -> NoReturn:
     if job.kind == "program":
         os.set_inheritable(line.fileno(), True)  # its closing still tells the agent of the program's end
         os.execvp(job.target, [job.target, *job.args])
+    if job.joins:  # whatever the script forms before its session must wait for nobody
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+        join_without_sync()
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))  # torch was imported before, in the standby
     # The agent's death is the machine's death: nothing is cleaned up, nothing more is sent.

@@ -8,8 +8,6 @@ Each worker saves and loads its own part without talking to anybody, so a replac
 
 from __future__ import annotations
 
-import copy
-import io
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,21 +15,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    set_model_state_dict,
-)
-from torch.optim import Optimizer
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.errors import CheckpointError
 from swift_ft.logging import Store
+from swift_ft.recovery.state import TensorKind, TrainingState
 
-__all__ = ["CheckpointFolder", "Checkpointer", "TrainingState"]
+__all__ = ["CheckpointFolder", "Checkpointer"]
 
 # That DCP works without a group is meant; it warns in threads, where no context manager reaches.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -39,107 +31,6 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 _SAVE_S = 1800.0
 _ROOT = "checkpoints"
 _MARKER = "committed.json"
-
-
-class TrainingState:
-    """What a session protects: modules, optimizers, and small objects with a ``state_dict``.
-
-    Args:
-        parts: by name. A module or an optimizer is large state; everything else must have ``state_dict()``
-            and ``load_state_dict()`` and is copied at every step.
-    """
-
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        self.modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-        self.optimizers = {name: part for name, part in parts.items() if isinstance(part, Optimizer)}
-        large = self.modules.keys() | self.optimizers.keys()
-        self.small = {name: part for name, part in parts.items() if name not in large}
-
-    def snapshot(self) -> dict[str, Any]:
-        """A copy of all small state and of the host's random state, for putting it back (kilobytes)."""
-        parts = {name: copy.deepcopy(part.state_dict()) for name, part in self.small.items()}
-        return {"parts": parts, "random": host_random_state()}
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Put back what :meth:`snapshot` copied."""
-        for name, part in self.small.items():
-            part.load_state_dict(copy.deepcopy(saved["parts"][name]))
-        set_host_random_state(saved["random"])
-
-    def to_save(self) -> dict[str, Any]:
-        """Everything, by name, as DCP stores it; large tensors are the live ones.
-
-        Optimizers are kept as they are (no helper of DCP's is asked: it would run a step on one whose state
-        is still empty, and so count a step that never was).
-        """
-        optimizers, plain = {}, {}
-        for name, optimizer in self.optimizers.items():
-            saved = optimizer.state_dict()
-            tensors, rest = _split_tensors(saved["state"])
-            optimizers[name] = {"state": tensors}
-            plain[name] = {"state": rest, "param_groups": saved["param_groups"]}
-        return {
-            "models": {name: get_model_state_dict(module) for name, module in self.modules.items()},
-            "optimizers": optimizers,
-            "plain": {"bytes": _to_bytes({"small": self.snapshot(), "optimizers": plain})},
-        }
-
-    def to_load(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Tensors for all that a checkpoint holds, to be filled: the model's own, fresh ones for optimizers.
-
-        Args:
-            stored: DCP's metadata by flat name.
-        """
-        optimizers: dict[str, Any] = {}
-        for name in self.optimizers:
-            prefix = f"optimizers.{name}.state."
-            state: dict[str, dict[str, torch.Tensor]] = {}
-            for flat, meta in stored.items():
-                if flat.startswith(prefix):
-                    parameter, _, field = flat.removeprefix(prefix).partition(".")
-                    tensor = torch.empty(meta.size, dtype=meta.properties.dtype)
-                    state.setdefault(parameter, {})[field] = tensor
-            optimizers[name] = {"state": state}
-        return {
-            "models": {name: get_model_state_dict(module) for name, module in self.modules.items()},
-            "optimizers": optimizers,
-            "plain": {"bytes": io.BytesIO()},
-        }
-
-    def take_over(self, loaded: dict[str, Any]) -> None:
-        """Make what :meth:`to_load` was filled with the state."""
-        loaded["plain"]["bytes"].seek(0)
-        plain = torch.load(loaded["plain"]["bytes"], weights_only=True)
-        for name, module in self.modules.items():
-            set_model_state_dict(module, loaded["models"][name])
-        for name, optimizer in self.optimizers.items():
-            state: dict[int, dict[str, Any]] = {
-                int(i): dict(v) for i, v in plain["optimizers"][name]["state"].items()
-            }
-            for parameter, fields in loaded["optimizers"][name]["state"].items():
-                state.setdefault(int(parameter), {}).update(fields)
-            groups = plain["optimizers"][name]["param_groups"]
-            optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self.restore(plain["small"])
-
-
-def _split_tensors(
-    state: Mapping[int, Mapping[str, Any]],
-) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, dict[str, Any]]]:
-    """An optimizer's state by parameter: tensors apart from plain values."""
-    tensors: dict[str, dict[str, torch.Tensor]] = {}
-    rest: dict[str, dict[str, Any]] = {}
-    for parameter, fields in state.items():
-        rest[str(parameter)] = {k: v for k, v in fields.items() if not isinstance(v, torch.Tensor)}
-        if found := {k: v for k, v in fields.items() if isinstance(v, torch.Tensor)}:
-            tensors[str(parameter)] = found
-    return tensors, rest
-
-
-def _to_bytes(value: Any) -> io.BytesIO:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +162,14 @@ class Checkpointer:
         path = self._folder.part_of(iteration, rank)
         try:
             reader = FsspecReader(self._folder.store.child_url(path))
-            state = self._state.to_load(reader.read_metadata().state_dict_metadata)
+            stored = reader.read_metadata()
+            paths = stored.planner_data or {}
+            kinds = {
+                paths.get(flat, tuple(flat.split("."))): TensorKind(meta.properties.dtype, tuple(meta.size))
+                for flat, meta in stored.state_dict_metadata.items()
+                if isinstance(meta, TensorStorageMetadata)
+            }
+            state = self._state.to_load(kinds)
             state_dict_loader.load(state, storage_reader=reader, no_dist=True)
             self._state.take_over(state)
         except Exception as error:

@@ -102,7 +102,9 @@ class Reported:
         live: False while its state is still being replayed.
         stages: the pipeline stages on this worker.
         pipeline_known: the shapes of its stages' messages are known, so no live warm-up is needed.
-        dirty: why its state is neither before nor after an iteration, if that is so.
+        dirty: why its state is neither before nor after an iteration and cannot be brought back, if so.
+        holds: names of the parts whose whole state is on this worker; who holds the same is a replica.
+        updated: indices of the parameters that the interrupted iteration has updated, and that can be undone.
     """
 
     rank: int
@@ -112,6 +114,8 @@ class Reported:
     stages: tuple[int, ...] = ()
     pipeline_known: bool = False
     dirty: str | None = None
+    holds: tuple[str, ...] = ()
+    updated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,24 +7,28 @@ Every way through is a method here; what to do next is the protocol's decision, 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+import torch.distributed as dist
+
 from swift_ft.config import WorkerContext
-from swift_ft.determinism import derive_seed, seed_torch
+from swift_ft.determinism import derive_seed, seed_host, seed_torch
 from swift_ft.errors import RecoveryError
 from swift_ft.logging import Direction, Store
-from swift_ft.pipeline import PipelineHook
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder, TrainingState
+from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder
 from swift_ft.recovery.claim import claim_store
 from swift_ft.recovery.coordinator import Coordinator
+from swift_ft.recovery.failures import is_broken_communication
+from swift_ft.recovery.ladder import Transfer
 from swift_ft.recovery.orders import WorkerOrder
+from swift_ft.recovery.pipelined import LoggedPipeline
 from swift_ft.recovery.plan import Plan, Task, Way
 from swift_ft.recovery.protocol import State
-from swift_ft.recovery.replay import LoggedTraffic
+from swift_ft.recovery.replicated import Replicas
 from swift_ft.recovery.rollback import Rollback
-from swift_ft.recovery.worker_log import WorkerLog, sent_tensor
+from swift_ft.recovery.state import TrainingState
+from swift_ft.recovery.worker_log import WorkerLog
 from swift_ft.testing.faults import Point, parse_faults
 from swift_ft.testing.injector import Injector
 
@@ -71,9 +75,10 @@ class Executor:
         self._log = WorkerLog(store, context, budget_bytes=log_budget_bytes)
         self._has_state = False
         self._dirty: str | None = None
+        self._updated: tuple[int, ...] = ()
         self._replay_until = 0
         self._replayed = 0
-        self._hook: PipelineHook | None = None
+        self._pipeline: LoggedPipeline | None = None
         self._coordinator = Coordinator(
             context,
             self._folder,
@@ -89,37 +94,51 @@ class Executor:
             announce=self._coordinator.announce_fault,
             break_connections=self._coordinator.group.abort,
         )
-        self._traffic = LoggedTraffic(context.rank, context.workers, seed, self._computing)
+        self._replicas = Replicas(state, self._coordinator.rendezvous, self._injector.at)
         for optimizer in state.optimizers.values():
             optimizer.register_step_post_hook(self._updating)
 
     def attach_pipeline(self, schedule: Any) -> None:
         """See :meth:`swift_ft.Session.attach_pipeline`."""
-        self._hook = PipelineHook(schedule, self._traffic, self._publish_metadata)
+        self._pipeline = LoggedPipeline(
+            schedule,
+            context=self._context,
+            seed=self._seed,
+            log=self._log,
+            rendezvous=self._coordinator.rendezvous,
+            on_compute=self._computing,
+        )
 
-    @property
-    def hook(self) -> PipelineHook:
-        """The attached pipeline."""
-        assert self._hook is not None
-        return self._hook
+    def attach_ddp(self, model: Any) -> None:
+        """See :meth:`swift_ft.Session.attach_ddp`."""
+        self._replicas.attach_ddp(model)
 
     @property
     def replaying(self) -> bool:
         """Whether the next step is served from the log."""
-        return self._traffic.source is not None
+        return self._pipeline is not None and self._pipeline.replaying
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """The parts whose whole state is on this worker; who holds the same is a replica."""
+        if self._replicas.attached:
+            return ("the model",)
+        stages = self._pipeline.stages if self._pipeline is not None else ()
+        return tuple(f"stage {stage}" for stage in stages)
 
     # ------------------------------------------------------------------------------------- iterations
 
     def start(self) -> None:
         """Become part of the job, with or without others that are already at work."""
-        context, hook = self._context, self.hook
+        context = self._context
         self._store.probe()
         topology = {"machines": context.world // context.workers, "workers": context.workers}
+        stages = self._pipeline.num_stages if self._pipeline is not None else 1
         checkpoint = claim_store(
             self._store,
             context,
             self._coordinator.rendezvous,
-            {**topology, "stages": hook.num_stages},
+            {**topology, "stages": stages},
             context.timeouts.report_s,
         )
         if checkpoint is not None:
@@ -139,12 +158,27 @@ class Executor:
     def begin(self) -> None:
         """The step of the current iteration begins."""
         self._rollback.begin()
-        self._traffic.iteration = self.iteration
-        seed_torch(derive_seed(self._seed, self.iteration, -1))
+        self._replicas.begin(self.iteration)
+        if self._pipeline is not None:
+            self._pipeline.begin(self.iteration)
+        self._seed_step()
         mode = "replay" if self.replaying else "live"
         if self.replaying:
             self._injector.at(Point.REPLAY, self.iteration)
         self._coordinator.tell_progress(self.iteration, mode, until=self._replay_until)
+
+    def _seed_step(self) -> None:
+        """Random numbers follow from the iteration; with replicas, whose data differ, also from the rank."""
+        if not self._replicas.attached:
+            seed_torch(derive_seed(self._seed, self.iteration, -1))
+            return
+        seed = derive_seed(self._seed, self.iteration, -1, self._context.rank)
+        seed_torch(seed)
+        seed_host(seed)
+
+    def is_lost_touch(self, error: BaseException) -> bool:
+        """Whether an exception in the body of a step comes from broken communication."""
+        return is_broken_communication(error, in_backward=self._replicas.broken)
 
     def complete(self) -> None:
         """The step of the current iteration is done."""
@@ -162,16 +196,19 @@ class Executor:
 
     def interrupted(self, cause: str, failure: RecoveryError | None) -> None:
         """The step was interrupted by a broken connection, or its replay turned out impossible."""
-        self._dirty = self._rollback.dirty()
+        coordinator = self._coordinator
+        coordinator.group.abort()
+        self._replicas.settle()
+        self._dirty, self._updated = self._rollback.dirty(), self._replicas.updated()
         generation = self._log.generation
         if self.replaying and failure is None:
             failure = RecoveryError(
                 "the body of the step communicates outside of the pipeline, "
                 f"which a replay cannot do ({cause})"
             )
-        self.hook.reset()
+        if self._pipeline is not None:
+            self._pipeline.reset()
         self._rollback.back()
-        coordinator = self._coordinator
         if failure is not None:
             coordinator.tell(ev.CannotReplay(self._context.rank, generation, str(failure)))
         else:
@@ -223,15 +260,17 @@ class Executor:
                     self._cannot(state, error)
 
     def _cannot(self, state: State, error: RecoveryError) -> None:
-        self._traffic.source = None
+        if self._pipeline is not None:
+            self._pipeline.give_up_replay()
         self._coordinator.tell(ev.CannotReplay(self._context.rank, state.generation, str(error)))
 
     def _report(self, state: State) -> None:
         """Flush the log, then say where the state stands."""
         live = self._has_state and not self.replaying
         self._log.close()
-        self._traffic.log = self._traffic.source = None
-        known = self.hook.initialised or self._published_metadata() is not None
+        pipeline = self._pipeline
+        if pipeline is not None:
+            pipeline.leave()
         self._coordinator.tell_progress(self.iteration, "waiting")
         self._coordinator.tell(
             ev.Reported(
@@ -239,9 +278,11 @@ class Executor:
                 state.generation,
                 self.iteration if self._has_state else None,
                 live=live,
-                stages=self.hook.stage_indices,
-                pipeline_known=known,
+                stages=pipeline.stages if pipeline is not None else (),
+                pipeline_known=pipeline is None or pipeline.known,
                 dirty=self._dirty,
+                holds=self.holds,
+                updated=self._updated,
             )
         )
 
@@ -253,8 +294,9 @@ class Executor:
             self._injector.at(Point.LOAD, task.load)
             self._coordinator.tell_progress(self.iteration, "loading")
             self._checkpointer.load(task.load, self._context.rank)
-        self.iteration, self._dirty = task.begin, None
-        self._traffic.log = self._log.open(state.generation, since=state.log_since)
+            self._dirty, self._updated = None, ()
+        self.iteration = task.begin
+        self._enter_generation(state)
         if task.begin < task.replay_until:
             self._begin_replay(state, task)
             return True
@@ -262,25 +304,24 @@ class Executor:
         self._ready(state.generation)
         return False
 
+    def _enter_generation(self, state: State) -> None:
+        self._log.open(state.generation, since=state.log_since)
+        if self._pipeline is not None:
+            self._pipeline.enter(state)
+
     def _begin_replay(self, state: State, task: Task) -> None:
         """Serve the next steps from the neighbours' logs."""
-        metadata = self._published_metadata()
-        if metadata is None:
-            raise RecoveryError("the shapes of this stage's messages were never published")
-        if not self.hook.initialised:
-            self.hook.adopt_metadata(metadata)
-        here = set(self.hook.stage_indices)
-        near = {s + step for s in here for step in (-1, +1)} - here
-        ranks = sorted({rank for stage, rank in self.hook.holders().items() if stage in near})
-        source = self._log.read(ranks, since=state.log_since, iteration=task.begin)
+        assert self._pipeline is not None
+        self._pipeline.begin_replay(state, task)
         self._coordinator.group.give_up_soon()  # a replay talks to nobody
-        self._traffic.source, self._replay_until, self._replayed = source, task.replay_until, 0
+        self._replay_until, self._replayed = task.replay_until, 0
         self._has_state = True
 
     def _end_replay(self) -> None:
         """The state stands at the consensus iteration: go live with the others."""
+        assert self._pipeline is not None
         self._log.flush()
-        self._traffic.source = None
+        self._pipeline.give_up_replay()
         self._ready(self._log.generation)
         self.recover()
 
@@ -289,41 +330,55 @@ class Executor:
         self._replayed = 0
 
     def _go_live(self, state: State) -> bool:
-        """Form the group; serve the interrupted iteration if this worker has completed it already."""
-        assert state.plan is not None
-        if self._hook is not None and state.plan.warm_up:
-            self.hook.forget_metadata()
-        elif not self.hook.initialised and (metadata := self._published_metadata()) is not None:
-            self.hook.adopt_metadata(metadata)
-        self._traffic.log = self._log.open(state.generation, since=state.log_since)
-        self._has_state = True
-        if not self._coordinator.enter_group(state.generation):
+        """Form the group, make replicas equal, serve the interrupted iteration if it is completed here."""
+        plan, coordinator = state.plan, self._coordinator
+        assert plan is not None
+        task = plan.tasks[self._context.rank]
+        if task.undo:
+            self._replicas.undo(task)
+            self._updated = ()
+        if self._pipeline is not None:
+            self._pipeline.prepare(plan)
+        self._enter_generation(state)
+        if not coordinator.enter_group(state.generation):
             return False
-        if state.plan.tasks[self._context.rank].serve:
-            return self._serve(state, state.plan)
-        if state.committed is None and state.plan.way == Way.START:
+        self._replicas.reset(plan.resume)
+        cause = self._transfer(plan, state)
+        if cause is None and task.serve and self._pipeline is not None:
+            cause = self._pipeline.serve(state, plan)
+        if cause is not None:
+            coordinator.lose_touch(cause)
+            return False
+        self._has_state, self._dirty = True, None
+        if state.committed is None and plan.way == Way.START:
             self._save(state)  # so that there is always a checkpoint to return to
         return True
 
-    def _serve(self, state: State, plan: Plan) -> bool:
-        """One iteration ahead: take part in the interrupted one from this worker's own log."""
-        own = self._log.read([self._context.rank], since=state.log_since, iteration=plan.resume)
+    def _transfer(self, plan: Plan, state: State) -> str | None:
+        """Give and take state, in the plan's order. Returns why that was broken off, or None."""
+        rank = self._context.rank
+        for transfer in plan.transfers:
+            try:
+                with self._coordinator.group.part(transfer.ranks) as group:
+                    if rank == transfer.source:
+                        self._replicas.give(transfer, group)
+                    elif rank in transfer.targets and transfer.parameters is None:
+                        self._take_whole(plan, transfer, group)
+                    elif rank in transfer.targets:
+                        self._replicas.take(transfer, group)
+            except RuntimeError as error:
+                return str(error).splitlines()[0]
+        return None
 
-        def live(rank: int) -> bool:
-            return not plan.tasks[rank].serve
-
-        self._traffic.iteration = plan.resume
-        self._traffic.expected = own.receipt
-        cause = None
-        try:
-            self.hook.serve(lambda key: sent_tensor(own, key), live)
-        except RuntimeError as error:
-            cause = str(error).splitlines()[0]
-        finally:
-            self._traffic.expected = None
-        if cause is not None:  # outside of the except block: its traceback holds on to the group
-            self._coordinator.lose_touch(cause)
-        return cause is None
+    def _take_whole(self, plan: Plan, transfer: Transfer, group: dist.ProcessGroup) -> None:
+        """Become equal to a replica: as a survivor, or with nothing to lose."""
+        self._coordinator.tell_progress(self.iteration, "receiving")
+        at = plan.tasks[self._context.rank].begin
+        survivor = self._has_state
+        if survivor and at > self.iteration:
+            self._rollback.forward()
+        self._replicas.take_whole(transfer, group, keep_own=survivor)
+        self.iteration, self._has_state, self._dirty = at, True, None
 
     # ---------------------------------------------------------------------------- logs and checkpoints
 
@@ -346,20 +401,6 @@ class Executor:
 
     def _part_written(self, iteration: int) -> None:
         self._injector.at(Point.CHECKPOINT, iteration)
-
-    # ----------------------------------------------------------------------------------------- shapes
-
-    def _publish_metadata(self, metadata: dict[int, dict[str, Any]]) -> None:
-        """Before the first message: whoever replaces this worker must know the shapes."""
-        for stage, shapes in metadata.items():
-            self._coordinator.rendezvous.set(f"stage/{stage}", json.dumps(shapes))
-
-    def _published_metadata(self) -> dict[int, dict[str, Any]] | None:
-        rendezvous = self._coordinator.rendezvous
-        keys = {stage: f"stage/{stage}" for stage in self.hook.stage_indices}
-        if not rendezvous.check(list(keys.values())):
-            return None
-        return {stage: json.loads(rendezvous.get(key)) for stage, key in keys.items()}
 
     def _updating(self, *_: Any) -> None:
         if not self.replaying:

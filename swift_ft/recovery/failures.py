@@ -10,16 +10,24 @@ import torch.distributed as dist
 __all__ = ["is_broken_communication"]
 
 _COLLECTIVES = Path(dist.__file__).parent / "distributed_c10d.py"
-_PIPELINE_WAITS = frozenset({"_wait_batch_p2p", "_batch_p2p"})
+_WAITS = frozenset({"_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"})
+_ENGINES = frozenset({"_engine_run_backward", "_pre_forward"})
+"""Where autograd and DDP go into C++, and come back with errors of any origin."""
+_TRANSPORTS = ("gloo/transport/", "NCCL")
 
 
-def is_broken_communication(error: BaseException) -> bool:
+def is_broken_communication(error: BaseException, in_backward: str | None = None) -> bool:
     """Whether an exception comes out of torch's communication itself.
 
     torch raises plain ``RuntimeError`` for gloo's broken connections, so the type alone says nothing. What
     counts is where the root cause was raised: in a collective or point-to-point call of torch, or where a
     pipeline schedule waits for one. An exception that a model or a loss function raised is never taken for
     one, whatever its text.
+
+    Args:
+        error: what a step raised.
+        in_backward: what the averaging of gradients failed of, if it did. It fails inside of torch's engine,
+            which raises without a frame of communication.
     """
     root = error
     while root.__cause__ is not None:
@@ -27,4 +35,6 @@ def is_broken_communication(error: BaseException) -> bool:
     if not isinstance(root, RuntimeError) or root.__traceback__ is None:
         return False
     frame = traceback.extract_tb(root.__traceback__)[-1]
-    return Path(frame.filename) == _COLLECTIVES or frame.name in _PIPELINE_WAITS
+    if frame.name in _ENGINES:
+        return in_backward is not None or any(name in str(root) for name in _TRANSPORTS)
+    return Path(frame.filename) == _COLLECTIVES or frame.name in _WAITS

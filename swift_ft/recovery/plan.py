@@ -6,10 +6,11 @@ The plan is a frozen value that can be printed, tested and costed before anythin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from swift_ft.recovery.events import Reported
+from swift_ft.recovery.ladder import Transfer, agree, groups_by_part
 
 __all__ = ["Plan", "Task", "Way", "make_plan"]
 
@@ -21,6 +22,8 @@ class Way(StrEnum):
     """Nobody has state: everybody begins, from the committed checkpoint if there is one."""
     CONTINUE = "continue"
     """Everybody still has its state (the network broke, nobody died)."""
+    REPLICA = "replica"
+    """The lost part comes from a living replica; nothing is computed again but the interrupted iteration."""
     REPLAY = "replay"
     """The lost part is rebuilt from its checkpoint and the logs; nobody else goes back."""
     FALLBACK = "fallback"
@@ -38,12 +41,14 @@ class Task:
         begin: completed iterations after loading.
         replay_until: iterations ``begin .. replay_until - 1`` are replayed from the log.
         serve: the worker is one iteration ahead: it serves the interrupted iteration from its own log.
+        undo: parameters whose last update is taken back, before any transfer.
     """
 
     load: int | None
     begin: int
     replay_until: int
     serve: bool = False
+    undo: tuple[int, ...] = ()
 
     @property
     def idle(self) -> bool:
@@ -59,6 +64,7 @@ class Plan:
         way: the way back.
         resume: the consensus iteration, the first one to run live.
         tasks: by rank; empty for a restart.
+        transfers: state that goes from replica to replica once the new group stands, in this order.
         warm_up: the pipeline's one-time exchange of shapes must be done live again.
         reason: why not a cheaper way, in words; empty where the cheapest was taken.
     """
@@ -66,6 +72,7 @@ class Plan:
     way: Way
     resume: int
     tasks: Mapping[int, Task] = field(default_factory=dict)
+    transfers: tuple[Transfer, ...] = ()
     warm_up: bool = False
     reason: str = ""
 
@@ -91,15 +98,38 @@ def make_plan(
     standing = [s for s in standings.values() if s.iteration is not None]
     if not standing:
         return _all_load(standings, committed, Way.START, reason=must_fall_back or "")
-    why_not = must_fall_back or _why_no_replay(standings, workers, committed)
+    settled, undo, transfers = _settle_replicas(standings)
+    why_not = must_fall_back or _why_no_replay(settled, workers, committed)
     if why_not:
         if committed is None:
             return Plan(Way.RESTART, 0, reason=f"{why_not}; no checkpoint is committed yet")
         return _all_load(standings, committed, Way.FALLBACK, reason=why_not)
-    resume = min(s.iteration for s in standing if s.live and s.iteration is not None)
-    tasks = {rank: _task(s, resume, committed) for rank, s in standings.items()}
-    way = Way.CONTINUE if all(t.idle for t in tasks.values()) else Way.REPLAY
-    return Plan(way, resume, tasks, warm_up=not all(s.pipeline_known for s in standings.values()))
+    resume = min(s.iteration for s in settled.values() if s.live and s.iteration is not None)
+    tasks = {
+        rank: replace(_task(s, resume, committed), undo=undo.get(rank, ())) for rank, s in settled.items()
+    }
+    way = Way.REPLAY
+    if all(t.idle for t in tasks.values()):
+        way = Way.REPLICA if transfers or undo else Way.CONTINUE
+    warm_up = not all(s.pipeline_known for s in standings.values())
+    return Plan(way, resume, tasks, transfers, warm_up)
+
+
+def _settle_replicas(
+    standings: Mapping[int, Reported],
+) -> tuple[dict[int, Reported], dict[int, tuple[int, ...]], tuple[Transfer, ...]]:
+    """Replication first (§3): where everybody will stand once replicas are equal, and what that takes."""
+    settled, undo = dict(standings), dict[int, tuple[int, ...]]()
+    transfers: tuple[Transfer, ...] = ()
+    for group in groups_by_part(standings):
+        agreement = agree(group)
+        if agreement is None:
+            continue
+        undo.update(agreement.undo)
+        transfers += agreement.transfers
+        for rank, s in group.items():
+            settled[rank] = replace(s, iteration=agreement.iteration, live=True, dirty=None, updated=())
+    return settled, undo, transfers
 
 
 def _all_load(standings: Mapping[int, Reported], committed: int | None, way: Way, reason: str) -> Plan:
@@ -134,6 +164,8 @@ def _why_no_replay(standings: Mapping[int, Reported], workers: int, committed: i
         return f"worker {behind} stands at iteration {resume}, before the committed checkpoint {committed}"
     rebuilt = {rank for rank in standings if rank not in live}
     for rank in sorted(rebuilt):
+        if not standings[rank].stages:
+            return f"all replicas of {', '.join(standings[rank].holds)} are lost, and nothing of it is logged"
         begin = _begin(standings[rank], committed)
         if begin is None:
             return "the lost state was never in a checkpoint"

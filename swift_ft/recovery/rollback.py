@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from swift_ft.errors import UnsupportedError
-from swift_ft.recovery.checkpoint import TrainingState
+from swift_ft.optim import UndoableOptimizer
+from swift_ft.recovery.state import TrainingState
 
 __all__ = ["Rollback"]
 
@@ -35,7 +36,10 @@ class Rollback:
         self._updated: set[str] = set()
         self._steps = 0
         self._ignoring = False
+        self._after: dict[torch.Tensor, torch.Tensor] = {}
         for name, optimizer in state.optimizers.items():
+            if isinstance(optimizer, UndoableOptimizer):
+                continue  # it can take its update back
             optimizer.register_step_post_hook(lambda *_, name=name: self._note_update(name))
 
     def begin(self) -> None:
@@ -46,6 +50,7 @@ class Rollback:
         """
         self._small = self._state.snapshot()
         self._updated.clear()
+        self._after.clear()
         parameters = [p for module in self._state.modules.values() for p in module.parameters()]
         self._had_gradient = [(p, p.grad is not None) for p in parameters]
         if self._steps < _CHECKED_STEPS:
@@ -73,15 +78,23 @@ class Rollback:
         """Go back to the beginning of the step."""
         with torch.no_grad():
             for parameter, had_gradient in self._had_gradient:
-                if not had_gradient:
-                    parameter.grad = None
-                elif parameter.grad is not None:
-                    parameter.grad.zero_()
+                # A new one: an update may still have to be undone, and that needs the gradient as it was.
+                parameter.grad = torch.zeros_like(parameter) if had_gradient else None
             for buffer, (copy, version) in self._buffers.items():
                 if buffer._version != version:
+                    self._after[buffer] = buffer.clone()
                     buffer.copy_(copy)
                     self._buffers[buffer] = (copy, buffer._version)
         self._state.restore(self._small)
+
+    def forward(self) -> None:
+        """After :meth:`back`: the step counts as done after all, since a replica has completed it.
+
+        Buffers change in the forward pass only, and that was complete here, or nobody had completed the step.
+        """
+        with torch.no_grad():
+            for buffer, copy in self._after.items():
+                buffer.copy_(copy)
 
     def _keep(self, buffer: torch.Tensor) -> None:
         """Copy a buffer, unless it has not changed since its last copy (masks never do)."""

@@ -1,0 +1,146 @@
+"""One worker's stages under protection by logging: live, replayed, or serving from the log (paper §5)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from torch._C._distributed_c10d import Store as Rendezvous
+
+from swift_ft.config import WorkerContext
+from swift_ft.errors import RecoveryError
+from swift_ft.logging import Direction
+from swift_ft.pipeline import PipelineHook
+from swift_ft.recovery.plan import Plan, Task
+from swift_ft.recovery.protocol import State
+from swift_ft.recovery.replay import LoggedTraffic
+from swift_ft.recovery.worker_log import WorkerLog, sent_tensor
+
+__all__ = ["LoggedPipeline"]
+
+
+class LoggedPipeline:
+    """A schedule whose messages are logged, and can be had again.
+
+    Args:
+        schedule: any schedule of ``torch.distributed.pipelining``.
+        context: the worker's place.
+        seed: of the run.
+        log: where messages go.
+        rendezvous: where the shapes of messages are published.
+        on_compute: told before each computation (faults of tests).
+    """
+
+    def __init__(
+        self,
+        schedule: Any,
+        *,
+        context: WorkerContext,
+        seed: int,
+        log: WorkerLog,
+        rendezvous: Rendezvous,
+        on_compute: Callable[[int, int, Direction], None],
+    ) -> None:
+        self._context = context
+        self._log = log
+        self._rendezvous = rendezvous
+        self._traffic = LoggedTraffic(context.rank, context.workers, seed, on_compute)
+        self._hook = PipelineHook(schedule, self._traffic, self._publish_metadata)
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages on this worker."""
+        return self._hook.stage_indices
+
+    @property
+    def num_stages(self) -> int:
+        """All stages of the pipeline."""
+        return self._hook.num_stages
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the next step is served from the log."""
+        return self._traffic.source is not None
+
+    @property
+    def known(self) -> bool:
+        """Whether the shapes of all messages are known, so that no live warm-up is needed."""
+        return self._hook.initialised or self._published_metadata() is not None
+
+    def begin(self, iteration: int) -> None:
+        """A step begins."""
+        self._traffic.iteration = iteration
+
+    def reset(self) -> None:
+        """Forget an aborted step."""
+        self._hook.reset()
+
+    def leave(self) -> None:
+        """Between two generations: there is no log to write to, and nothing to replay from."""
+        self._traffic.log = self._traffic.source = None
+
+    def give_up_replay(self) -> None:
+        """The replay is over, or turned out to be impossible."""
+        self._traffic.source = None
+
+    def enter(self, state: State) -> None:
+        """From now on messages belong to a generation."""
+        self._traffic.log = self._log.open(state.generation, since=state.log_since)
+
+    def begin_replay(self, state: State, task: Task) -> None:
+        """Serve the next steps from the neighbours' logs.
+
+        Raises:
+            RecoveryError: if what is needed is not there.
+        """
+        metadata = self._published_metadata()
+        if metadata is None:
+            raise RecoveryError("the shapes of this stage's messages were never published")
+        if not self._hook.initialised:
+            self._hook.adopt_metadata(metadata)
+        here = set(self.stages)
+        near = {s + step for s in here for step in (-1, +1)} - here
+        ranks = sorted({rank for stage, rank in self._hook.holders().items() if stage in near})
+        self._traffic.source = self._log.read(ranks, since=state.log_since, iteration=task.begin)
+
+    def prepare(self, plan: Plan) -> None:
+        """Before the group is formed: decide whether shapes are exchanged again."""
+        if plan.warm_up:
+            self._hook.forget_metadata()
+        elif not self._hook.initialised and (metadata := self._published_metadata()) is not None:
+            self._hook.adopt_metadata(metadata)
+
+    def serve(self, state: State, plan: Plan) -> str | None:
+        """One iteration ahead: take part in the interrupted one from this worker's own log.
+
+        Returns:
+            Why that was broken off; None if it was not.
+        """
+        own = self._log.read([self._context.rank], since=state.log_since, iteration=plan.resume)
+
+        def live(rank: int) -> bool:
+            return not plan.tasks[rank].serve
+
+        self._traffic.iteration = plan.resume
+        self._traffic.expected = own.receipt
+        try:
+            self._hook.serve(lambda key: sent_tensor(own, key), live)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        finally:
+            self._traffic.expected = None
+        return None
+
+    # ----------------------------------------------------------------------------------------- shapes
+
+    def _publish_metadata(self, metadata: dict[int, dict[str, Any]]) -> None:
+        """Before the first message: whoever replaces this worker must know the shapes."""
+        for stage, shapes in metadata.items():
+            self._rendezvous.set(f"stage/{stage}", json.dumps(shapes))
+
+    def _published_metadata(self) -> dict[int, dict[str, Any]] | None:
+        keys = {stage: f"stage/{stage}" for stage in self.stages}
+        if not self._rendezvous.check(list(keys.values())):
+            return None
+        return {stage: json.loads(self._rendezvous.get(key)) for stage, key in keys.items()}

@@ -1,0 +1,235 @@
+"""What a worker has in common with its replicas: gradients while all live, state after a loss (paper §4)."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Store as Rendezvous
+from torch.distributed import ProcessGroup
+
+from swift_ft.data_parallel import DataParallelHook, Layout
+from swift_ft.errors import RecoveryError, UndoError
+from swift_ft.optim import UndoableOptimizer
+from swift_ft.recovery.ladder import Transfer
+from swift_ft.recovery.plan import Task
+from swift_ft.recovery.state import Path, TensorKind, TrainingState
+from swift_ft.recovery.transfer import Parcel, receive, send
+from swift_ft.testing.faults import Point
+
+__all__ = ["Replicas"]
+
+_LAYOUT = "ddp/layout"
+_SETTLE_S = 30.0
+
+
+class Replicas:
+    """Protection by replication.
+
+    Args:
+        state: what the session protects.
+        rendezvous: where DDP's buckets are published.
+        at: told when a point of an iteration is reached (faults of tests).
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        rendezvous: Rendezvous,
+        at: Callable[[Point, int, int | None], None],
+    ) -> None:
+        self._state = state
+        self._rendezvous = rendezvous
+        self._at = at
+        self._hook: DataParallelHook | None = None
+        self._iteration = 0
+        self._windows: dict[str, int] = {}
+
+    def attach_ddp(self, model: Any) -> None:
+        """See :meth:`swift_ft.Session.attach_ddp`."""
+        self._hook = DataParallelHook(
+            model,
+            self,
+            on_layout=self._publish_layout,
+            fill_gradients=any(optimizer.wait_free for optimizer in self._undoable().values()),
+        )
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a DDP model."""
+        return self._hook is not None
+
+    @property
+    def broken(self) -> str | None:
+        """What the averaging of gradients failed of in this step, if it did."""
+        return self._hook.broken if self._hook is not None else None
+
+    def begin(self, iteration: int) -> None:
+        """A step begins."""
+        self._iteration = iteration
+        if self._hook is not None:
+            self._hook.begin()
+        self._windows = {name: optimizer.windows_opened for name, optimizer in self._undoable().items()}
+
+    def settle(self) -> None:
+        """After an interruption: wait until nothing changes any more in the background.
+
+        Raises:
+            RecoveryError: if that takes too long.
+        """
+        if self._hook is not None and not self._hook.settle(_SETTLE_S):
+            raise RecoveryError(f"an all-reduce neither ended nor failed within {_SETTLE_S:g} s")
+
+    def updated(self) -> tuple[int, ...]:
+        """Indices of the parameters that this iteration has updated so far, and that can be undone."""
+        tagged: set[torch.Tensor] = set()
+        for name, optimizer in self._undoable().items():
+            if optimizer.windows_opened != self._windows.get(name):  # else the tags are the last iteration's
+                tagged.update(optimizer.updated)
+        return tuple(i for i, (_, p) in enumerate(self._state.parameters) if p in tagged)
+
+    def undo(self, task: Task) -> None:
+        """Take back the updates that the plan names.
+
+        Raises:
+            RecoveryError: if one cannot be taken back.
+        """
+        chosen = [self._state.parameters[index] for index in task.undo]
+        for optimizer in {id(o): o for o, _ in chosen}.values():
+            assert isinstance(optimizer, UndoableOptimizer)
+            try:
+                optimizer.undo([p for owner, p in chosen if owner is optimizer])
+            except UndoError as error:
+                raise RecoveryError(f"the last update cannot be taken back: {error}") from error
+
+    def reset(self, iteration: int) -> None:
+        """Go on with the default group of now, from the buckets that are in use at an iteration."""
+        if self._hook is not None:
+            known = iteration > 0 and self._rendezvous.check([_LAYOUT])
+            self._hook.reset(json.loads(self._rendezvous.get(_LAYOUT)) if known else None)
+
+    # ----------------------------------------------------------------------------------- state on its way
+
+    def give(self, transfer: Transfer, group: ProcessGroup) -> None:
+        """Send this worker's state, or some of its parameters, to those who need it."""
+        parcel = self._pack_whole() if transfer.parameters is None else self._pack(transfer.parameters)
+        send(parcel, group, transfer.source, self._on_bucket)
+
+    def take_whole(self, transfer: Transfer, group: ProcessGroup, keep_own: bool) -> None:
+        """Receive a whole state.
+
+        Args:
+            transfer: from whom.
+            group: of the transfer.
+            keep_own: a survivor keeps its state until all is there, and its buffers for good: running
+                statistics follow from the data that this worker saw, and are no replica's.
+        """
+        filled: dict[str, Any] = {}
+
+        def place(kinds: dict[Path, TensorKind]) -> Mapping[Path, torch.Tensor]:
+            filled.update(self._state.to_load(kinds, aside=keep_own))
+            return {path: _at_path(filled, path) for path in kinds}
+
+        parcel = receive(group, transfer.source, place, self._on_bucket)
+        filled["plain"]["bytes"] = io.BytesIO(parcel.plain)
+        if keep_own:
+            kept = self._state.buffers()
+            for name, buffers in kept.items():
+                filled["models"][name].update(buffers)
+        self._close_windows()
+        self._state.take_over(filled)
+
+    def take(self, transfer: Transfer, group: ProcessGroup) -> None:
+        """Receive some parameters, with their optimizer state."""
+        parcel = receive(
+            group,
+            transfer.source,
+            lambda kinds: {p: torch.empty(k.shape, dtype=k.dtype) for p, k in kinds.items()},
+            self._on_bucket,
+        )
+        plain = torch.load(io.BytesIO(parcel.plain), weights_only=True)
+        indexed = self._state.parameters
+        with torch.no_grad():
+            for index in transfer.parameters or ():
+                optimizer, parameter = indexed[index]
+                parameter.copy_(parcel.tensors["parameter", str(index)])
+                optimizer.state[parameter] = dict(plain[index])
+        for (kind, index_text, *field), tensor in parcel.tensors.items():
+            if kind == "state":
+                optimizer, parameter = indexed[int(index_text)]
+                on_host = tensor.dim() == 0  # step counters stay on the host, as torch's optimizers keep them
+                optimizer.state[parameter][field[0]] = tensor if on_host else tensor.to(parameter.device)
+
+    def _pack_whole(self) -> Parcel:
+        saved = self._state.to_save()
+        tensors: dict[Path, torch.Tensor] = {
+            ("models", n, k): v for n, m in saved["models"].items() for k, v in m.items()
+        }
+        for name, optimizer in saved["optimizers"].items():
+            for parameter, fields in optimizer["state"].items():
+                for field, tensor in fields.items():
+                    tensors["optimizers", name, "state", parameter, field] = tensor
+        return Parcel(tensors, saved["plain"]["bytes"].getvalue())
+
+    def _pack(self, parameters: Sequence[int]) -> Parcel:
+        tensors: dict[Path, torch.Tensor] = {}
+        plain: dict[int, dict[str, Any]] = {}
+        for index in parameters:
+            optimizer, parameter = self._state.parameters[index]
+            state = optimizer.state.get(parameter, {})
+            tensors["parameter", str(index)] = parameter.detach()
+            tensors.update(
+                {("state", str(index), k): v for k, v in state.items() if isinstance(v, torch.Tensor)}
+            )
+            plain[index] = {k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}
+        buffer = io.BytesIO()
+        torch.save(plain, buffer)
+        return Parcel(tensors, buffer.getvalue())
+
+    def _on_bucket(self, number: int) -> None:
+        self._at(Point.TRANSFER, self._iteration, number)
+
+    # --------------------------------------------------------------- DDP's buckets (`BucketEvents`)
+
+    def reducing(self, bucket: int) -> None:
+        """A bucket is full on this worker."""
+        self._at(Point.REDUCE, self._iteration, bucket)
+
+    def sent(self, bucket: int) -> None:
+        """Its all-reduce has begun."""
+        self._at(Point.REDUCING, self._iteration, bucket)
+
+    def reduced(self, bucket: int, parameters: Sequence[torch.Tensor]) -> None:
+        """Everybody has contributed, so nobody is before this iteration any more: the undo window closes.
+
+        Where the optimizer is wait-free, its update of these parameters comes right now.
+        """
+        self._at(Point.REDUCED, self._iteration, bucket)
+        for name, optimizer in self._undoable().items():
+            if optimizer.windows_opened == self._windows.get(name):
+                optimizer.close_undo_window()
+            if optimizer.wait_free:
+                own = {p for group in optimizer.param_groups for p in group["params"]}
+                optimizer.update([p for p in parameters if p in own])
+        self._at(Point.UPDATE, self._iteration, bucket)
+
+    def _undoable(self) -> dict[str, UndoableOptimizer]:
+        return {n: o for n, o in self._state.optimizers.items() if isinstance(o, UndoableOptimizer)}
+
+    def _close_windows(self) -> None:
+        for optimizer in self._undoable().values():
+            optimizer.close_undo_window()
+
+    def _publish_layout(self, layout: Layout) -> None:
+        """Whoever replaces a worker must add up in the same order."""
+        self._rendezvous.set(_LAYOUT, json.dumps(layout))
+
+
+def _at_path(nested: Any, path: Path) -> torch.Tensor:
+    for key in path:
+        nested = nested[key]
+    assert isinstance(nested, torch.Tensor)
+    return nested
