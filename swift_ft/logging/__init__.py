@@ -1,5 +1,6 @@
 """The log of messages: what is kept, how it is written, and how a replay reads it."""
 
+from swift_ft.logging.codec import Codec, codec_for, pack, unpack
 from swift_ft.logging.reader import LogReader
 from swift_ft.logging.record import (
     Direction,
@@ -26,6 +27,7 @@ from swift_ft.logging.writer import LogTimeoutError, LogWriter, LogWriterMetrics
 
 __all__ = [
     "FORMAT_VERSION",
+    "Codec",
     "Direction",
     "Kind",
     "LogReader",
@@ -40,11 +42,14 @@ __all__ = [
     "SegmentWriter",
     "Store",
     "checksum_of",
+    "codec_for",
     "copy_into",
     "dtype_name",
     "format_segment_name",
+    "pack",
     "parse_segment_name",
     "read_segment",
     "tensor_bytes",
+    "unpack",
     "verify",
 ]

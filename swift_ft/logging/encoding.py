@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,13 +19,14 @@ __all__ = [
     "Footer",
     "Seal",
     "SegmentIdentity",
+    "batches",
     "decode",
     "encode",
     "identity_of",
     "schema_of",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SCHEMA = pa.schema(
     [
         ("iteration", pa.int64()),
@@ -37,6 +39,7 @@ SCHEMA = pa.schema(
         ("dtype", pa.string()),
         ("shape", pa.list_(pa.int64())),
         ("checksum", pa.uint64()),
+        ("codec", pa.string()),
         ("payload", pa.large_binary()),
     ]
 )
@@ -74,20 +77,22 @@ class Footer:
 
 
 class Seal:
-    """xxh3_64 over a segment's identity and, in order, over all of each record but the payload's bytes.
+    """xxh3_64 over a segment's metadata and, in order, over all of each record but the payload's bytes.
 
-    A payload is represented by its checksum.
+    A payload is represented by its checksum. docs/log-format.md says what is hashed, byte by byte.
     """
 
-    def __init__(self, identity: SegmentIdentity) -> None:
-        self._hash = xxhash.xxh3_64(repr(sorted(_metadata(identity).items())).encode())
+    def __init__(self, identity: SegmentIdentity, sequence: int) -> None:
+        lines = [f"{name}={value}\n" for name, value in sorted(_metadata(identity, sequence).items())]
+        self._hash = xxhash.xxh3_64("".join(lines).encode())
 
     def add(self, record: Record) -> None:
         """Takes in the next record."""
         key = record.key
         self._hash.update(
             f"{record.kind} {key.iteration} {key.microbatch} {key.direction} {key.source_stage} "
-            f"{key.destination_stage} {key.slot} {record.dtype} {record.shape} {record.checksum}\n".encode()
+            f"{key.destination_stage} {key.slot} {record.dtype} {','.join(map(str, record.shape))} "
+            f"{record.checksum} {record.codec}\n".encode()
         )
 
     def value(self) -> int:
@@ -95,23 +100,23 @@ class Seal:
         return self._hash.intdigest()
 
 
-def schema_of(identity: SegmentIdentity) -> pa.Schema:
-    """The schema of a segment, with format version and identity as metadata."""
-    return SCHEMA.with_metadata(_metadata(identity))
+def schema_of(identity: SegmentIdentity, sequence: int) -> pa.Schema:
+    """The schema of a segment, with format version, identity and sequence as metadata."""
+    return SCHEMA.with_metadata(_metadata(identity, sequence))
 
 
-def identity_of(schema: pa.Schema) -> SegmentIdentity:
-    """The identity in a segment's schema. Raises ValueError or KeyError if it is not a segment's."""
-    if not schema.equals(SCHEMA):
-        raise ValueError("its columns are not those of a log segment")
+def identity_of(schema: pa.Schema) -> tuple[SegmentIdentity, int]:
+    """Identity and sequence in a segment's schema. Raises ValueError or KeyError if it is not a segment's."""
     metadata = {name.decode(): value.decode() for name, value in (schema.metadata or {}).items()}
     version = metadata[f"{_METADATA_PREFIX}format_version"]
     if version != str(FORMAT_VERSION):
-        raise ValueError(f"format version {version}, and this swift_ft reads {FORMAT_VERSION}")
-    run_id, rank, generation = (
-        metadata[_METADATA_PREFIX + name] for name in ("run_id", "rank", "generation")
+        raise ValueError(f"format version {version[:20]}, and this swift_ft reads {FORMAT_VERSION}")
+    if not schema.equals(SCHEMA):
+        raise ValueError("its columns are not those of a log segment")
+    run_id, rank, generation, sequence = (
+        metadata[_METADATA_PREFIX + name] for name in ("run_id", "rank", "generation", "sequence")
     )
-    return SegmentIdentity(run_id, int(rank), int(generation))
+    return SegmentIdentity(run_id, int(rank), int(generation)), int(sequence)
 
 
 def encode(entry: Record | Footer) -> pa.RecordBatch:
@@ -123,7 +128,7 @@ def encode(entry: Record | Footer) -> pa.RecordBatch:
             *(_int_column(0), _int_column(0), _string_column("")),
             *(_int_column(0), _int_column(0), _int_column(0)),
             *(_string_column(_FOOTER), _string_column(""), _shape_column((entry.records,))),
-            *(_checksum_column(entry.seal), _NO_PAYLOAD),
+            *(_checksum_column(entry.seal), _string_column(""), _NO_PAYLOAD),
         ]
     else:
         key = entry.key
@@ -131,9 +136,43 @@ def encode(entry: Record | Footer) -> pa.RecordBatch:
             *(_int_column(key.iteration), _int_column(key.microbatch), _string_column(key.direction)),
             *(_int_column(key.source_stage), _int_column(key.destination_stage), _int_column(key.slot)),
             *(_string_column(entry.kind), _string_column(entry.dtype), _shape_column(entry.shape)),
-            *(_checksum_column(entry.checksum), _payload_column(entry.payload)),
+            *(_checksum_column(entry.checksum), _string_column(entry.codec), _payload_column(entry.payload)),
         ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def batches(source: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The record batches that follow a schema, mapped where the source is. Raises on anything else."""
+    while True:
+        message = pa.ipc.read_message(source)
+        if message.type != "record batch":
+            raise ValueError(f"a {message.type} message")
+        # Arrow would unpack it before anybody could look at its size. We never write such a thing.
+        if _body_is_compressed(memoryview(message.metadata)):
+            raise ValueError("a batch that Arrow compressed")
+        yield pa.ipc.read_record_batch(message, schema)
+
+
+def _body_is_compressed(metadata: memoryview) -> bool:
+    """Whether `compression` of `RecordBatch` is set in a message's flatbuffer (Arrow's Message.fbs)."""
+    message = _u32(metadata, 0)
+    header = _field(metadata, message, 2)  # after version and type of the header
+    batch = header + _u32(metadata, header)
+    return _field(metadata, batch, 3) != batch  # after length, nodes and buffers
+
+
+def _field(data: memoryview, table: int, index: int) -> int:
+    """Where a table's field is; the table's own place if it is not set."""
+    (to_vtable,) = struct.unpack_from("<i", data, table)
+    vtable = table - to_vtable
+    entry = 4 + 2 * index
+    if entry >= struct.unpack_from("<H", data, vtable)[0]:
+        return table
+    return table + int(struct.unpack_from("<H", data, vtable + entry)[0])
+
+
+def _u32(data: memoryview, at: int) -> int:
+    return int(struct.unpack_from("<I", data, at)[0])
 
 
 def decode(batch: pa.RecordBatch) -> Record | Footer:
@@ -143,9 +182,8 @@ def decode(batch: pa.RecordBatch) -> Record | Footer:
     if batch.num_rows != 1:
         raise ValueError(f"a batch of {batch.num_rows} rows")
     row: list[Any] = [column[0].as_py() for column in batch.columns[:-1]]
-    iteration, microbatch, direction, source_stage, destination_stage, slot, kind, dtype, shape, checksum = (
-        row
-    )
+    *names, kind, dtype, shape, checksum, codec = row
+    iteration, microbatch, direction, source_stage, destination_stage, slot = names
     if kind == _FOOTER:
         (records,) = shape
         return Footer(records, checksum)
@@ -153,7 +191,7 @@ def decode(batch: pa.RecordBatch) -> Record | Footer:
     if (payload is None) != (kind == Kind.RECEIPT):
         raise ValueError("a message without payload, or a receipt with one")
     key = MessageKey(iteration, microbatch, Direction(direction), source_stage, destination_stage, slot)
-    return Record(Kind(kind), key, dtype, tuple(shape), checksum, payload)
+    return Record(Kind(kind), key, dtype, tuple(shape), checksum, payload, codec)
 
 
 @lru_cache(maxsize=4096)
@@ -192,6 +230,6 @@ def _payload_of(column: pa.Array) -> memoryview | None:
     return memoryview(data).cast("B")[start:end] if end > start else memoryview(b"")
 
 
-def _metadata(identity: SegmentIdentity) -> dict[str, str]:
-    fields = {"format_version": FORMAT_VERSION, **asdict(identity)}
+def _metadata(identity: SegmentIdentity, sequence: int) -> dict[str, str]:
+    fields = {"format_version": FORMAT_VERSION, **asdict(identity), "sequence": sequence}
     return {f"{_METADATA_PREFIX}{name}": str(value) for name, value in fields.items()}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError
+from swift_ft.logging.codec import unpack
 from swift_ft.logging.record import Kind, MessageKey, Record, verify
-from swift_ft.logging.segment import SegmentName, parse_segment_name, read_segment
+from swift_ft.logging.segment import SegmentName, format_segment_name, open_segment, parse_segment_name
 from swift_ft.logging.store import Store
 
 __all__ = ["LogReader"]
@@ -55,6 +57,7 @@ class LogReader:
         self._since_generation = since_generation
         self._from_iteration = from_iteration
         self._segments: dict[str, list[_Copy]] = {}
+        self._ranks: dict[int, int] = {}  # by directory: each has one writer at a time
         self._clear_index()
 
     def refresh(self) -> None:
@@ -92,8 +95,7 @@ class LogReader:
                 key=key,
                 path=where,
             )
-        verify(copy.record, path=copy.path)
-        return copy.record
+        return _checked(copy)
 
     def receipt(self, key: MessageKey) -> int | None:
         """The checksum of what a receiver got; None if that is not known.
@@ -131,33 +133,61 @@ class LogReader:
             if source_stage in (None, key.source_stage) and destination_stage in (None, key.destination_stage)
         ]
         ordered = sorted((copy for copy in copies if copy), key=lambda copy: copy.order)
-        for copy in ordered:
-            verify(copy.record, path=copy.path)
-        return [copy.record for copy in ordered]
+        return [_checked(copy) for copy in ordered]
 
     def _committed(self) -> dict[str, tuple[int, SegmentName]]:
         """Path -> (index of the directory, parsed name) of every segment that could matter."""
         found = {}
         for directory, folder in enumerate(self._directories):
-            for file in self._store.list(folder):
-                if not file.endswith(".arrow"):
-                    continue
-                path = f"{folder}/{file}"
-                name = parse_segment_name(file)
-                if name is None:
-                    raise LogCorruptError(
-                        f"{path} is not named like a segment: it was renamed", path=path, key=None
-                    )
-                if name.generation >= self._since_generation and name.max_iteration >= self._from_iteration:
-                    found[path] = (directory, name)
+            names = self._names(folder)
+            if _gap(names, self._from_iteration):
+                names = self._names(folder)  # its writer may have dropped segments while they were listed
+            if gap := _gap(names, self._from_iteration):
+                raise self._missing(folder, *gap)
+            for name in names:
+                if name.max_iteration >= self._from_iteration:
+                    found[f"{folder}/{format_segment_name(name)}"] = (directory, name)
         return found
+
+    def _names(self, folder: str) -> list[SegmentName]:
+        """All segments of the generations that count, in the order in which they were written."""
+        names = []
+        for file in self._store.list(folder):
+            if not file.endswith(".arrow"):
+                continue
+            name = parse_segment_name(file)
+            if name is None or format_segment_name(name) != file:
+                path = f"{folder}/{file}"
+                raise LogCorruptError(
+                    f"{path} is not named like a segment: it was renamed", path=path, key=None
+                )
+            if name.generation >= self._since_generation:
+                names.append(name)
+        return sorted(names)
+
+    def _missing(self, folder: str, before: SegmentName, after: SegmentName) -> LogMissingError:
+        first = f"{folder}/g{after.generation:05d}-s{before.sequence + 1:06d}"
+        return LogMissingError(
+            f"{after.sequence - before.sequence - 1} segments are missing in {self._store.url}, {first} and "
+            f"those up to {after.sequence:06d}: they held messages of iterations {before.max_iteration} to "
+            f"{after.min_iteration}",
+            path=first,
+            key=None,
+        )
 
     def _read(self, path: str, directory: int, name: SegmentName) -> None:
         try:
-            records = read_segment(self._store, path, self._run_id)
+            identity, records = open_segment(self._store, path, self._run_id)
         except FileNotFoundError:
             # Dropped by its writer since it was listed. Who asks for one of its messages is told.
             return
+        if self._ranks.setdefault(directory, identity.rank) != identity.rank:
+            raise LogCorruptError(
+                f"{path} was written by worker {identity.rank}, and others beside it by worker "
+                f"{self._ranks[directory]}: it was moved here",
+                path=path,
+                key=None,
+            )
         copies = [
             _Copy((name.generation, directory, name.sequence, position), path, record)
             for position, record in enumerate(records)
@@ -195,3 +225,22 @@ class LogReader:
                     other_path=other.path,
                 )
         return newest
+
+
+def _checked(copy: _Copy) -> Record:
+    record = unpack(copy.record, path=copy.path)
+    verify(record, path=copy.path)
+    return record
+
+
+def _gap(names: Sequence[SegmentName], from_iteration: int) -> tuple[SegmentName, SegmentName] | None:
+    """Two neighbours between which segments are missing. They are numbered, and dropped from the first on."""
+    for before, after in pairwise(names):
+        consecutive = after.sequence <= before.sequence + 1
+        if (
+            before.generation == after.generation
+            and not consecutive
+            and after.min_iteration >= from_iteration
+        ):
+            return before, after
+    return None

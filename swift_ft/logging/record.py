@@ -80,6 +80,7 @@ class Record:
         shape: of the tensor; ``()`` for a 0-dim one.
         checksum: xxh3_64 of the raw bytes in row-major order.
         payload: those bytes, without a copy where possible; None for a receipt.
+        codec: how the payload is packed (:mod:`swift_ft.logging.codec`); ``""`` if it is not.
     """
 
     kind: Kind
@@ -88,6 +89,7 @@ class Record:
     shape: tuple[int, ...]
     checksum: int
     payload: memoryview | None
+    codec: str = ""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

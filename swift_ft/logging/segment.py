@@ -22,6 +22,7 @@ from swift_ft.logging.encoding import (
     Footer,
     Seal,
     SegmentIdentity,
+    batches,
     decode,
     encode,
     identity_of,
@@ -37,6 +38,7 @@ __all__ = [
     "SegmentName",
     "SegmentWriter",
     "format_segment_name",
+    "open_segment",
     "parse_segment_name",
     "read_segment",
 ]
@@ -88,9 +90,9 @@ class SegmentWriter:
         self.records = 0
         self.min_iteration: int | None = None
         self.max_iteration: int | None = None
-        self._seal = Seal(identity)
+        self._seal = Seal(identity, sequence)
         self._file = store.open_write(f"{directory}/g{identity.generation:05d}-s{sequence:06d}")
-        self._stream = pa.ipc.new_stream(self._file.sink, schema_of(identity))
+        self._stream = pa.ipc.new_stream(self._file.sink, schema_of(identity, sequence))
 
     @property
     def bytes_written(self) -> int:
@@ -130,8 +132,16 @@ class SegmentWriter:
 
 
 def read_segment(store: Store, path: str, expected_run_id: str) -> list[Record]:
+    """The records of :func:`open_segment`."""
+    return open_segment(store, path, expected_run_id)[1]
+
+
+def open_segment(store: Store, path: str, expected_run_id: str) -> tuple[SegmentIdentity, list[Record]]:
     """Reads a committed segment. Payloads stay where they are, in the file's memory map, and are not verified
     yet.
+
+    Returns:
+        Who wrote it, and all records.
 
     Raises:
         LogTornError: the file ends before its footer.
@@ -146,11 +156,11 @@ def read_segment(store: Store, path: str, expected_run_id: str) -> list[Record]:
         source.seek(max(0, size - len(_END_OF_STREAM)))
         ended = source.read() == _END_OF_STREAM
         source.seek(0)
-        stream = pa.ipc.open_stream(source)
-        identity = identity_of(stream.schema)
-        seal = Seal(identity)
-        while True:
-            entry = decode(stream.read_next_batch())
+        schema = pa.ipc.read_schema(source)
+        identity, sequence = identity_of(schema)
+        seal = Seal(identity, sequence)
+        for batch in batches(source, schema):
+            entry = decode(batch)
             if isinstance(entry, Footer):
                 break
             records.append(entry)
@@ -159,16 +169,14 @@ def read_segment(store: Store, path: str, expected_run_id: str) -> list[Record]:
         # follow.
         closed = ended and source.tell() == size - len(_END_OF_STREAM)
     except Exception as error:  # damaged bytes make Arrow and the decoders raise almost anything
-        raise _damaged(
-            path, records, torn=not ended or isinstance(error, StopIteration), cause=error
-        ) from error
+        raise _damaged(path, records, torn=not ended or isinstance(error, EOFError), cause=error) from error
     if not closed:
         raise _damaged(
             path, records, torn=not ended, cause="what follows the footer is not the end-of-stream mark"
         )
     if entry != Footer(len(records), seal.value()):
         raise _damaged(path, records, torn=False, cause="its footer does not match its records")
-    _check_name(path, identity, records)
+    _check_name(path, identity, sequence, records)
     if identity.run_id != expected_run_id:
         raise ForeignLogError(
             f"{path} belongs to run {identity.run_id!r}, not to {expected_run_id!r}: "
@@ -176,19 +184,17 @@ def read_segment(store: Store, path: str, expected_run_id: str) -> list[Record]:
             path=path,
             run_id=identity.run_id,
         )
-    return records
+    return identity, records
 
 
-def _check_name(path: str, identity: SegmentIdentity, records: list[Record]) -> None:
+def _check_name(path: str, identity: SegmentIdentity, sequence: int, records: list[Record]) -> None:
     # Readers skip by name, so that a wrong one would hide messages.
     name = parse_segment_name(path)
-    iterations = [record.key.iteration for record in records]
-    if name is not None and (name.generation, name.min_iteration, name.max_iteration) != (
-        identity.generation,
-        min(iterations, default=None),
-        max(iterations, default=None),
-    ):
-        raise _damaged(path, records, torn=False, cause="its name does not match its content: it was renamed")
+    iterations = [record.key.iteration for record in records] or [-1]
+    true_name = SegmentName(identity.generation, sequence, min(iterations), max(iterations))
+    if name is not None and name != true_name:
+        cause = f"it was renamed: its name does not match its content, {format_segment_name(true_name)}"
+        raise _damaged(path, records, torn=False, cause=cause)
 
 
 def _damaged(

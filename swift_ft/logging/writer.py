@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from swift_ft.errors import SwiftError, UnsupportedError, UsageError
+from swift_ft.logging.codec import codec_for, pack
 from swift_ft.logging.record import Kind, MessageKey, Record, checksum_of, dtype_name, tensor_bytes
 from swift_ft.logging.rotation import SegmentRotation, drop_segments
 from swift_ft.logging.segment import SegmentIdentity, SegmentName
@@ -76,6 +77,8 @@ class LogWriter:
         budget_bytes: payload that may wait in the queue. A larger message is admitted alone.
         segment_bytes: a segment is closed when it is as large as this.
         stall_timeout_s: how long a sender waits for room before it gives up.
+        compress: pack payloads as :func:`swift_ft.logging.codec.codec_for` says. It pays where the store is
+            slower than a core packs.
         clock: seconds, monotonic.
     """
 
@@ -88,12 +91,14 @@ class LogWriter:
         budget_bytes: int = 256 << 20,
         segment_bytes: int = 64 << 20,
         stall_timeout_s: float = 600.0,
+        compress: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._directory = directory
         self._budget_bytes = budget_bytes
         self._stall_timeout_s = stall_timeout_s
+        self._compress = compress
         self._clock = clock
         self._rotation = SegmentRotation(store, directory, identity, segment_bytes)  # the thread's
 
@@ -274,7 +279,8 @@ class LogWriter:
         return True
 
     def _write(self, item: _Message | Record) -> None:
-        self._rotation.write(item if isinstance(item, Record) else _recorded(item))
+        record = item if isinstance(item, Record) else _recorded(item)
+        self._rotation.write(pack(record, codec_for(record.dtype, compress=self._compress)))
         # Looked at after the write: a change before it or during it is seen, too.
         if isinstance(item, _Message) and _version_of(item.tensor) != item.version:
             raise UsageError(

@@ -81,13 +81,13 @@ def test_dropped_segments_are_forgotten(store: Store) -> None:
 def test_a_segment_is_parsed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     write_segment(store, [message(key(0, i), value(i)) for i in range(3)])
     calls: list[str] = []
-    original = reader.read_segment
+    original = reader.open_segment
 
-    def counting(store: Store, path: str, run_id: str) -> list[object]:
+    def counting(store: Store, path: str, run_id: str) -> tuple[object, object]:
         calls.append(path)
-        return original(store, path, run_id)  # type: ignore[return-value]
+        return original(store, path, run_id)
 
-    monkeypatch.setattr(reader, "read_segment", counting)
+    monkeypatch.setattr(reader, "open_segment", counting)
     log = opened(store)
     log.refresh()
     for i in range(3):

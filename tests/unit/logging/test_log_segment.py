@@ -81,7 +81,7 @@ def test_plain_pyarrow_reads_a_segment(local: Store) -> None:
     assert table.column("payload")[3].as_py() == bits(torch.arange(5, dtype=torch.int16))
     assert table.column("shape")[4].as_py() == [4]
     assert table.schema.metadata[b"swift_ft.run_id"] == RUN.encode()
-    assert table.schema.metadata[b"swift_ft.format_version"] == b"1"
+    assert table.schema.metadata[b"swift_ft.format_version"] == b"2"
 
 
 def test_large_payloads_are_mapped_not_copied(local: Store) -> None:
@@ -210,6 +210,7 @@ def test_records_that_were_swapped_are_detected(local: Store) -> None:
         ("dtype", "float16"),
         ("shape", [0, 1]),
         ("checksum", 1),
+        ("codec", "zstd"),
     ],
 )
 def test_a_changed_field_is_detected(local: Store, column: str, value: object) -> None:
@@ -241,8 +242,8 @@ def test_another_format_version_is_named(local: Store) -> None:
     path = write_segment(local, sample())
     whole = local.open_read(path).read()
     at = whole.index(b"swift_ft.format_version")
-    value = whole.rindex(b"1", 0, at)
-    candidates = [i for i in range(max(0, value - 8), value + 1) if whole[i : i + 1] == b"1"]
-    rewrite(local, path, b"".join([whole[: candidates[-1]], b"2", whole[candidates[-1] + 1 :]]))
-    with pytest.raises(LogCorruptError, match="format version 2"):
+    value = whole.rindex(b"2", 0, at)
+    candidates = [i for i in range(max(0, value - 8), value + 1) if whole[i : i + 1] == b"2"]
+    rewrite(local, path, b"".join([whole[: candidates[-1]], b"3", whole[candidates[-1] + 1 :]]))
+    with pytest.raises(LogCorruptError, match="format version 3"):
         read_segment(local, path, RUN)

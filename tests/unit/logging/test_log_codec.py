@@ -1,0 +1,66 @@
+"""Packed payloads come back bit by bit, and a lie about their size is not believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from logging_helpers import LOG, RUN, identity, key, message
+from test_log_record import DTYPES, bits, random_tensor
+
+from swift_ft.errors import LogCorruptError
+from swift_ft.logging import Codec, LogReader, LogWriter, Store, codec_for, copy_into, pack, unpack, verify
+
+
+@pytest.mark.parametrize("codec", [Codec.ZSTD, Codec.ZSTD_PLANES])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_packing_round_trip(dtype: torch.dtype, codec: Codec) -> None:
+    whole = message(key(), random_tensor(dtype, (30, 7)).repeat(20, 1))
+    packed = pack(whole, codec)
+    assert packed.codec == codec
+    assert packed.payload is not None
+    assert whole.payload is not None
+    assert packed.payload.nbytes < whole.payload.nbytes
+    back = unpack(packed)
+    verify(back)
+    assert bytes(back.payload or b"") == bytes(whole.payload)
+
+
+def test_what_does_not_get_smaller_stays_as_it_is() -> None:
+    noise = message(key(), torch.randint(0, 256, (4096,), dtype=torch.uint8))
+    assert pack(noise, Codec.ZSTD) is noise
+    empty = message(key(), torch.empty(0))
+    assert pack(empty, Codec.ZSTD) is empty
+
+
+def test_a_dtype_has_the_codec_that_was_measured_best() -> None:
+    assert codec_for("float32", compress=True) == codec_for("bfloat16", compress=True) == Codec.ZSTD_PLANES
+    assert codec_for("int64", compress=True) == codec_for("uint8", compress=True) == Codec.ZSTD
+    assert codec_for("float32", compress=False) == Codec.NONE
+
+
+def test_a_packed_log_is_replayed(store: Store) -> None:
+    tensor = torch.linspace(1, 2, 50_000).to(torch.bfloat16)
+    writer = LogWriter(store, LOG, identity(), compress=True)
+    writer.append_message(key(), tensor)
+    writer.close(60)
+    assert writer.metrics().bytes < tensor.nbytes
+    reader = LogReader(store, [LOG], run_id=RUN)
+    reader.refresh()
+    for record in (reader.message(key()), reader.messages(0)[0]):
+        buffer = torch.empty_like(tensor)
+        copy_into(record, buffer)
+        assert bits(buffer) == bits(tensor)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"shape": (1 << 45,)}, {"shape": (10,)}, {"shape": (0,)}, {"dtype": "load"}, {"codec": "pickle"}],
+    ids=str,
+)
+def test_a_lie_about_a_packed_payload_is_told(lie: dict[str, object]) -> None:
+    packed = pack(message(key(3), torch.zeros(1000)), Codec.ZSTD)
+    with pytest.raises(LogCorruptError, match="iteration 3") as caught:
+        verify(unpack(replace(packed, **lie), path="a/segment"))  # type: ignore[arg-type]
+    assert caught.value.fields["key"] == key(3)
