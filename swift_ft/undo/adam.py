@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from swift_ft.undo.operations import decayed, directed, undo_decay, undo_lerp, undo_square
+from swift_ft.undo.operations import corrections, decayed, directed, undo_decay, undo_lerp, undo_square
 from swift_ft.undo.rule import PARAM, Rule, Tensors, is_lost, number, signed
 
 __all__ = ["AdamRule", "AdamaxRule", "NAdamRule", "RAdamRule"]
@@ -62,9 +62,9 @@ class AdamRule(Rule):
             beta1, beta2 = (number(beta) for beta in hyper["betas"])
             lr = number(hyper["lr"])
             denominators = list(torch._foreach_sqrt(tensors.state[_LARGEST if hyper["amsgrad"] else _SECOND]))
-            torch._foreach_div_(denominators, [(1 - beta2**step) ** 0.5 for step in tensors.steps])
+            torch._foreach_div_(denominators, [left**0.5 for left in corrections(beta2, tensors, hyper)])
             torch._foreach_add_(denominators, number(hyper["eps"]))
-            sizes = [lr / (1 - beta1**step) for step in tensors.steps]
+            sizes = [lr / left for left in corrections(beta1, tensors, hyper)]
             torch._foreach_addcdiv_(tensors.params, tensors.state[_FIRST], denominators, sizes)
             del denominators
             undo_decay(tensors.params, _factor(hyper))
@@ -83,7 +83,7 @@ class AdamaxRule(Rule):
     def invert(self, tensors: Tensors, hyper: Mapping[str, Any]) -> None:
         """See :meth:`Rule.invert`."""
         beta1 = number(hyper["betas"][0])
-        sizes = [number(hyper["lr"]) / (1 - beta1**step) for step in tensors.steps]
+        sizes = [number(hyper["lr"]) / left for left in corrections(beta1, tensors, hyper)]
         torch._foreach_addcdiv_(tensors.params, tensors.state[_FIRST], tensors.state[_NORM], sizes)
         _invert_moments(tensors, hyper)
 
@@ -98,6 +98,7 @@ class NAdamRule(Rule):
 
     keys: ClassVar[tuple[str, ...]] = (_FIRST, _SECOND)
     small: ClassVar[tuple[str, ...]] = ("mu_product",)
+    left_behind: ClassVar[tuple[str, ...]] = ("mu_product",)
 
     def kept(self, hyper: Mapping[str, Any], exact: bool) -> frozenset[str]:
         """The parameter under a coupled weight decay, and whatever was multiplied by almost 0."""
@@ -120,11 +121,11 @@ class NAdamRule(Rule):
         of_grad, of_average = [], []
         for step, note in zip(tensors.steps, tensors.notes, strict=True):
             now, later = (beta1 * (1.0 - 0.5 * 0.96 ** (at * slope)) for at in (step, step + 1))
-            product = note["mu_product"] * now
+            product = note["mu_product"]
             of_grad.append(lr * (1.0 - now) / (1.0 - product))
             of_average.append(lr * later / (1.0 - product * later))
         denominators = list(torch._foreach_sqrt(tensors.state[_SECOND]))
-        torch._foreach_div_(denominators, [(1 - beta2**step) ** 0.5 for step in tensors.steps])
+        torch._foreach_div_(denominators, [left**0.5 for left in corrections(beta2, tensors, hyper)])
         torch._foreach_add_(denominators, number(hyper["eps"]))
         torch._foreach_addcdiv_(tensors.params, tensors.state[_FIRST], denominators, of_average)
         grads = directed(tensors.grads, signed(hyper))
@@ -152,10 +153,11 @@ class RAdamRule(Rule):
             beta1, beta2 = (number(beta) for beta in hyper["betas"])
             lr = number(hyper["lr"])
             plain, rectified = [], []
-            for step in tensors.steps:
-                size, rectification = lr / (1 - beta1**step), _rectification(beta2, step)
+            first, second = (corrections(beta, tensors, hyper) for beta in (beta1, beta2))
+            for step, left1, left2 in zip(tensors.steps, first, second, strict=True):
+                size, rectification = lr / left1, _rectification(beta2, step)
                 plain.append(0.0 if rectification else size)
-                rectified.append(size * rectification * (1 - beta2**step) ** 0.5)
+                rectified.append(size * rectification * left2**0.5)
             rates = list(torch._foreach_sqrt(tensors.state[_SECOND]))
             torch._foreach_add_(rates, number(hyper["eps"]))
             torch._foreach_reciprocal_(rates)

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from swift_ft.undo.journal import size_bytes
 from swift_ft.undo.pieces import Piece, gathered, local
 from swift_ft.undo.residual import Residual
 from swift_ft.undo.rule import PARAM
 from swift_ft.undo.update import Entry, GroupUpdate, buckets, inverted
+
+_ALIGNMENT = 64
 
 __all__ = ["BUCKET_BYTES", "Residuals", "stepped"]
 
@@ -19,10 +22,28 @@ BUCKET_BYTES = 25 * 2**20
 
 
 class Residuals:
-    """The memory of residuals, kept from step to step: fresh memory costs more than what is stored in it."""
+    """The memory of residuals and of one bucket, kept from step to step.
+
+    Fresh memory costs several times what writing to it costs.
+    """
 
     def __init__(self) -> None:
         self._all: dict[tuple[int, str], Residual] = {}
+        self._bucket = torch.empty(0, dtype=torch.uint8)
+
+    def copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Flat copies of tensors of one device, good until the next call."""
+        sizes = [-(-size_bytes(tensor) // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
+        device = tensors[0].device if tensors else self._bucket.device
+        if self._bucket.numel() < sum(sizes) or self._bucket.device != device:
+            self._bucket = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        copies, at = [], 0
+        for tensor, size in zip(tensors, sizes, strict=True):
+            flat = self._bucket[at : at + size_bytes(tensor)].view(tensor.dtype)
+            flat.view(tensor.shape).copy_(tensor)
+            copies.append(flat)
+            at += size
+        return copies
 
     def empty(self, param: Tensor, key: str, values: Tensor) -> Residual:
         """An empty residual for one part of one parameter."""
@@ -44,7 +65,7 @@ def stepped(update: GroupUpdate, step: Callable[[Sequence[Tensor]], None], resid
     changed, update.gradient_changed = update.gradient_changed, False  # it is undone at once
     for bucket in _chunks(update):
         with torch.no_grad():
-            before = [_values_before(update, entry) for entry in bucket]
+            before = _values_before(update, bucket, residuals)
             grads = [entry.grad.detach().clone() for entry in bucket] if changed else []
         step([entry.param for entry in bucket])
         with torch.no_grad():
@@ -67,17 +88,25 @@ def _chunks(update: GroupUpdate) -> Iterator[list[Entry]]:
         yield chunk
 
 
-def _values_before(update: GroupUpdate, entry: Entry) -> dict[str, Tensor]:
-    """Flat copies of all that the rule will have to compute."""
-    if entry.journaled:
-        return {}
-    tensors = {} if PARAM in entry.kept else {PARAM: entry.param}
-    if not entry.fresh:
-        for key in update.rule.keys:
+def _values_before(
+    update: GroupUpdate, bucket: Sequence[Entry], residuals: Residuals
+) -> list[dict[str, Tensor]]:
+    """Flat copies of all that the rule will have to compute, by part, for each entry."""
+    found = []
+    for index, entry in enumerate(bucket):
+        if entry.journaled:
+            continue
+        if PARAM not in entry.kept:
+            found.append((index, PARAM, local(entry.param)))
+        for key in () if entry.fresh else update.rule.keys:
             value = (entry.state or {}).get(key)
             if isinstance(value, Tensor) and key not in entry.kept:
-                tensors[key] = value
-    return {key: local(value).reshape(-1).clone() for key, value in tensors.items()}
+                found.append((index, key, local(value)))
+    before: list[dict[str, Tensor]] = [{} for _ in bucket]
+    copies = residuals.copies([value for _, _, value in found])
+    for (index, key, _), copy in zip(found, copies, strict=True):
+        before[index][key] = copy
+    return before
 
 
 def _store(

@@ -28,7 +28,8 @@ class Kept:
 
     def put_back(self) -> None:
         """Writes the copy over what is there now."""
-        self.tensor.detach().copy_(self.value)
+        # a detached sparse tensor has indices of its own
+        (self.tensor if self.tensor.is_sparse else self.tensor.detach()).copy_(self.value)
 
     @property
     def size_bytes(self) -> int:
@@ -101,6 +102,7 @@ class WholeState:
         self._optimizer = optimizer
         self.params = [param for group in optimizer.param_groups for param in group["params"]]
         self._values = [Kept.of(param) for param in self.params]
+        self._groups = [Hyper(group) for group in optimizer.param_groups]
         self._state = {key: _kept(value) for key, value in optimizer.state.items()}
         skipped = ignored | {"state", "param_groups", "defaults"}
         self._attributes = {
@@ -113,6 +115,8 @@ class WholeState:
         """Makes the optimizer and its parameters what they were."""
         for value in self._values:
             value.put_back()
+        for hyper in self._groups:
+            hyper.put_back()
         for key in [key for key in self._optimizer.state if key not in self._state]:
             del self._optimizer.state[key]
         for key, value in self._state.items():

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["decayed", "directed", "undo_decay", "undo_lerp", "undo_square"]
+from swift_ft.undo.rule import Tensors
+
+__all__ = ["corrections", "decayed", "directed", "undo_decay", "undo_lerp", "undo_square"]
 
 
 def directed(grads: list[Tensor], sign: float) -> list[Tensor]:
     """Gradients as the update uses them: negated copies where it maximizes."""
     return list(torch._foreach_neg(grads)) if sign < 0 else grads
+
+
+def corrections(beta: float, tensors: Tensors, hyper: Mapping[str, Any]) -> list[float]:
+    """The bias corrections ``1 - beta ** step``, with the kernel's rounding.
+
+    A capturable kernel computes them on the device in float32, where next to nothing is left of them in the
+    first steps: 4 decimals of ``1 - 0.999``.
+    """
+    if not hyper.get("capturable"):
+        return [1 - beta**step for step in tensors.steps]
+    steps = torch.tensor(tensors.steps, dtype=torch.float32, device=tensors.params[0].device)
+    return [float(value) for value in (1 - torch.pow(beta, steps)).tolist()]
 
 
 def decayed(grads: list[Tensor], params: list[Tensor], weight_decay: float) -> list[Tensor]:

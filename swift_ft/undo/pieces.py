@@ -10,7 +10,7 @@ from torch import Tensor
 
 __all__ = ["Parts", "Piece", "gathered", "local"]
 
-CPU_ELEMENTS = 2**17
+CPU_ELEMENTS = 2**18
 """Elements of all parameters in one list on a CPU: with state and temporaries about the size of its cache."""
 
 DEVICE_ELEMENTS = 2**22

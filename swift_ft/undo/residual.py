@@ -51,8 +51,11 @@ class Residual:
         torch.sub(bits(before), difference, out=difference)
         small = self.small[offset : offset + difference.numel()]
         small.copy_(difference)  # wraps around where it does not fit
-        difference.sub_(small)
-        if difference.any():
+        if not difference.numel():
+            return
+        low, high = difference.aminmax()
+        if low < -128 or high > 127:
+            difference.sub_(small)
             at = difference.nonzero().squeeze(1)
             self.pieces.append((offset, at.to(torch.int32), difference[at]))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 __all__ = ["GRADIENT", "PARAM", "SMALLEST_FACTOR", "Rule", "Tensors", "is_lost", "number", "signed"]
@@ -66,6 +67,8 @@ class Rule(ABC):
         keys: state tensors of the parameter's shape, in the order in which the rule restores them.
         small: state scalars that are noted before the step instead of being inverted.
         left_behind: state scalars that the step makes and the inverse reads.
+        distrusted: device types and dtypes whose fused kernel does not do what it should: the update is
+            journaled.
         elementwise: an element depends on no other one, so that pieces of parameters can be inverted.
         error: the documented error of ``undo()`` without ``exact``, in words.
     """
@@ -73,6 +76,7 @@ class Rule(ABC):
     keys: ClassVar[tuple[str, ...]] = ()
     small: ClassVar[tuple[str, ...]] = ()
     left_behind: ClassVar[tuple[str, ...]] = ()
+    distrusted: ClassVar[frozenset[tuple[str, torch.dtype]]] = frozenset()
     elementwise: ClassVar[bool] = True
     error: ClassVar[str] = ""
 
@@ -102,6 +106,12 @@ class Rule(ABC):
         """As :meth:`kept`, for one parameter and its state just before the step."""
         del param, state
         return self.kept(hyper, exact)
+
+    def is_journaled(self, param: Tensor, hyper: Mapping[str, Any]) -> bool:
+        """Whether the journal has to keep all of an update, because no formula describes it."""
+        if hyper.get("differentiable"):
+            return True
+        return bool(hyper.get("fused")) and (param.device.type, param.dtype) in self.distrusted
 
     def note(self, param: Tensor, state: Mapping[str, Any], hyper: Mapping[str, Any]) -> dict[str, Any]:
         """Scalars that the inverse will need and the step destroys, such as a norm: numbers or copies.

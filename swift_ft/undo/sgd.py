@@ -23,6 +23,10 @@ class SGDRule(Rule):
     """
 
     keys: ClassVar[tuple[str, ...]] = (_BUFFER,)
+    # Seen with torch 2.13: the vectorized part of the CPU's kernel leaves such parameters where they are.
+    distrusted: ClassVar[frozenset[tuple[str, torch.dtype]]] = frozenset(
+        {("cpu", torch.bfloat16), ("cpu", torch.float16)}
+    )
 
     def makes(self, key: str, hyper: Mapping[str, Any]) -> bool:
         """The buffer, with momentum."""

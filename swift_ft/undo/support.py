@@ -104,7 +104,7 @@ def _journaled(
     state: dict[str, Any],
     exact: bool,
 ) -> set[str]:
-    if group.get("differentiable") or isinstance(rule, SparseAdamRule):
+    if rule.is_journaled(param, group) or isinstance(rule, SparseAdamRule):
         return set(parts)
     return set(parts.keys() & rule.kept_for(param, state, group, exact))
 

@@ -89,7 +89,7 @@ class GroupUpdate:
         same_for_all = type(rule).kept_for is Rule.kept_for
         kept = rule.kept(hyper, exact) if same_for_all else frozenset[str]()
         notes_any = bool(rule.small) or type(rule).note is not Rule.note
-        journaled = bool(hyper.get("differentiable"))
+        may_be_journaled = bool(hyper.get("differentiable") or (hyper.get("fused") and rule.distrusted))
         for param in params:
             grad = param.grad
             if grad is None:
@@ -101,7 +101,8 @@ class GroupUpdate:
             if not same_for_all:
                 kept = rule.kept_for(param, values, hyper, exact)
             notes = rule.note(param, values, hyper) if notes_any else {}
-            entry = Entry(param, grad, state, fresh, journaled or grad.is_sparse, kept, {}, notes)
+            journaled = grad.is_sparse or (may_be_journaled and rule.is_journaled(param, hyper))
+            entry = Entry(param, grad, state, fresh, journaled, kept, {}, notes)
             if entry.journaled:
                 _keep_all(entry, rule, hyper)
             elif kept:

@@ -1,0 +1,170 @@
+"""torch's own database of optimizers: every optimizer, every input, every implementation (§4)."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from tools import assert_close, assert_same_bits, params_of, picture, set_grads
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.testing._internal.common_optimizers import OptimizerInfo, optim_db
+
+from swift_ft import wrap_optimizer
+
+warnings.filterwarnings("ignore", message=".*differentiable.*")
+
+STEPS = 3
+SHAPES = ((5, 7), (3, 2), (1, 4))
+ALLOWED_ULPS = 4.0
+LOOSER = {"RMSprop": 16.0, "Adadelta": 16.0}
+"""Momentum 0.1 divides by 0.1; Adadelta takes its update from an average that is itself computed."""
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def implementations(info: OptimizerInfo) -> Iterator[dict[str, bool]]:
+    yield {}
+    if "foreach" in info.supported_impls:
+        yield {"foreach": True}
+    if "cpu" in info.supports_fused_on:
+        yield {"fused": True}
+    if "differentiable" in info.supported_impls:
+        yield {"differentiable": True}
+
+
+def is_sound(info: OptimizerInfo, kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
+    """torch 2.13's fused SGD on a CPU reads memory that nobody wrote: see test_edges.py."""
+    return not (info.name == "SGD" and kwargs.get("fused") and dtype is not torch.float32)
+
+
+def inputs(info: OptimizerInfo) -> Iterator[dict[str, Any]]:
+    for given in info.optim_inputs_func(device="cpu"):
+        for implementation in implementations(info):
+            tensor_rate = isinstance(given.kwargs.get("lr"), Tensor)
+            if tensor_rate and implementation.get("foreach") and info.name != "Muon":
+                continue  # torch refuses the two together, without capturable
+            yield copy.deepcopy(given.kwargs) | implementation
+
+
+def make(info: OptimizerInfo, kwargs: dict[str, Any], dtype: torch.dtype) -> Optimizer:
+    source = torch.Generator().manual_seed(1)
+    params = [torch.randn(shape, generator=source).to(dtype).requires_grad_() for shape in SHAPES]
+    if kwargs.get("differentiable"):
+        params = [param.clone() for param in params]
+        for param in params:
+            param.retain_grad()
+    groups: Any = [{"params": params[:2]}, {"params": params[2:]}]
+    return info.optim_cls(groups if info.supports_param_groups else params, **copy.deepcopy(kwargs))
+
+
+def gradients(info: OptimizerInfo, params: list[Tensor], seed: int) -> None:
+    set_grads(params, seed)
+    if info.only_supports_sparse_grads:
+        for param in params:
+            assert param.grad is not None
+            rows = torch.tensor([[0, param.shape[0] - 1][: param.shape[0]]])
+            param.grad = torch.sparse_coo_tensor(
+                rows, param.grad[: rows.shape[1]], param.shape, check_invariants=True
+            )
+
+
+def closure_of(info: OptimizerInfo, optimizer: Optimizer) -> Callable[[], Any] | None:
+    if not info.step_requires_closure:
+        return None
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = torch.stack([((param.float() - 0.1) ** 2).sum() for param in params_of(optimizer)]).sum()
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def step(info: OptimizerInfo, optimizer: Optimizer, seed: int) -> None:
+    gradients(info, params_of(optimizer), seed)
+    closure = closure_of(info, optimizer)
+    optimizer.step(closure) if closure else optimizer.step()
+
+
+ALL = [pytest.param(info, id=info.name) for info in optim_db]
+WITHOUT_CLOSURE = [pytest.param(info, id=info.name) for info in optim_db if not info.step_requires_closure]
+"""All but LBFGS, whose closure makes the gradients and whose parameters share one state."""
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["bounded", "exact"])
+@pytest.mark.parametrize("info", ALL)
+def test_step_undo_step(info: OptimizerInfo, exact: bool) -> None:
+    """Step, undo, compare; step again, compare with an optimizer that was never wrapped."""
+    checked = 0
+    for kwargs in inputs(info):
+        dtypes = (torch.float32,) if info.only_supports_sparse_grads else DTYPES
+        for dtype in dtypes if info.name != "LBFGS" else DTYPES[:1]:
+            if not is_sound(info, kwargs, dtype):
+                continue
+            checked += 1
+            straight = make(info, kwargs, dtype)
+            undone = wrap_optimizer(make(info, kwargs, dtype), exact=exact)
+            for seed in range(STEPS):
+                before = picture(undone)
+                step(info, undone, seed)
+                after = picture(undone)
+                step(info, straight, seed)
+                if exact or seed == 0:
+                    assert_same_bits(after, picture(straight))
+                assert undone.undo() == len(SHAPES)
+                if exact or info.name == "LBFGS":
+                    assert_same_bits(picture(undone), before)
+                else:
+                    assert_close(picture(undone), before, after, LOOSER.get(info.name, ALLOWED_ULPS))
+                step(info, undone, seed)
+                if exact:
+                    assert_same_bits(picture(undone), picture(straight))
+    assert checked >= 4
+
+
+@pytest.mark.parametrize("info", WITHOUT_CLOSURE)
+def test_a_gradient_is_left_as_the_step_found_it(info: OptimizerInfo) -> None:
+    """Some kernels write into gradients; the step that follows an undo must see the first ones."""
+    for kwargs in inputs(info):
+        for exact in (False, True):
+            optimizer = wrap_optimizer(make(info, kwargs, torch.float32), exact=exact)
+            for seed in range(2):
+                gradients(info, params_of(optimizer), seed)
+                grads = [param.grad for param in params_of(optimizer)]
+                before = {
+                    f"{i}.grad": grad.detach().clone() for i, grad in enumerate(grads) if grad is not None
+                }
+                optimizer.step()
+                optimizer.undo()
+                now = {f"{i}.grad": p.grad for i, p in enumerate(params_of(optimizer))}
+                if exact:
+                    assert_same_bits(now, before)
+                else:
+                    assert_close(
+                        *({k: v.to_dense() for k, v in x.items()} for x in (now, before, before)), 4.0
+                    )
+                assert all(p.grad is g for p, g in zip(params_of(optimizer), grads, strict=True))
+                optimizer.step()
+
+
+@pytest.mark.parametrize("info", WITHOUT_CLOSURE)
+def test_single_parameters_make_a_whole_step(info: OptimizerInfo) -> None:
+    """Wait-free (§6): parameter by parameter, backwards, gives the bits of one whole step."""
+    for kwargs in inputs(info):
+        whole = make(info, kwargs, torch.float32)
+        single = wrap_optimizer(make(info, kwargs, torch.float32), wait_free=True)
+        for seed in range(STEPS):
+            step(info, whole, seed)
+            gradients(info, params_of(single), seed)
+            for param in params_of(single)[:0:-1]:
+                assert single.update([param]) == 1
+            assert len(single.updated) == len(SHAPES) - 1
+            single.step()
+            assert len(single.updated) == len(SHAPES)
+            assert_same_bits(picture(single), picture(whole))
