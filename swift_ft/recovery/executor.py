@@ -335,8 +335,7 @@ class Executor:
         assert plan is not None
         task = plan.tasks[self._context.rank]
         if task.undo:
-            self._replicas.undo(task)
-            self._updated = ()
+            self._replicas.undo(task)  # told as updated until all are equal: roundings make it no original
         if self._pipeline is not None:
             self._pipeline.prepare(plan)
         self._enter_generation(state)
@@ -349,7 +348,7 @@ class Executor:
         if cause is not None:
             coordinator.lose_touch(cause)
             return False
-        self._has_state, self._dirty = True, None
+        self._has_state, self._dirty, self._updated = True, None, ()
         if state.committed is None and plan.way == Way.START:
             self._save(state)  # so that there is always a checkpoint to return to
         return True
@@ -366,6 +365,8 @@ class Executor:
                         self._take_whole(plan, transfer, group)
                     elif rank in transfer.targets:
                         self._replicas.take(transfer, group)
+                        taken = frozenset(transfer.parameters or ())
+                        self._updated = tuple(p for p in self._updated if p not in taken)
             except RuntimeError as error:
                 return str(error).splitlines()[0]
         return None
@@ -375,10 +376,10 @@ class Executor:
         self._coordinator.tell_progress(self.iteration, "receiving")
         at = plan.tasks[self._context.rank].begin
         survivor = self._has_state
-        if survivor and at > self.iteration:
-            self._rollback.forward()
         self._replicas.take_whole(transfer, group, keep_own=survivor)
-        self.iteration, self._has_state, self._dirty = at, True, None
+        if survivor and at > self.iteration:  # not before: without a source the step is repeated
+            self._rollback.forward()
+        self.iteration, self._has_state, self._dirty, self._updated = at, True, None, ()
 
     # ---------------------------------------------------------------------------- logs and checkpoints
 

@@ -57,8 +57,7 @@ def groups_by_part(standings: Mapping[int, Reported]) -> list[dict[int, Reported
     """Workers that hold the same part, by rank. One alone is a group too: it may have to undo."""
     groups: dict[tuple[str, ...], dict[int, Reported]] = {}
     for rank, standing in sorted(standings.items()):
-        if standing.holds:
-            groups.setdefault(standing.holds, {})[rank] = standing
+        groups.setdefault(standing.holds or (f"worker {rank}",), {})[rank] = standing
     return list(groups.values())
 
 

@@ -47,6 +47,7 @@ class Replicas:
         self._hook: DataParallelHook | None = None
         self._iteration = 0
         self._windows: dict[str, int] = {}
+        self._undone: set[int] = set()
 
     def attach_ddp(self, model: Any) -> None:
         """See :meth:`swift_ft.Session.attach_ddp`."""
@@ -70,6 +71,7 @@ class Replicas:
     def begin(self, iteration: int) -> None:
         """A step begins."""
         self._iteration = iteration
+        self._undone.clear()
         if self._hook is not None:
             self._hook.begin()
         self._windows = {name: optimizer.windows_opened for name, optimizer in self._undoable().items()}
@@ -92,18 +94,20 @@ class Replicas:
         return tuple(i for i, (_, p) in enumerate(self._state.parameters) if p in tagged)
 
     def undo(self, task: Task) -> None:
-        """Take back the updates that the plan names.
+        """Take back the updates that the plan names, unless an earlier plan of this step, broken off, did.
 
         Raises:
             RecoveryError: if one cannot be taken back.
         """
-        chosen = [self._state.parameters[index] for index in task.undo]
+        indices = [index for index in task.undo if index not in self._undone]
+        chosen = [self._state.parameters[index] for index in indices]
         for optimizer in {id(o): o for o, _ in chosen}.values():
             assert isinstance(optimizer, UndoableOptimizer)
             try:
                 optimizer.undo([p for owner, p in chosen if owner is optimizer])
             except UndoError as error:
                 raise RecoveryError(f"the last update cannot be taken back: {error}") from error
+        self._undone.update(indices)
 
     def reset(self, iteration: int) -> None:
         """Go on with the default group of now, from the buckets that are in use at an iteration."""
