@@ -22,8 +22,9 @@ from swift_ft.logging.segment import (
     parse_segment_name,
     read_segment,
 )
+from swift_ft.logging.shipping import LogTimeoutError, Ship, Shipper
 from swift_ft.logging.store import PendingFile, Store
-from swift_ft.logging.writer import LogTimeoutError, LogWriter, LogWriterMetrics
+from swift_ft.logging.writer import LogWriter, LogWriterMetrics
 
 __all__ = [
     "FORMAT_VERSION",
@@ -40,6 +41,8 @@ __all__ = [
     "SegmentIdentity",
     "SegmentName",
     "SegmentWriter",
+    "Ship",
+    "Shipper",
     "Store",
     "checksum_of",
     "codec_for",

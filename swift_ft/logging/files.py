@@ -6,7 +6,6 @@ its own, here or in ``remote.py``.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -41,6 +40,13 @@ class Files:
     def open_sink(self, path: str) -> pa.NativeFile:
         """Opens a new file for writing."""
         return pa.PythonFile(self.fs.open(path, "wb"), mode="w")
+
+    def reserve(self, path: str, size: int) -> bool:
+        """Takes room for an open file, where that can be done; False if it cannot."""
+        return False
+
+    def trim(self, path: str, size: int) -> None:
+        """Gives back what was reserved beyond a file's size."""
 
     def open_source(self, path: str) -> pa.NativeFile:
         """Opens a file for reading, whole."""
@@ -94,6 +100,18 @@ class LocalFiles(Files):
         """Opens a new file, written outside of the GIL."""
         return pa.OSFile(path, "wb")
 
+    def reserve(self, path: str, size: int) -> bool:
+        """Takes blocks of the disk, so that the writer itself does not meet a full one."""
+        if not hasattr(os, "posix_fallocate"):  # not on every system
+            return False
+        with Path(path).open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+        return True
+
+    def trim(self, path: str, size: int) -> None:
+        """Cuts a file to its size."""
+        os.truncate(path, size)
+
     def open_source(self, path: str) -> pa.NativeFile:
         """Maps a file into memory."""
         # Mapping an empty file is an error on some systems.
@@ -127,16 +145,6 @@ class LocalFiles(Files):
         finally:
             Path(temporary).unlink()
         _sync_directory(path)
-
-
-def reserve(path: Path, size: int) -> None:
-    """Takes disk space for a file that is open for writing, so that its writer does not meet a full disk.
-
-    Raises:
-        OSError: there is not so much room.
-    """
-    with path.open("r+b") as file, contextlib.suppress(AttributeError):  # not on every system
-        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _write_durably(path: str, mode: str, data: bytes) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import TypeVar
 
 import tenacity
 
-__all__ = ["is_transient", "patiently"]
+__all__ = ["is_transient", "lacks_room", "patiently"]
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
@@ -26,6 +27,8 @@ _LASTING = (
 # botocore's, which need not be installed: their base class is that of its passing errors, too.
 _LASTING_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError"}
 
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+
 T = TypeVar("T")
 
 
@@ -41,12 +44,20 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
-def patiently(action: Callable[[], T], patience_s: float) -> T:
+def lacks_room(error: BaseException) -> bool:
+    """True for what an administrator can put right on a local disk: no room, no quota, no permission."""
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
+
+
+def patiently(
+    action: Callable[[], T], patience_s: float, passes: Callable[[BaseException], bool] = is_transient
+) -> T:
     """Calls until it succeeds, fails for good, or ``patience_s`` seconds are over; waits longer each time.
 
     Args:
         action: must do no harm if it is done twice, since an answer that got lost looks like a failure.
         patience_s: no attempt is begun later than this after the first.
+        passes: tells which errors are waited for.
 
     Returns:
         What the action returned.
@@ -54,8 +65,10 @@ def patiently(action: Callable[[], T], patience_s: float) -> T:
     Raises:
         Exception: the action's last error.
     """
+    if patience_s <= 0:
+        return action()
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(is_transient),
+        retry=tenacity.retry_if_exception(passes),
         # Random, so that workers whose store comes back do not all call at once.
         wait=tenacity.wait_random_exponential(_FIRST_WAIT_S, _LONGEST_WAIT_S),
         stop=tenacity.stop_after_delay(patience_s),

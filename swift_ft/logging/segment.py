@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_FRAMING_BYTES = 8192  # more than a record without its payload, and the footer
 _NAME = re.compile(r"g(\d{5,})-s(\d{6,})-i(\d{8,})-(\d{8,})\.arrow")
 
 
@@ -99,6 +100,10 @@ class SegmentWriter:
         """Bytes of the file so far, framing included."""
         return self._file.tell()
 
+    def reserve(self, record: Record) -> None:
+        """Takes room on the disk for a record and the footer. Raises OSError where there is none."""
+        self._file.reserve((record.payload.nbytes if record.payload else 0) + _FRAMING_BYTES)
+
     def append(self, record: Record) -> None:
         """Writes one record. The payload is handed to the file as it is, without a copy."""
         self._stream.write_batch(encode(record))
@@ -111,7 +116,7 @@ class SegmentWriter:
             self.max_iteration = iteration
 
     def commit(self) -> str:
-        """Writes the footer and gives the segment its name.
+        """Writes the footer and gives the segment its name. May be tried again after an OSError.
 
         Returns:
             The path of the segment in the store.
@@ -121,8 +126,9 @@ class SegmentWriter:
         """
         if self.min_iteration is None or self.max_iteration is None:
             raise UsageError("a segment without records cannot be committed: abort() it")
-        self._stream.write_batch(encode(Footer(self.records, self._seal.value())))
-        self._stream.close()
+        if not self._file.closed:  # or an earlier attempt failed at giving it its name
+            self._stream.write_batch(encode(Footer(self.records, self._seal.value())))
+            self._stream.close()
         name = SegmentName(self._identity.generation, self._sequence, self.min_iteration, self.max_iteration)
         return self._file.commit(f"{self._directory}/{format_segment_name(name)}")
 

@@ -31,6 +31,7 @@ __all__ = ["PendingFile", "Store"]
 
 TEMPORARY_SUFFIX = ".tmp"
 _WRITE_BUFFER_BYTES = 1 << 16
+_RESERVED_BYTES = 8 << 20
 _PROBE_PATIENCE_S = 10.0  # a user who mistyped a URL should not wait for long
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class PendingFile:
     def __init__(self, store: Store, path: str) -> None:
         self._store = store
         self._path = path
-        self._size = 0
+        self._size = self._reserved = 0
         self._temporary = store._temporary_name(path)
         full = store._absolute(self._temporary)
         store._make_parent(full)
@@ -72,6 +73,25 @@ class PendingFile:
         """Bytes written so far."""
         return int(self.sink.tell()) if not self.closed else self._size
 
+    def reserve(self, size: int) -> None:
+        """Takes room on the disk for ``size`` further bytes, where the store can do that.
+
+        Raises:
+            OSError: there is no room.
+        """
+        needed = self.tell() + size
+        if needed <= self._reserved:
+            return
+        full = self._store._absolute(self._temporary)
+        # In large steps, but on a disk that is nearly full only what is needed.
+        step = max(needed, self._reserved + _RESERVED_BYTES)
+        try:
+            took = self._store._files.reserve(full, step)
+        except OSError:
+            step = needed
+            took = self._store._files.reserve(full, step)
+        self._reserved = step if took else 0
+
     def flush(self) -> None:
         """Hands what is buffered to the filesystem."""
         self.sink.flush()
@@ -85,9 +105,11 @@ class PendingFile:
         Returns:
             The path of the committed file.
         """
-        self._size = self.tell()
+        self._size = self.tell()  # of an earlier attempt, if it is closed
         self.sink.close()
         path = path or self._path
+        if self._reserved > self._size:
+            self._store._files.trim(self._store._absolute(self._temporary), self._size)
         source, destination = self._store._absolute(self._temporary), self._store._absolute(path)
         self._store._patiently(lambda: self._store._files.rename(source, destination))
         return path
@@ -287,7 +309,7 @@ class Store:
         self._patiently(lambda: self._files.make_parent(full))
 
     def _patiently(self, action: Callable[[], T]) -> T:
-        return patiently(action, self._patience_s) if self._patience_s else action()
+        return patiently(action, self._patience_s)
 
     @property
     def _fresh(self) -> Files:

@@ -10,24 +10,24 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from swift_ft.errors import SwiftError, UnsupportedError, UsageError
 from swift_ft.logging.codec import codec_for, pack
 from swift_ft.logging.record import Kind, MessageKey, Record, checksum_of, dtype_name, tensor_bytes
+from swift_ft.logging.retry import is_transient
 from swift_ft.logging.rotation import SegmentRotation, drop_segments
 from swift_ft.logging.segment import SegmentIdentity, SegmentName
+from swift_ft.logging.shipping import LogTimeoutError, Ship, Shipper
 from swift_ft.logging.store import Store
 
 __all__ = ["LogTimeoutError", "LogWriter", "LogWriterMetrics"]
-
-
-class LogTimeoutError(SwiftError, TimeoutError):
-    """The store did not take the log in time."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,13 @@ class LogWriter:
         identity: goes into every segment.
         budget_bytes: payload that may wait in the queue. A larger message is admitted alone.
         segment_bytes: a segment is closed when it is as large as this.
-        stall_timeout_s: how long a sender waits for room before it gives up.
+        stall_timeout_s: how long a sender waits for room, and the thread for a disk that is full or must not
+            be written, before they give up.
         compress: pack payloads as :func:`swift_ft.logging.codec.codec_for` says. It pays where the store is
             slower than a core packs.
+        ship: when segments go from the local disk to the store, where there are two tiers.
+        local: folder for the local tier. A store behind a network has one in any case, by default among the
+            system's temporary files; any other has one if this is given.
         clock: seconds, monotonic.
     """
 
@@ -92,6 +96,8 @@ class LogWriter:
         segment_bytes: int = 64 << 20,
         stall_timeout_s: float = 600.0,
         compress: bool = False,
+        ship: Ship = Ship.ALWAYS,
+        local: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -100,7 +106,11 @@ class LogWriter:
         self._stall_timeout_s = stall_timeout_s
         self._compress = compress
         self._clock = clock
-        self._rotation = SegmentRotation(store, directory, identity, segment_bytes)  # the thread's
+        two_tiers = store.remote or local is not None
+        self._shipper = Shipper(store, directory, ship, local) if two_tiers else None
+        self._rotation = SegmentRotation(  # the thread's
+            store, directory, identity, segment_bytes, shipper=self._shipper, patience_s=stall_timeout_s
+        )
 
         lock = threading.Lock()
         self._filled = threading.Condition(lock)
@@ -148,11 +158,14 @@ class LogWriter:
             LogTimeoutError: it was not within ``timeout_s`` seconds.
             SwiftError: it could not be written.
         """
+        deadline = time.monotonic() + timeout_s
         ticket = self._put(_Cut(), 0)
         with self._drained:
             if not self._drained.wait_for(lambda: self._completed >= ticket or self._error, timeout_s):
                 raise self._late(f"was not written within {timeout_s} s")
             self._raise_error()
+        if self._shipper:
+            self._shipper.flush(max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout_s: float) -> None:
         """Flushes and ends the thread; a second call does nothing. Raises as :meth:`flush` does."""
@@ -165,6 +178,8 @@ class LogWriter:
                 self._closing = True
                 self._filled.notify_all()
         self._thread.join()
+        if self._shipper:
+            self._shipper.close()
 
     def drop_before(self, iteration: int) -> list[str]:
         """Deletes committed segments, of any generation, that hold nothing of ``iteration`` or later.
@@ -239,7 +254,18 @@ class LogWriter:
     def _drop(self, unwanted: Callable[[SegmentName], bool]) -> list[str]:
         with self._drained:
             self._raise_error()
-        return drop_segments(self._store, self._directory, unwanted)
+        waiting = self._shipper.drop(unwanted) if self._shipper else []
+        try:
+            return waiting + drop_segments(self._store, self._directory, unwanted)
+        except Exception as error:
+            if not (self._store.remote and is_transient(error)):
+                raise
+            warnings.warn(
+                f"Old segments of {self._directory} could not be deleted from {self._store.url} ({error}); "
+                "the next checkpoint tries again.",
+                stacklevel=3,
+            )
+            return waiting
 
     # -- the background thread
 

@@ -154,7 +154,7 @@ def test_cut_does_not_wait(url: str) -> None:
 
 
 def test_an_error_in_the_thread_reaches_every_later_call(url: str) -> None:
-    writer = writer_for(FullStore(url))
+    writer = writer_for(FullStore(url), stall_timeout_s=0.0)
     writer.append_message(key(0), torch.zeros(1))
     with pytest.raises(SwiftError, match="No space left on device") as caught:
         writer.flush(60)

@@ -1,0 +1,177 @@
+"""Two tiers: a segment is written to the local disk, and shipped to the store behind the writer's back.
+
+A store that is down, slow or busy costs local disk and no training: segments stay here until they are there.
+They are shipped in their order, so that what the store holds is always a beginning of the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+
+from swift_ft.errors import SwiftError
+from swift_ft.logging.segment import SegmentName, parse_segment_name
+from swift_ft.logging.store import Store
+
+__all__ = ["LogTimeoutError", "Ship", "Shipper", "Spool"]
+
+_PREFIX = "swift-ft-spool-"
+_RETRY_S = 1.0  # the store itself was patient before
+
+
+class LogTimeoutError(SwiftError, TimeoutError):
+    """The store did not take the log in time."""
+
+
+class Ship(StrEnum):
+    """When segments go from the local disk to the store."""
+
+    ALWAYS = "always"
+    """As soon as they are complete."""
+    ON_FAILURE = "on-failure"
+    """When the log is flushed: after a failure, and at the end."""
+
+
+class Spool:
+    """A folder on the local disk for files on their way. Those of dead processes are removed.
+
+    Args:
+        parent: where; the system's place for temporary files if None.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        place = parent or Path(tempfile.gettempdir())
+        place.mkdir(parents=True, exist_ok=True)
+        _sweep(place)
+        new = Path(tempfile.mkdtemp(prefix="swift-ft-new-", dir=place))
+        # The system lets go of the lock when this process ends, in whatever way.
+        self._lock = (new / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = new.rename(new.with_name(new.name.replace("swift-ft-new-", _PREFIX)))
+
+    def close(self) -> None:
+        """Removes the folder and all in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def _sweep(place: Path) -> None:
+    for folder in place.glob(f"{_PREFIX}*"):
+        # Somebody else's, or removed by a neighbour that sweeps, too.
+        with contextlib.suppress(OSError), (folder / "lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class Shipper:
+    """Ships one log directory. Errors of the store are kept and told by :meth:`flush`; nothing is given up.
+
+    Args:
+        store: where segments go.
+        directory: the log's directory there.
+        ship: when.
+        parent: folder for the local tier.
+
+    Attributes:
+        local: where the log is written.
+    """
+
+    def __init__(self, store: Store, directory: str, ship: Ship, parent: Path | None = None) -> None:
+        self._store = store
+        self._directory = directory
+        self._spool = Spool(parent)
+        self.local = Store(self._spool.path / "log")
+
+        self._changed = threading.Condition()
+        # Complete and not yet in the store; the first one may be on its way.
+        self._waiting: deque[str] = deque()
+        self._unwanted: set[str] = set()
+        self._wanted_there = 0  # how many of the waiting ones may be shipped now
+        self._always = ship is Ship.ALWAYS
+        self._error: Exception | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="swift_ft log shipper", daemon=True)
+        self._thread.start()
+
+    def offer(self, path: str) -> None:
+        """A segment is complete on the local disk."""
+        with self._changed:
+            self._waiting.append(path)
+            self._wanted_there += self._always
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> None:
+        """Waits until all that was offered is in the store.
+
+        Raises:
+            LogTimeoutError: it was not within ``timeout_s`` seconds; with the store's last error.
+        """
+        with self._changed:
+            self._wanted_there = len(self._waiting)
+            self._changed.notify_all()
+            if self._changed.wait_for(lambda: not self._waiting, timeout_s):
+                return
+            count, error = len(self._waiting), self._error
+        cause = f": {type(error).__name__}: {error}" if error else ", which is slow"
+        raise LogTimeoutError(
+            f"{count} segments of {self._directory} are not in {self._store.url} "
+            f"after {timeout_s:g} s{cause}. They are kept in {self._spool.path} while this process lives.",
+            path=self._directory,
+        ) from error
+
+    def drop(self, unwanted: Callable[[SegmentName], bool]) -> list[str]:
+        """Forgets segments that are not in the store yet; returns their names."""
+        dropped = []
+        with self._changed:
+            for path in list(self._waiting):
+                name = parse_segment_name(path)
+                if name and unwanted(name):
+                    # One that is on its way is deleted when it has arrived.
+                    self._unwanted.add(path)
+                    dropped.append(path.rpartition("/")[2])
+            self._wanted_there = max(self._wanted_there, len(self._unwanted))
+            self._changed.notify_all()
+        return dropped
+
+    def close(self) -> None:
+        """Ends the thread and removes the local tier, with all that was not shipped."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout=_RETRY_S)  # one that hangs in the store ends by itself, or with the process
+        self._spool.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._wanted_there)
+                if self._closing:
+                    return
+                path = self._waiting[0]
+            try:
+                self._ship(path)
+            except Exception as error:  # whatever the store's client raises: it is tried again
+                with self._changed:
+                    self._error = error
+                    self._changed.wait_for(lambda: self._closing, _RETRY_S)
+                continue
+            with self._changed:
+                self._waiting.popleft()
+                self._unwanted.discard(path)
+                self._wanted_there -= 1
+                self._error = None
+                self._changed.notify_all()
+
+    def _ship(self, path: str) -> None:
+        if path not in self._unwanted:
+            self._store.upload(Path(self.local.child_url(path).removeprefix("file://")), path)
+        if path in self._unwanted:
+            self._store.delete(path)
+        self.local.delete(path)
