@@ -45,11 +45,9 @@ class Residuals:
             at += size
         return copies
 
-    def empty(self, param: Tensor, key: str, values: Tensor) -> Residual:
+    def empty(self, param: Tensor, key: str) -> Residual:
         """An empty residual for one part of one parameter."""
-        residual = self._all.get((id(param), key))
-        if residual is None or residual.small.numel() != values.numel():
-            residual = self._all[(id(param), key)] = Residual.like(values)
+        residual = self._all.setdefault((id(param), key), Residual())
         residual.clear()
         return residual
 
@@ -116,8 +114,7 @@ def _store(
     values = {id(entry): value for entry, value in zip(bucket, before, strict=True)}
     for entries in buckets([entry for entry in bucket if not entry.journaled], update.state_keys):
         for entry in entries:
-            tensors = values[id(entry)].items()
-            entry.residual = {key: residuals.empty(entry.param, key, value) for key, value in tensors}
+            entry.residual = {key: residuals.empty(entry.param, key) for key in values[id(entry)]}
         steps = update.steps(entries)
         for pieces in gathered(update.parts(entries), update.rule.elementwise):
             copies = [_copy(piece, entries[piece.index]) for piece in pieces]
@@ -127,7 +124,7 @@ def _store(
                 for key, residual in (entry.residual or {}).items():
                     result = (piece.param if key == PARAM else piece.state[key]).reshape(-1)
                     was = values[id(entry)][key][piece.offset : piece.offset + result.numel()]
-                    residual.store(piece.offset, was, result)
+                    residual.store(piece.offset, was, result, mostly_zero=key == PARAM)
 
 
 def _copy(piece: Piece, entry: Entry) -> Piece:

@@ -1,8 +1,8 @@
 """What floating point loses in an inverse, stored so that the undo is bit-exact.
 
 The inverse is off by a few units in the last place. Read as integers, the bits of the value before the step
-minus those of the inverted value are a small number: one byte holds it, and the few that one byte cannot hold
-stand in a list. Adding integers brings every bit back, those of NaN, infinities and -0.0 too.
+minus those of the inverted value are a small number, often 0: one byte holds it, and the few that one byte
+cannot hold stand in a list. Adding integers brings every bit back, those of NaN, infinities and -0.0 too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from swift_ft.undo.journal import size_bytes
+
 __all__ = ["Residual"]
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -19,45 +21,57 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(slots=True)
 class Residual:
-    """The residual of one tensor.
+    """The residual of one tensor, piece by piece.
 
     Attributes:
-        small: int8, one entry per element.
-        pieces: per piece of the tensor, its offset, the places that one byte cannot hold, relative to the
-            offset, and what is missing there.
+        dense: int8, one entry per element, by the offset of the piece; none where all is back.
+        listed: of a piece, its offset, some places relative to that, and what is missing there: what one
+            byte cannot hold, or all of a piece of which nearly everything came back.
+        spare: memory of the last step's dense pieces; fresh memory costs more than what is stored in it.
     """
 
-    small: Tensor
-    pieces: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
-
-    @classmethod
-    def like(cls, tensor: Tensor) -> Residual:
-        """An empty one for a tensor of any shape; the bytes are not initialized."""
-        return cls(torch.empty(tensor.numel(), dtype=torch.int8, device=tensor.device))
+    dense: dict[int, Tensor] = field(default_factory=dict)
+    listed: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    spare: dict[int, Tensor] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forgets the values and keeps the memory for the next step."""
-        self.pieces.clear()
+        self.spare, self.dense = self.dense, {}
+        self.listed.clear()
 
-    def store(self, offset: int, before: Tensor, inverted: Tensor) -> None:
+    def store(self, offset: int, before: Tensor, inverted: Tensor, mostly_zero: bool) -> None:
         """Stores what turns one piece into another; ``inverted`` is used up.
 
         Args:
             offset: where the piece begins.
             before: values before the step, flat, contiguous.
             inverted: what the rule computed, same shape and dtype.
+            mostly_zero: a list may be shorter than a byte per element.
         """
         difference = bits(inverted)
         torch.sub(bits(before), difference, out=difference)
-        small = self.small[offset : offset + difference.numel()]
-        small.copy_(difference)  # wraps around where it does not fit
+        spare = self.spare.pop(offset, None)
         if not difference.numel():
             return
         low, high = difference.aminmax()
+        if low == 0 and high == 0:
+            return
+        if mostly_zero and self._list(offset, difference, 1 / 16):
+            return
+        small = torch.empty_like(difference, dtype=torch.int8) if spare is None else spare
+        small.copy_(difference)  # wraps around where it does not fit
+        self.dense[offset] = small
         if low < -128 or high > 127:
             difference.sub_(small)
-            at = difference.nonzero().squeeze(1)
-            self.pieces.append((offset, at.to(torch.int32), difference[at]))
+            self._list(offset, difference, 1.0)
+
+    def _list(self, offset: int, difference: Tensor, most: float) -> bool:
+        """Lists what is not 0, if that is at most a certain share."""
+        at = difference.nonzero().squeeze(1)
+        if at.numel() > most * difference.numel():
+            return False
+        self.listed.append((offset, at.to(torch.int32), difference[at]))
+        return True
 
     def apply(self, inverted: Tensor) -> None:
         """Turns what the rule computed into the value before the step, in place.
@@ -66,17 +80,16 @@ class Residual:
             inverted: flat and contiguous, the whole tensor.
         """
         values = bits(inverted)
-        values.add_(self.small)
-        for offset, at, missing in self.pieces:
+        for offset, small in self.dense.items():
+            values[offset : offset + small.numel()].add_(small)
+        for offset, at, missing in self.listed:
             values[offset:].index_add_(0, at.long(), missing)
 
     @property
     def size_bytes(self) -> int:
         """Bytes held."""
-        listed = sum(
-            at.numel() * at.element_size() + m.numel() * m.element_size() for _, at, m in self.pieces
-        )
-        return self.small.numel() + listed
+        listed = [tensor for _, at, missing in self.listed for tensor in (at, missing)]
+        return sum(map(size_bytes, [*self.dense.values(), *self.spare.values(), *listed]))
 
 
 def bits(tensor: Tensor) -> Tensor:
