@@ -278,16 +278,20 @@ class MachineAgent(LocalElasticAgent):
             codes = self._processes.exit_codes
             if len(codes) == len(self._processes.lines) and not any(codes.values()):
                 handler.journal.append(ev.Exited(handler.machine, handler.launched or 0))
-        elif code < 0 or code == EXIT_FENCED:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "found itself replaced"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
             handler.journal.append(ev.Lost(handler.machine, f"worker {rank} {how}"))
-        else:
+        elif not self._found_itself_replaced(local_rank, code):
             words = self._failed.get(local_rank, {})
             reason = words.get("failed", f"exited with code {code}")
             usage = bool(words.get("usage"))
             text = reason if usage else f"worker {rank}: {reason}"
             code = words.get("exit_code", code)
             handler.journal.append(ev.Failed(handler.machine, handler.launched or 0, text, code, usage))
+
+    def _found_itself_replaced(self, local_rank: int, code: int) -> bool:
+        """It read that in the journal, so it is no news. A script of its own may end with any code."""
+        return code == EXIT_FENCED and local_rank in self._sessions and local_rank not in self._failed
 
     def _take_messages(self, local_rank: int) -> None:
         """Take all that a worker has said so far."""

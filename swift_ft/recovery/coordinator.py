@@ -123,7 +123,7 @@ class Coordinator:
             if seen == watched or (watched is None and not recovering):
                 reason = f"no answer within {limit_s:g} s while {state.phase}"
                 if missing := state.missing():
-                    self.tell(ev.TimedOut(state.generation, missing, reason))
+                    self.tell(ev.TimedOut(state.generation, state.phase, missing, reason))
             watched = seen
 
     def wait_for_finish(self) -> State:

@@ -200,9 +200,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """Machines did not answer before a deadline."""
+    """Machines did not answer before a deadline of a phase: in the next one they may be in time."""
 
     generation: int
+    phase: str
     machines: tuple[str, ...]
     reason: str
 

@@ -251,6 +251,8 @@ def _try_plan(state: State) -> State:
     )
     if plan.way == Way.RESTART:
         return _restart(state, plan.reason)
+    if plan.way == Way.START and state.committed is None and _began_apart(state):
+        return _restart(state, "replicas that were started one after the other have begun from other values")
     if plan.way in (Way.START, Way.FALLBACK):
         state = replace(state, epoch=state.epoch + 1, durable={}, log_since=state.generation)
     else:
@@ -262,6 +264,18 @@ def _try_plan(state: State) -> State:
     idle = frozenset(rank for rank, task in plan.tasks.items() if task.idle)
     state = replace(state, plan=plan, phase=Phase.RECOVERING, ready=idle, must_fall_back=plan.reason or None)
     return _try_live(state)
+
+
+def _began_apart(state: State) -> bool:
+    """Replicas get equal values by being made together, or from a replica that has state; else they differ.
+
+    One that was receiving state when its source died does not even have its own beginning any more.
+    """
+    launched: dict[tuple[str, ...], set[int]] = {}
+    for rank, report in state.reports.items():
+        if report.holds:
+            launched.setdefault(report.holds, set()).add(state.launched[rank // state.workers])
+    return any(len(generations) > 1 for generations in launched.values())
 
 
 def _parts_kept(durable: Mapping[int, Mapping[int, str]], plan: Plan) -> dict[int, dict[int, str]]:
@@ -376,7 +390,7 @@ def _is_repairing(state: State, slot: int) -> bool:
 
 
 def _timed_out(state: State, event: ev.TimedOut) -> State:
-    if event.generation != state.generation or state.phase not in (Phase.AGREEING, Phase.RECOVERING):
+    if event.generation != state.generation or event.phase != state.phase:
         return state
     for machine in state.missing():  # by slot: in the same order for everybody who applies this
         if machine not in event.machines:

@@ -7,10 +7,12 @@ One line each, words as in a shell, ``#`` begins a comment. ``R`` is a rank, a l
     open 4 [workers=2] [restarts=1] [max-failures=3] [checkpoint=20]
     join M ... [slot=1]                    lost M ["why"]                 bare M
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [unknown]
+                                                 [holds=model] [updated=0,1]
     ready R                                cannot-replay R "why"          interrupted R "why"
     durable R at 20 [path=p]               committed 20
     finished R                             exited M ...
-    failed M "why" [code=3] [usage]        timed-out M ... ["why"]        closed "why" [code=130]
+    failed M "why" [code=3] [usage]        timed-out M ... ["why"] [phase=agreeing]
+    closed "why" [code=130]
 
     expect phase live                      expect generation 2            expect epoch 1
     expect members A E - D                 expect spares F                expect committed 20 | nothing
@@ -18,6 +20,7 @@ One line each, words as in a shell, ``#`` begins a comment. ``R`` is a rank, a l
     expect worker R run                    expect worker R of M launched 1 die
     expect agent M launch | wait | rejoin | stop       expect agent M launched 1 launch
     expect task R idle | serve | load 20 | replay 20..47 | load 20 replay 20..47
+    expect undo R 0,1 | nothing            expect transfers 0>2,3 1>0:4,5 | nothing
     expect commit-due 20 | nothing         expect missing M ...           expect log-since 4
     expect finished 0 1
     expect verdict ok | failed ["part of the text"] [code=1] | nothing
@@ -29,6 +32,7 @@ import shlex
 from pathlib import Path
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.ladder import Transfer
 from swift_ft.recovery.orders import agent_order, commit_due, worker_order
 from swift_ft.recovery.plan import Task
 from swift_ft.recovery.protocol import Phase, State, step
@@ -147,13 +151,17 @@ class Scenario:
     def _report(self, line: _Line) -> list[ev.Event]:
         ranks, generation = self._ranks(line.take()), self._generation(line)
         dirty, known = line.options.pop("dirty", None), not line.flag("unknown")
-        stages = line.options.pop("stages", None)
+        stages, holds = _numbers(line.options.pop("stages", None)), line.options.pop("holds", None)
+        updated = _numbers(line.options.pop("updated", None)) or ()
         live = not line.flag("replaying")
         word = line.take()
         at = None if word == _NOTHING else int(line.take())
-        mine = None if stages is None else tuple(map(int, stages.split(",")))
+        live, parts = at is not None and live, () if holds is None else (holds,)
         return [
-            ev.Reported(r, generation, at, at is not None and live, mine or (r,), known, dirty) for r in ranks
+            ev.Reported(
+                r, generation, at, live, stages or (() if parts else (r,)), known, dirty, parts, updated
+            )
+            for r in ranks
         ]
 
     def _ready(self, line: _Line) -> list[ev.Event]:
@@ -197,11 +205,11 @@ class Scenario:
         return [ev.Failed(machine, launched, line.rest("ValueError"), code, usage)]
 
     def _timed_out(self, line: _Line) -> list[ev.Event]:
-        generation = self._generation(line)
+        generation, phase = self._generation(line), line.options.pop("phase", self.state.phase.value)
         machines = tuple(w for w in line.words if " " not in w)
         why = [w for w in line.words if " " in w]
         line.words = []
-        return [ev.TimedOut(generation, machines, why[0] if why else "no answer")]
+        return [ev.TimedOut(generation, phase, machines, why[0] if why else "no answer")]
 
     def _closed(self, line: _Line) -> list[ev.Event]:
         code = line.number("code", 1)
@@ -290,6 +298,18 @@ class Scenario:
             if idle:
                 self._same(task.idle, True)
 
+    def _expect_undo(self, line: _Line) -> None:
+        ranks, word = self._ranks(line.take()), line.take()
+        assert self.state.plan is not None
+        for rank in ranks:
+            self._same(self.state.plan.tasks[rank].undo, () if word == _NOTHING else _numbers(word))
+
+    def _expect_transfers(self, line: _Line) -> None:
+        """``0>2,3`` is a whole state; ``1>0:4,5`` are two parameters."""
+        assert self.state.plan is not None
+        words = line.rest().split()
+        self._same([_route(t) for t in self.state.plan.transfers], [w for w in words if w != _NOTHING])
+
     def _expect_verdict(self, line: _Line) -> None:
         word, code = line.take(), line.options.pop("code", None)
         verdict = self.state.verdict
@@ -326,6 +346,16 @@ class Scenario:
 
 def _number(word: str) -> int | None:
     return None if word == _NOTHING else int(word)
+
+
+def _numbers(word: str | None) -> tuple[int, ...] | None:
+    return None if word is None else tuple(map(int, word.split(",")))
+
+
+def _route(transfer: Transfer) -> str:
+    targets = ",".join(map(str, transfer.targets))
+    parameters = "" if transfer.parameters is None else ":" + ",".join(map(str, transfer.parameters))
+    return f"{transfer.source}>{targets}{parameters}"
 
 
 def _span(task: Task) -> tuple[int, int] | None:

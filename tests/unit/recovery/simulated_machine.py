@@ -120,7 +120,9 @@ class Machine:
         worker = next(w for w in ended if w.exit_code)
         self.workers.remove(worker)
         assert worker.exit_code is not None
-        if worker.exit_code < 0 or worker.exit_code == FENCED:
+        if worker.exit_code == FENCED:
+            return True  # it read in the journal that it is replaced: no news
+        if worker.exit_code < 0:
             self.tell(ev.Lost(self.name, f"worker {worker.rank} ended with {worker.exit_code}"))
         else:
             reason = f"worker {worker.rank} raised"

@@ -441,7 +441,7 @@ class Simulation:
     def _time_out(self, worker: Worker) -> None:
         view = worker.view
         self.seen[f"timed out while {view.phase}"] += 1
-        worker.tell(ev.TimedOut(view.generation, view.missing(), f"no answer while {view.phase}"))
+        worker.tell(ev.TimedOut(view.generation, view.phase, view.missing(), f"no answer while {view.phase}"))
 
     def _deadline(self) -> bool:
         """Nobody has anything to do: some deadline passes. False if there is none."""

@@ -32,7 +32,13 @@ EVENTS = st.one_of(
     st.builds(ev.Finished, RANKS, GENERATIONS),
     st.builds(ev.Exited, MACHINES, GENERATIONS),
     st.builds(ev.Failed, MACHINES, GENERATIONS, st.just("why")),
-    st.builds(ev.TimedOut, GENERATIONS, st.tuples(MACHINES, MACHINES), st.just("why")),
+    st.builds(
+        ev.TimedOut,
+        GENERATIONS,
+        st.sampled_from(("agreeing", "recovering")),
+        st.tuples(MACHINES, MACHINES),
+        st.just("why"),
+    ),
     st.builds(ev.Injected, st.just("fault")),
     st.builds(ev.Closed, st.just("why")),
 )
@@ -62,7 +68,7 @@ def test_time_outs_are_applied_alike_by_everybody() -> None:
         state = State()
         for event in [ev.Opened(4), *map(ev.Joined, [*names, "X", "Y", "Z"])]:
             state = step(state, event)
-        state = step(state, ev.TimedOut(1, (names[3], names[1], names[2]), "silent"))
+        state = step(state, ev.TimedOut(1, "agreeing", (names[3], names[1], names[2]), "silent"))
         assert state.members == (names[0], "X", "Y", "Z")
 
 

@@ -96,7 +96,7 @@ def test_machines_that_did_not_answer_are_named() -> None:
     (recovery,) = found(
         ev.Interrupted(0, 1, "reset"),
         report(0, 2, 30),
-        ev.TimedOut(2, ("C", "B"), "no answer within 30 s"),
+        ev.TimedOut(2, "agreeing", ("C", "B"), "no answer within 30 s"),
     )
     assert (recovery.machines, recovery.slots) == (["B", "C"], [1, 2])
     assert recovery.reasons == ["no answer within 30 s"] * 2
