@@ -16,6 +16,7 @@ import pyarrow as pa
 
 __all__ = ["Files", "LocalFiles"]
 
+_READ_AHEAD_BYTES = 64 << 20  # of each file
 # What filesystems without hard links (FUSE mounts of object stores, some network shares) answer.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -114,8 +115,14 @@ class LocalFiles(Files):
 
     def open_source(self, path: str) -> pa.NativeFile:
         """Maps a file into memory."""
-        # Mapping an empty file is an error on some systems.
-        return pa.memory_map(path, "r") if Path(path).stat().st_size else pa.BufferReader(b"")
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:  # mapping an empty file is an error on some systems
+                return pa.BufferReader(b"")
+            if hasattr(os, "posix_fadvise"):
+                # The system begins to read it, and who asks for a message later does not wait for the disk.
+                os.posix_fadvise(file.fileno(), 0, min(size, _READ_AHEAD_BYTES), os.POSIX_FADV_WILLNEED)
+            return pa.memory_map(path, "r")
 
     def rename(self, source: str, destination: str) -> None:
         """Replaces the destination in one step."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError
+from swift_ft.logging.ahead import ReadAhead
 from swift_ft.logging.codec import unpack
 from swift_ft.logging.record import Kind, MessageKey, Record, verify
 from swift_ft.logging.segment import SegmentName, format_segment_name, open_segment, parse_segment_name
@@ -57,16 +58,22 @@ class LogReader:
         self._since_generation = since_generation
         self._from_iteration = from_iteration
         self._segments: dict[str, list[_Copy]] = {}
+        # Committed, and on their way to this machine; those of a store that needs no way are read at once.
+        self._unread: dict[str, tuple[int, SegmentName]] = {}
+        self._ahead = ReadAhead(lambda path: open_segment(store, path, run_id))
         self._ranks: dict[int, int] = {}  # by directory: each has one writer at a time
         self._clear_index()
 
     def refresh(self) -> None:
         """Reads segments that were committed since the last call, and forgets those that were deleted.
 
-        Payloads are mapped, not loaded, and verified when they are asked for.
+        Payloads are mapped, not loaded, and verified when they are asked for. Segments of a store behind a
+        network are fetched in the order of their iterations, ahead of who asks for one of them.
 
         Raises:
-            LogTornError, LogCorruptError, ForeignLogError: in a segment that could matter.
+            LogMissingError: a segment is missing between others.
+            LogTornError, LogCorruptError, ForeignLogError: in a segment that could matter. Of a store behind
+                a network they are raised when one of the segment's iterations is asked for.
         """
         present = self._committed()
         if not self._segments.keys() <= present.keys():
@@ -74,9 +81,10 @@ class LogReader:
             self._clear_index()
             for copies in self._segments.values():
                 self._index(copies)
-        for path, (directory, name) in present.items():
-            if path not in self._segments:
-                self._read(path, directory, name)
+        self._unread = {path: where for path, where in present.items() if path not in self._segments}
+        self._ahead.plan(sorted(self._unread, key=lambda path: self._unread[path][1].min_iteration))
+        if not self._store.remote:
+            self._read_if(lambda name: True)
 
     def message(self, key: MessageKey) -> Record:
         """A message with its payload, verified.
@@ -86,6 +94,7 @@ class LogReader:
             LogCorruptError: its payload does not match its checksum.
             DivergenceError: two copies of it differ.
         """
+        self._want(key.iteration)
         copy = self._newest(self._messages, key)
         if copy is None:
             where = ", ".join(self._directories)
@@ -103,11 +112,13 @@ class LogReader:
         Raises:
             DivergenceError: two receipts of it differ.
         """
+        self._want(key.iteration)
         copy = self._newest(self._receipts, key)
         return copy.record.checksum if copy else None
 
     def has(self, key: MessageKey) -> bool:
         """True if the log has the message itself; a receipt does not count."""
+        self._want(key.iteration)
         return key in self._messages
 
     def messages(
@@ -127,6 +138,7 @@ class LogReader:
         Raises:
             LogCorruptError, DivergenceError: as for :meth:`message`.
         """
+        self._want(iteration)
         copies = [
             self._newest(self._messages, key)
             for key in self._keys[iteration]
@@ -175,9 +187,18 @@ class LogReader:
             key=None,
         )
 
+    def _want(self, iteration: int) -> None:
+        self._read_if(lambda name: name.min_iteration <= iteration <= name.max_iteration)
+
+    def _read_if(self, wanted: Callable[[SegmentName], bool]) -> None:
+        for path, (directory, name) in list(self._unread.items()):
+            if wanted(name):
+                self._read(path, directory, name)
+                del self._unread[path]
+
     def _read(self, path: str, directory: int, name: SegmentName) -> None:
         try:
-            identity, records = open_segment(self._store, path, self._run_id)
+            identity, records = self._ahead.take(path)
         except FileNotFoundError:
             # Dropped by its writer since it was listed. Who asks for one of its messages is told.
             return
