@@ -211,11 +211,20 @@ def accuracy(case: Case, repetitions: int) -> dict[str, Any]:
     return {kind.__name__: accuracy_of(kind) for kind in kinds}
 
 
-TORCHS = tuple(
-    getattr(torch.optim, name)
-    for name in (
-        "SGD Adam AdamW Adamax NAdam RAdam Adagrad RMSprop Adadelta Rprop ASGD Muon Adafactor".split()
-    )
+TORCHS = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adagrad,
+    torch.optim.RMSprop,
+    torch.optim.Adadelta,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+    torch.optim.Muon,
+    torch.optim.Adafactor,
 )
 
 
@@ -311,8 +320,8 @@ def report(
     ]
     return "\n\n".join(
         [
-            f"{repetitions} repetitions in turns; medians (ranges). Steps as multiples of the plain step, undos "
-            f"of the foreach step; {torch.get_num_threads()} threads.",
+            f"{repetitions} repetitions in turns; medians (ranges). Steps as multiples of the plain step, "
+            f"undos of the foreach step; {torch.get_num_threads()} threads.",
             table(head, rows),
             "Error of an undo without `exact`, float32, 90,000 parameters, 20 steps: worst in ulps of the "
             "larger of the values before and after (share of elements that are back to the bit).",

@@ -24,6 +24,7 @@ class AdafactorRule(Rule):
     factored: they are journaled.
     """
 
+    error: ClassVar[str] = "up to 1 ulp"
     keys: ClassVar[tuple[str, ...]] = _STATISTICS
     elementwise: ClassVar[bool] = False
 

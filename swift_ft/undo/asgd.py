@@ -21,6 +21,7 @@ class ASGDRule(Rule):
     copy of the parameter, before the step as after it; where that does not hold it is journaled.
     """
 
+    error: ClassVar[str] = "up to 2 ulps"
     keys: ClassVar[tuple[str, ...]] = ("ax",)
     small: ClassVar[tuple[str, ...]] = ("eta", "mu")
 

@@ -15,6 +15,10 @@ from swift_ft.undo.update import Entry, GroupUpdate, buckets, inverted
 
 _ALIGNMENT = 64
 
+_LISTED = 4
+"""One in so many gatherings of pieces looks whether a list of its parameters' residuals is shorter than a byte
+per element. It nearly always is, and makes up for what the others' bytes cannot hold; but it takes time."""
+
 __all__ = ["BUCKET_BYTES", "Residuals", "stepped"]
 
 BUCKET_BYTES = 25 * 2**20
@@ -116,7 +120,7 @@ def _store(
         for entry in entries:
             entry.residual = {key: residuals.empty(entry.param, key) for key in values[id(entry)]}
         steps = update.steps(entries)
-        for pieces in gathered(update.parts(entries), update.rule.elementwise):
+        for number, pieces in enumerate(gathered(update.parts(entries), update.rule.elementwise)):
             copies = [_copy(piece, entries[piece.index]) for piece in pieces]
             inverted(update.rule, update.tensors(copies, entries, steps), update.hyper.values, update.wide)
             for piece in copies:
@@ -124,7 +128,9 @@ def _store(
                 for key, residual in (entry.residual or {}).items():
                     result = (piece.param if key == PARAM else piece.state[key]).reshape(-1)
                     was = values[id(entry)][key][piece.offset : piece.offset + result.numel()]
-                    residual.store(piece.offset, was, result, mostly_zero=key == PARAM)
+                    residual.store(
+                        piece.offset, was, result, mostly_zero=key == PARAM and number % _LISTED == 0
+                    )
 
 
 def _copy(piece: Piece, entry: Entry) -> Piece:

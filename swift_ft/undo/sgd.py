@@ -22,6 +22,7 @@ class SGDRule(Rule):
     not matter; else the parameter is ``(after + lr * rest) / (1 - lr * weight_decay)``.
     """
 
+    error: ClassVar[str] = "up to 1 ulp; buffer 2 ulps / momentum"
     keys: ClassVar[tuple[str, ...]] = (_BUFFER,)
     # Seen with torch 2.13: the vectorized part of the CPU's kernel leaves such parameters where they are.
     distrusted: ClassVar[frozenset[tuple[str, torch.dtype]]] = frozenset(
