@@ -231,7 +231,9 @@ class UndoableOptimizer(Optimizer):
         updates = []
         with torch.no_grad():
             for group in self.param_groups:
-                params = [p for p in group["params"] if (chosen is None or p in chosen) and p not in done]
+                params = group["params"]
+                if done or chosen is not None:
+                    params = [p for p in params if (chosen is None or p in chosen) and p not in done]
                 updates.append(GroupUpdate.before(self, group, params, rule, exact))
         try:
             if exact:
@@ -241,7 +243,7 @@ class UndoableOptimizer(Optimizer):
                 self._plain_step(self)
             else:
                 for group, update in zip(self.param_groups, updates, strict=True):
-                    self._step_some(group, list(update.entries))
+                    self._step_some(group, [entry.param for entry in update.entries])
         except BaseException:
             self._let_go("the step failed, and nobody knows how far it came")
             raise

@@ -16,7 +16,7 @@ from swift_ft.undo.update import Entry, GroupUpdate, buckets, inverted
 _ALIGNMENT = 64
 
 _LISTED = 4
-"""One in so many gatherings of pieces looks whether a list of its parameters' residuals is shorter than a byte
+"""One in so many lists of pieces looks whether a list of its parameters' residuals is shorter than a byte
 per element. It nearly always is, and makes up for what the others' bytes cannot hold; but it takes time."""
 
 __all__ = ["BUCKET_BYTES", "Residuals", "stepped"]
@@ -79,7 +79,7 @@ def stepped(update: GroupUpdate, step: Callable[[Sequence[Tensor]], None], resid
 def _chunks(update: GroupUpdate) -> Iterator[list[Entry]]:
     chunk: list[Entry] = []
     total = 0
-    for entry in update.entries.values():
+    for entry in update.entries:
         size = entry.param.numel() * entry.param.element_size() * (1 + len(update.rule.keys))
         if chunk and total + size > BUCKET_BYTES:
             yield chunk

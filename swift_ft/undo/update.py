@@ -21,6 +21,10 @@ from swift_ft.undo.rule import GRADIENT, PARAM, Rule, Tensors, number
 __all__ = ["Entry", "GroupUpdate", "buckets", "inverted"]
 
 
+_NOTHING: dict[str, Any] = {}
+"""Shared by all updates that need no journal or notes: a step must cost little; never written to."""
+
+
 @dataclass(slots=True)
 class Entry:
     """One parameter's update.
@@ -60,7 +64,7 @@ class GroupUpdate:
         rule: how its updates are inverted.
         hyper: the group's values as the step used them.
         exact: residuals are stored.
-        entries: the parameters' updates, by parameter, in the group's order.
+        entries: the parameters' updates, in the group's order.
         gradient_changed: the kernel wrote into the gradients.
     """
 
@@ -68,7 +72,7 @@ class GroupUpdate:
     rule: Rule
     hyper: Hyper
     exact: bool
-    entries: dict[Tensor, Entry] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
     gradient_changed: bool = False
 
     @classmethod
@@ -96,25 +100,27 @@ class GroupUpdate:
                 continue
             held = optimizer.state.get(param)
             state: dict[str, Any] | None = None if held is None else dict(held)
-            values = state or {}
-            fresh = not any(values.get(key) is not None for key in keys)
+            fresh = True
+            for key in keys if state else ():
+                fresh = fresh and state.get(key) is None  # type: ignore[union-attr]  # there is one
             if not same_for_all:
-                kept = rule.kept_for(param, values, hyper, exact)
-            notes = rule.note(param, values, hyper) if notes_any else {}
+                kept = rule.kept_for(param, state or {}, hyper, exact)
+            notes = rule.note(param, state or {}, hyper) if notes_any else _NOTHING
             journaled = grad.is_sparse or (may_be_journaled and rule.is_journaled(param, hyper))
-            entry = Entry(param, grad, state, fresh, journaled, kept, {}, notes)
-            if entry.journaled:
+            entry = Entry(param, grad, state, fresh, journaled, kept, _NOTHING, notes)
+            if journaled:
                 _keep_all(entry, rule, hyper)
             elif kept:
                 _keep_parts(entry)
-            entries[param] = entry
+            entries.append(entry)
         if entries and type(rule).changes_gradient is not Rule.changes_gradient:
-            update.gradient_changed = rule.changes_gradient(hyper, _uses_foreach(hyper, entries))
+            foreach = _uses_foreach(hyper, [entry.param for entry in entries])
+            update.gradient_changed = rule.changes_gradient(hyper, foreach)
         return update
 
     def after(self) -> None:
         """Remembers the state of the parameters' and gradients' counters, once the step is done."""
-        for entry in self.entries.values():
+        for entry in self.entries:
             entry.versions = (entry.param._version, entry.grad._version)
 
     @property
@@ -144,7 +150,7 @@ class GroupUpdate:
     def undo(self, entries: Sequence[Entry]) -> None:
         """Takes back the updates of some parameters of this group, which is all of them or fewer."""
         computed = [entry for entry in entries if not entry.journaled]
-        for entry in computed:
+        for entry in computed:  # before the rule, which reads it; the rest comes back after
             if PARAM in entry.journal:
                 entry.journal.pop(PARAM).put_back()
         for bucket in buckets(computed, self.state_keys):
@@ -253,6 +259,7 @@ def inverted(rule: Rule, tensors: Tensors, hyper: Mapping[str, Any], wide: bool)
 
 
 def _keep_parts(entry: Entry) -> None:
+    entry.journal = {}
     for key in entry.kept - {GRADIENT}:
         tensor = entry.param if key == PARAM else (entry.state or {}).get(key)
         if isinstance(tensor, Tensor):
@@ -261,6 +268,7 @@ def _keep_parts(entry: Entry) -> None:
 
 def _keep_all(entry: Entry, rule: Rule, hyper: Mapping[str, Any]) -> None:
     """Journals parameter and state, or those rows that a sparse gradient names."""
+    entry.journal = {}
     whole = {PARAM: entry.param}
     whole |= {key: value for key, value in (entry.state or {}).items() if isinstance(value, Tensor)}
     if entry.grad.is_sparse and touches_rows_only(rule, entry.grad, hyper):

@@ -42,12 +42,12 @@ class Window:
             return set()
         if self.whole is not None:
             return set(self.whole.params)
-        return {param for update in self.updates for param in update.entries}
+        return {entry.param for entry in self.entries()}
 
     def entries(self) -> Iterable[Entry]:
         """All updates of single parameters."""
         for update in self.updates:
-            yield from update.entries.values()
+            yield from update.entries
 
     def skipped(self) -> bool:
         """Whether the step did nothing, because a gradient was not finite."""
@@ -82,15 +82,20 @@ class Window:
             raise UndoError("The last step updated nothing, or all of it was taken back already.")
         if self.whole is not None:
             return self._undo_whole(self.whole, chosen)
-        todo = [(update, [e for p, e in update.entries.items() if p in chosen]) for update in self.updates]
+        todo = [
+            (update, [entry for entry in update.entries if entry.param in chosen]) for update in self.updates
+        ]
+        if sum(len(entries) for _, entries in todo) != len(chosen):
+            raise UndoError(
+                "A parameter that stands twice in a group is updated twice: no step to take back."
+            )
         for update, entries in todo:
             update.check(entries)
         for update, entries in reversed(todo):
             if entries:
                 update.undo(entries)
                 update.hyper.put_back()
-                for entry in entries:
-                    del update.entries[entry.param]
+                update.entries = [entry for entry in update.entries if entry.param not in chosen]
         return len(chosen)
 
     def _undo_whole(self, whole: WholeState, chosen: set[Tensor]) -> int:
