@@ -80,12 +80,17 @@ class _Writer(io.RawIOBase):
     def __init__(self, file: Any) -> None:
         self._file = file
         self._size = 0
+        self._failed = False
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        written = int(self._file.write(data))
+        try:
+            written = int(self._file.write(data))
+        except Exception:
+            self._failed = True
+            raise
         self._size += written
         return written
 
@@ -96,7 +101,8 @@ class _Writer(io.RawIOBase):
         if self.closed:
             return
         try:
-            self._file.close()
+            if not self._failed:  # nor can it be completed, and the client would try that for a minute
+                self._file.close()
         finally:
             super().close()
             io.RawIOBase.close(self._file)  # or its own collection would ask again
