@@ -26,6 +26,7 @@ class AdafactorRule(Rule):
 
     error: ClassVar[str] = "up to 1 ulp"
     keys: ClassVar[tuple[str, ...]] = _STATISTICS
+    shardable: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
 
     def makes(self, key: str, hyper: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ class MuonRule(Rule):
 
     error: ClassVar[str] = "up to 1 ulp; buffer 2 ulps / momentum"
     keys: ClassVar[tuple[str, ...]] = (_BUFFER,)
+    shardable: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
 
     def kept_for(

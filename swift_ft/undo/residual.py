@@ -58,7 +58,8 @@ class Residual:
             return
         if mostly_zero and self._list(offset, difference, 1 / 16):
             return
-        small = torch.empty_like(difference, dtype=torch.int8) if spare is None else spare
+        fits = spare is not None and spare.shape == difference.shape and spare.device == difference.device
+        small = spare if spare is not None and fits else torch.empty_like(difference, dtype=torch.int8)
         small.copy_(difference)  # wraps around where it does not fit
         self.dense[offset] = small
         if low < -128 or high > 127:

@@ -69,6 +69,7 @@ class Rule(ABC):
         left_behind: state scalars that the step makes and the inverse reads.
         distrusted: device types and dtypes whose fused kernel does not do what it should: the update is
             journaled.
+        shardable: the formula holds for a worker's shard of a parameter as well.
         elementwise: an element depends on no other one, so that pieces of parameters can be inverted.
         error: the documented error of ``undo()`` without ``exact``, in words.
     """
@@ -77,6 +78,7 @@ class Rule(ABC):
     small: ClassVar[tuple[str, ...]] = ()
     left_behind: ClassVar[tuple[str, ...]] = ()
     distrusted: ClassVar[frozenset[tuple[str, torch.dtype]]] = frozenset()
+    shardable: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
     error: ClassVar[str] = ""
 
@@ -109,7 +111,7 @@ class Rule(ABC):
 
     def is_journaled(self, param: Tensor, hyper: Mapping[str, Any]) -> bool:
         """Whether the journal has to keep all of an update, because no formula describes it."""
-        if hyper.get("differentiable"):
+        if hyper.get("differentiable") or (not self.shardable and hasattr(param, "_local_tensor")):
             return True
         return bool(hyper.get("fused")) and (param.device.type, param.dtype) in self.distrusted
 

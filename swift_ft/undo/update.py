@@ -93,7 +93,7 @@ class GroupUpdate:
         same_for_all = type(rule).kept_for is Rule.kept_for
         kept = rule.kept(hyper, exact) if same_for_all else frozenset[str]()
         notes_any = bool(rule.small) or type(rule).note is not Rule.note
-        may_be_journaled = bool(hyper.get("differentiable") or (hyper.get("fused") and rule.distrusted))
+        may_be_journaled = bool(not rule.shardable or hyper.get("differentiable") or hyper.get("fused"))
         for param in params:
             grad = param.grad
             if grad is None:
