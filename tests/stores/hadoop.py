@@ -170,6 +170,11 @@ class HdfsCluster:
             "dfs.namenode.safemode.extension": "0",
             "dfs.namenode.safemode.min.datanodes": "0",
             "dfs.datanode.directoryscan.interval": "-1",
+            # A DataNode that is silent for three seconds gets no new files; by default that takes minutes.
+            "dfs.heartbeat.interval": "1",
+            "dfs.namenode.heartbeat.recheck-interval": "500",
+            "dfs.namenode.stale.datanode.interval": "3000",
+            "dfs.namenode.avoid.write.stale.datanode": "true",
         }
         conf = self.folder / "conf"
         conf.mkdir(parents=True)
