@@ -1,0 +1,211 @@
+"""The local tier: what is on its way, what is dropped there, what dead processes left, and a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from logging_helpers import LOG, RUN, identity, key
+
+from swift_ft.errors import SwiftError
+from swift_ft.logging import LogReader, LogTimeoutError, LogWriter, Ship, Store
+from swift_ft.logging.ahead import ReadAhead
+from swift_ft.logging.shipping import Spool
+
+
+class FailingStore(Store):
+    """Uploads fail while ``broken``."""
+
+    broken = True
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.attempted = threading.Event()
+
+    def upload(self, local: Path, path: str) -> None:
+        self.attempted.set()
+        if self.broken:
+            raise PermissionError(13, "Permission denied")
+        super().upload(local, path)
+
+
+def writer_for(store: Store, tmp_path: Path, ship: Ship = Ship.ALWAYS) -> LogWriter:
+    return LogWriter(store, LOG, identity(), ship=ship, local=tmp_path / "local")
+
+
+def append(writer: LogWriter, iterations: range) -> None:
+    for i in iterations:
+        writer.append_message(key(i), torch.full((100,), float(i)))
+        writer.cut()
+
+
+def iterations_in(store: Store, count: int) -> list[int]:
+    reader = LogReader(store, [LOG], run_id=RUN)
+    reader.refresh()
+    return [i for i in range(count) if reader.has(key(i))]
+
+
+def test_a_store_that_lost_its_permission_is_waited_for(url: str, tmp_path: Path) -> None:
+    store = FailingStore(url)
+    writer = writer_for(store, tmp_path)
+    append(writer, range(3))
+    assert store.attempted.wait(60)
+    with pytest.raises(LogTimeoutError, match=r"3 segments .*PermissionError"):
+        writer.flush(0.5)
+    assert store.list(LOG) == []
+    store.broken = False
+    writer.close(60)
+    assert iterations_in(store, 3) == [0, 1, 2]
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_on_failure_ships_at_the_flush(store: Store, tmp_path: Path) -> None:
+    writer = writer_for(store, tmp_path, Ship.ON_FAILURE)
+    append(writer, range(4))
+    (spool,) = (tmp_path / "local").iterdir()
+    writer.flush(60)
+    assert iterations_in(store, 4) == [0, 1, 2, 3]
+    assert list((spool / "log" / LOG).iterdir()) == []
+    writer.close(60)
+
+
+def test_what_a_checkpoint_covers_is_not_shipped_any_more(url: str, tmp_path: Path) -> None:
+    store = FailingStore(url)
+    writer = writer_for(store, tmp_path)
+    append(writer, range(5))
+    assert store.attempted.wait(60)
+    with pytest.raises(LogTimeoutError):
+        writer.flush(0.0)
+    with pytest.raises(LogTimeoutError):
+        writer.flush(0.5)  # all five have been offered when this ends
+    assert len(writer.drop_before(3)) == 3
+    store.broken = False
+    writer.close(60)
+    assert iterations_in(store, 5) == [3, 4]
+
+
+def test_the_sequence_goes_on_after_what_is_in_the_store(store: Store, tmp_path: Path) -> None:
+    for first in (0, 2):
+        writer = writer_for(store, tmp_path)
+        append(writer, range(first, first + 2))
+        writer.close(60)
+    assert [name[7:14] for name in store.list(LOG)] == ["s000000", "s000001", "s000002", "s000003"]
+
+
+def test_what_dead_processes_left_is_removed_and_what_living_ones_have_is_not(tmp_path: Path) -> None:
+    program = f"""
+import os, pathlib, signal
+from swift_ft.logging.shipping import Spool
+spool = Spool(pathlib.Path({str(tmp_path)!r}))
+(spool.path / "segment").write_bytes(b"x")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    living = Spool(tmp_path)
+    assert not left.exists()
+    other = Spool(tmp_path)
+    assert living.path.exists()
+    for spool in (living, other):
+        spool.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    done = None
+    with contextlib.suppress(FileNotFoundError):
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done is None or done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done and done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_waited_for(small_disk: Path) -> None:
+    """Nothing is lost or torn, and the log goes on when there is room again."""
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * (600 << 10))
+    store = Store(str(small_disk / "store"))
+    writer = LogWriter(store, LOG, identity(), budget_bytes=100_000)
+    full = threading.Event()
+
+    def clock() -> float:  # asked when a sender begins to wait for room in the queue
+        full.set()
+        return 0.0
+
+    writer._clock = clock
+
+    def send() -> None:
+        for i in range(16):
+            writer.append_message(key(i), torch.full((10_000,), float(i)))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert full.wait(60)
+    while os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize > 60_000:
+        assert sender.is_alive()
+    ballast.unlink()
+    sender.join(60)
+    assert not sender.is_alive()
+    writer.close(60)
+    assert iterations_in(store, 16) == list(range(16))
+
+
+def test_a_disk_that_stays_full_is_told(small_disk: Path) -> None:
+    writer = LogWriter(Store(str(small_disk / "store")), LOG, identity(), stall_timeout_s=0.0)
+    writer.append_message(key(0), torch.zeros(1 << 20))
+    with pytest.raises(SwiftError, match=r"No space left on device.*make room"):
+        writer.flush(60)
+
+
+# --------------------------------------------------------------------------------------------- read-ahead
+
+
+def test_what_comes_next_is_fetched_before_it_is_asked_for() -> None:
+    fetched: dict[str, threading.Event] = {name: threading.Event() for name in "abcdef"}
+
+    def fetch(name: str) -> str:
+        fetched[name].set()
+        return name.upper()
+
+    ahead = ReadAhead(fetch, depth=2)
+    ahead.plan("abcdef")
+    assert fetched["a"].wait(60)
+    assert fetched["b"].wait(60)
+    assert not fetched["c"].is_set()
+    assert ahead.take("a") == "A"
+    assert fetched["c"].wait(60)
+    assert not fetched["d"].is_set()
+    assert ahead.take("f") == "F"  # out of order
+
+
+def test_a_fetch_that_failed_is_told_and_can_be_asked_for_again() -> None:
+    answers: list[Callable[[], str]] = [lambda: "there"]
+
+    def fetch(name: str) -> str:
+        return answers.pop()()
+
+    def fail() -> str:
+        raise OSError("away")
+
+    answers.append(fail)
+    ahead = ReadAhead(fetch)
+    ahead.plan(["a"])
+    with pytest.raises(OSError, match="away"):
+        ahead.take("a")
+    assert ahead.take("a") == "there"
