@@ -7,6 +7,7 @@ import uuid
 import pytest
 from hadoop import HdfsCluster
 
+from swift_ft.logging import Store
 from swift_ft.testing import LogStoreTests
 
 
@@ -14,3 +15,20 @@ class TestHdfsStore(LogStoreTests):
     @pytest.fixture
     def url(self, hdfs: HdfsCluster) -> str:
         return f"{hdfs.url}/{uuid.uuid4().hex}"
+
+
+def test_a_create_whose_answer_was_lost_still_won(hdfs: HdfsCluster) -> None:
+    """It is asked for again, and finds its own file in the way."""
+    store = Store(f"{hdfs.url}/{uuid.uuid4().hex}")
+    mine, other = (
+        store._absolute("claim.json.0123456789ab.tmp"),
+        store._absolute("claim.json.ba9876543210.tmp"),
+    )
+    path = store._absolute("claim.json")
+    store._files.stage(mine, b"{}")
+    for _ in range(2):
+        store._files.create(mine, path, b"{}")
+    store._files.stage(other, b"{}")
+    with pytest.raises(FileExistsError):
+        store._files.create(other, path, b"{}")
+    assert store.list("") == ["claim.json"]

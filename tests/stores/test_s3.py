@@ -31,6 +31,16 @@ def test_wrong_credentials_are_told_and_not_shown(
     assert wrong not in "".join(traceback.format_exception(caught.value))
 
 
+def test_a_create_whose_answer_was_lost_still_won(seaweed: SeaweedServer) -> None:
+    """The client repeats it, and finds its own object in the way."""
+    store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
+    mine, path = store._absolute("claim.json.0123456789ab.tmp"), store._absolute("claim.json")
+    for _ in range(2):
+        store._files.create(mine, path, b"{}")
+    with pytest.raises(FileExistsError):
+        store._files.create(store._absolute("claim.json.ba9876543210.tmp"), path, b"{}")
+
+
 def test_a_half_uploaded_segment_of_a_dead_writer_is_swept(seaweed: SeaweedServer) -> None:
     """No listing shows it, and it is paid for until somebody aborts it."""
     name = uuid.uuid4().hex
