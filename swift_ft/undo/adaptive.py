@@ -127,7 +127,7 @@ class AdadeltaRule(Rule):
     one: then the parameter is journaled.
     """
 
-    error: ClassVar[str] = "up to 5 ulps; averages 3 ulps / rho"
+    error: ClassVar[str] = "up to 5 ulps; averages 5 ulps / rho"
     keys: ClassVar[tuple[str, ...]] = ("acc_delta", "square_avg")
 
     def kept(self, hyper: Mapping[str, Any], exact: bool) -> frozenset[str]:
