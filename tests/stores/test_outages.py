@@ -158,9 +158,9 @@ def test_a_training_survives_an_outage_of_its_store(own_seaweed: SeaweedServer, 
 
     def outage() -> None:
         client = own_seaweed.client()
-        while not over.is_set():  # a first checkpoint means that iterations run
+        while not over.is_set():  # the checkpoint of the start means that iterations run
             client.invalidate_cache()
-            if client.exists(f"{BUCKET}/run/checkpoints/00000003/committed.json"):
+            if client.exists(f"{BUCKET}/run/checkpoints/00000000/committed.json"):
                 own_seaweed.kill()
                 own_seaweed.start()
                 return
