@@ -91,9 +91,7 @@ def _hadoop(cache: Path) -> Path:
 class Node:
     """One of the three processes."""
 
-    name: str
     command: list[str]
-    port: int
     log: Path
     process: subprocess.Popen[bytes] | None = None
 
@@ -118,9 +116,7 @@ class HdfsCluster:
         self.port, http, *rest = free_ports(8)
         self._write_configuration(http)
         self._base = ["java", *_JVM, "-cp", f"{folder}/conf:{folder}/web:{jars}"]
-        self.name_node = Node(
-            "NameNode", [*self._base, f"{_CLASSES}.namenode.NameNode"], self.port, folder / "name.log"
-        )
+        self.name_node = Node([*self._base, f"{_CLASSES}.namenode.NameNode"], folder / "name.log")
         self.data_nodes = [self._data_node(i, *rest[3 * i : 3 * i + 3]) for i in range(2)]
 
     @property
@@ -156,7 +152,7 @@ class HdfsCluster:
         }
         defines = [f"-D{name}={value}" for name, value in settings.items()]
         command = [*self._base, f"{_CLASSES}.datanode.DataNode", *defines]
-        return Node(f"DataNode {index}", command, address, self.folder / f"data{index}.log")
+        return Node(command, self.folder / f"data{index}.log")
 
     def _write_configuration(self, http: int) -> None:
         site = {

@@ -19,13 +19,12 @@ class BadNetwork:
         bytes_per_s: the rate of each direction of each connection; None for no limit.
         busy: so many connections to come are answered with 503 and closed.
         silent: so many connections to come are accepted and never answered.
-        accepted: connections so far.
     """
 
     def __init__(self, target: int) -> None:
         self._target = target
         self.bytes_per_s: float | None = None
-        self.busy = self.silent = self.accepted = 0
+        self.busy = self.silent = 0
         self._held: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -42,7 +41,6 @@ class BadNetwork:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            self.accepted += 1
             self._held.append(client)
             if self.silent:
                 self.silent -= 1
