@@ -65,7 +65,7 @@ class GenerationGroup:
             timeout=timedelta(seconds=self._timeout_s),
         )
         with self._lock:
-            self._sockets = {fd: name for fd, name in _tcp_connections().items() if fd not in before}
+            self._sockets = _new_connections(before)
         if self._operation_timeout is not None:
             dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
 
@@ -84,7 +84,7 @@ class GenerationGroup:
         before = _tcp_connections()
         group = dist.new_group(list(ranks), timeout=timedelta(seconds=self._timeout_s))
         with self._lock:
-            self._sockets |= {fd: name for fd, name in _tcp_connections().items() if fd not in before}
+            self._sockets |= _new_connections(before)
         try:
             yield group
         finally:
@@ -131,6 +131,11 @@ def _tcp_connections() -> dict[int, str]:
                         copy.getpeername()  # raises for a socket that only listens
                         found[fd] = name
     return found
+
+
+def _new_connections(before: dict[int, str]) -> dict[int, str]:
+    """Told apart by name: an older group closes its sockets in between, and descriptors are used again."""
+    return {fd: name for fd, name in _tcp_connections().items() if before.get(fd) != name}
 
 
 def _shut_down(fd: int) -> None:

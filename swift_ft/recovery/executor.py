@@ -20,7 +20,7 @@ from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder
 from swift_ft.recovery.claim import claim_store
 from swift_ft.recovery.coordinator import Coordinator
 from swift_ft.recovery.failures import is_broken_communication
-from swift_ft.recovery.ladder import Transfer
+from swift_ft.recovery.ladder import Transfer, keeper_of
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.pipelined import LoggedPipeline
 from swift_ft.recovery.plan import Plan, Task, Way
@@ -389,16 +389,20 @@ class Executor:
         return self._log.bytes_logged
 
     def _save(self, state: State) -> None:
-        """Begin to save the state, unless that checkpoint is committed already."""
+        """Begin to save the state, unless that checkpoint is committed already. One replica saves for all."""
         if state.committed is not None and self.iteration <= state.committed:
             return
         rank, iteration, epoch = self._context.rank, self.iteration, state.epoch
-        path = self._folder.part(iteration, rank, self._log.generation)
+        keeper = keeper_of(rank, state.reports)
+        path = self._folder.part(iteration, keeper, self._log.generation)
 
         def durable() -> None:
             self._coordinator.tell(ev.Durable(rank, iteration, epoch, path, self._context.launched))
 
-        self._checkpointer.save(iteration, path, durable)
+        if rank == keeper:
+            self._checkpointer.save(iteration, path, durable)
+        else:  # nothing is committed before the keeper has told the same
+            durable()
 
     def _part_written(self, iteration: int) -> None:
         self._injector.at(Point.CHECKPOINT, iteration)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from swift_ft.recovery.events import Reported
 
-__all__ = ["Agreement", "Transfer", "agree", "groups_by_part"]
+__all__ = ["Agreement", "Transfer", "agree", "groups_by_part", "keeper_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,11 @@ def groups_by_part(standings: Mapping[int, Reported]) -> list[dict[int, Reported
     for rank, standing in sorted(standings.items()):
         groups.setdefault(standing.holds or (f"worker {rank}",), {})[rank] = standing
     return list(groups.values())
+
+
+def keeper_of(rank: int, standings: Mapping[int, Reported]) -> int:
+    """The replica that saves the checkpoint for all that hold the same: the first one."""
+    return next((min(group) for group in groups_by_part(standings) if rank in group), rank)
 
 
 def agree(group: Mapping[int, Reported]) -> Agreement | None:

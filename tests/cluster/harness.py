@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "train_swift.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE = EXAMPLES / "train_swift.py"
 SMALL = ["--layers=8", "--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--microbatches=8"]
 ITERATIONS = 8
 CHECKPOINT_EVERY = 3
@@ -57,10 +58,16 @@ def training(folder: Path, script: Path = EXAMPLE, *, iterations: int = ITERATIO
 
 
 def command(
-    folder: Path, *, inject: str = "", flags: list[str] | None = None, script: list[str] | None = None
+    folder: Path,
+    *,
+    inject: str = "",
+    machines: int = 4,
+    flags: list[str] | None = None,
+    script: list[str] | None = None,
 ) -> list[str]:
     """The command line of one run."""
-    launcher = [sys.executable, "-m", "swift_ft.cli.run", "--standalone", "--machines", "4", "--spares", "1"]
+    launcher = [sys.executable, "-m", "swift_ft.cli.run", "--standalone", "--machines", str(machines)]
+    launcher += ["--spares", "1"]
     launcher += ["--log-dir", str(folder / "logs"), "--events-out", str(folder / "events.json")]
     launcher += ["--heartbeat-timeout", "4", "--inject", inject, *(flags or [])]
     return launcher + (script if script is not None else training(folder))
@@ -70,12 +77,13 @@ def run_cluster(
     folder: Path,
     *args: str,
     inject: str = "",
+    machines: int = 4,
     flags: list[str] | None = None,
     script: list[str] | None = None,
 ) -> ClusterRun:
     """Run to the end, and see that nothing is left running."""
     folder.mkdir(parents=True, exist_ok=True)
-    full = [*command(folder, inject=inject, flags=flags, script=script), *args]
+    full = [*command(folder, inject=inject, machines=machines, flags=flags, script=script), *args]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "SWIFT_TEST_FOLDER": str(folder)}
     process = subprocess.Popen(
         full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True
@@ -119,4 +127,4 @@ def assert_identical(run: ClusterRun, reference: ClusterRun) -> None:
 def assert_clean(run: ClusterRun) -> None:
     """No orphaned temporary files in the store."""
     leftovers = [str(path) for path in run.store.rglob("*") if ".tmp" in path.name]
-    assert not leftovers
+    assert not leftovers, leftovers

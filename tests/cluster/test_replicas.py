@@ -1,0 +1,140 @@
+"""A replica is killed anywhere in an iteration; the weights are an undisturbed run's (paper §2.3, §4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from harness import EXAMPLES, ClusterRun, assert_clean, assert_identical, run_cluster, training
+
+BUCKETS = ["--layers=4", "--bucket-mb=0.01"]
+"""Nearly every parameter is a bucket of its own."""
+
+Reference = Callable[..., ClusterRun]
+
+
+def run_replicas(folder: Path, machines: int, *args: str, inject: str = "", script: str = "") -> ClusterRun:
+    path = Path(__file__).parent / "scripts" / script if script else EXAMPLES / "train_ddp.py"
+    return run_cluster(
+        folder, *BUCKETS, *args, inject=inject, machines=machines, script=training(folder, path)
+    )
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Undisturbed runs by number of replicas and arguments."""
+    made: dict[tuple[object, ...], ClusterRun] = {}
+
+    def reference(machines: int, *args: str) -> ClusterRun:
+        key = (machines, *args)
+        if key not in made:
+            made[key] = run_replicas(tmp_path_factory.mktemp("undisturbed"), machines, *args)
+            assert made[key].code == 0, made[key].output[-6000:]
+            assert not made[key].recoveries
+        return made[key]
+
+    return reference
+
+
+def assert_restored(run: ClusterRun, reference: ClusterRun, *slots: int) -> None:
+    """By replicas alone: nobody loaded a checkpoint, nobody lost a completed iteration."""
+    assert_identical(run, reference)
+    assert_clean(run)
+    assert [recovery["way"] for recovery in run.recoveries] == ["replica"] * len(run.recoveries)
+    assert {slot for recovery in run.recoveries for slot in recovery["slots"]} == set(slots)
+    assert not any(lost for recovery in run.recoveries for lost in recovery["iterations_lost"].values())
+
+
+POINTS = {
+    "before an all-reduce": "point=reduce bucket=0",
+    "during an all-reduce": "point=reducing bucket=3",
+    "after an all-reduce": "point=reduced bucket=9",
+    "before the last all-reduce": "point=reduce bucket=13",
+    "inside the optimizer": "point=optimizer",
+    "between iterations": "point=between",
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_two_replicas(point: str, tmp_path: Path, undisturbed: Reference) -> None:
+    run = run_replicas(tmp_path, 2, inject=f"kill machine=1 iteration=5 {POINTS[point]}")
+    assert_restored(run, undisturbed(2), 1)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_four_replicas(point: str, tmp_path: Path, undisturbed: Reference) -> None:
+    """The sum of four depends on its order, which the replacement has to keep. The first rank dies, too."""
+    run = run_replicas(tmp_path, 4, inject=f"kill machine=0 iteration=5 {POINTS[point]}")
+    assert_restored(run, undisturbed(4), 0)
+
+
+@pytest.mark.parametrize("iteration", [0, 1])
+def test_before_the_buckets_are_settled(iteration: int, tmp_path: Path, undisturbed: Reference) -> None:
+    """DDP makes its buckets anew after the first backward."""
+    run = run_replicas(tmp_path, 3, inject=f"kill machine=1 iteration={iteration} point=reduced bucket=0")
+    assert_restored(run, undisturbed(3), 1)
+
+
+@pytest.mark.parametrize(
+    "point", ["point=update bucket=0", "point=update bucket=7", "point=update bucket=13"]
+)
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_wait_free_and_exact(point: str, optimizer: str, tmp_path: Path, undisturbed: Reference) -> None:
+    """Killed between two parameters' updates: exactly the tagged ones are undone, to the bit."""
+    flags = ["--optimizer", optimizer]
+    run = run_replicas(
+        tmp_path, 2, *flags, "--wait-free", "--exact", inject=f"kill machine=1 iteration=5 {point}"
+    )
+    assert_restored(run, undisturbed(2, *flags), 1)
+
+
+def test_wait_free_without_residuals(tmp_path: Path, undisturbed: Reference) -> None:
+    """An undo by algebra alone has a rounding error, and that is all."""
+    run = run_replicas(tmp_path, 2, "--wait-free", inject="kill machine=1 iteration=5 point=update bucket=7")
+    ours, theirs = run.weights(), undisturbed(2).weights()
+    assert run.recoveries[0]["way"] == "replica"
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_wait_free_is_the_ordinary_update(tmp_path: Path, undisturbed: Reference) -> None:
+    assert_identical(undisturbed(2, "--wait-free"), undisturbed(2))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param("kill machine=2 iteration=5 point=reduce bucket=2", id="another one"),
+        pytest.param("kill machine=1 iteration=5 point=transfer", id="the source of the transfer"),
+        pytest.param("kill machine=0 iteration=0 point=transfer", id="the replacement"),
+        pytest.param("kill machine=3 iteration=6 point=reduced bucket=1", id="one iteration later"),
+    ],
+)
+def test_two_failures(second: str, tmp_path: Path, undisturbed: Reference) -> None:
+    run = run_replicas(tmp_path, 4, inject=f"kill machine=0 iteration=5 point=reducing bucket=1; {second}")
+    assert len(run.events("Injected")) == 2
+    assert_restored(run, undisturbed(4), 0, int(second.split("machine=")[1][0]))
+
+
+@pytest.mark.parametrize("target", ["machine", "worker"])
+def test_a_silent_replica(target: str, tmp_path: Path, undisturbed: Reference) -> None:
+    run = run_replicas(tmp_path, 3, inject=f"stop {target}=1 iteration=5 point=reduce bucket=4")
+    assert_restored(run, undisturbed(3), 1)
+
+
+def test_broken_network(tmp_path: Path, undisturbed: Reference) -> None:
+    run = run_replicas(tmp_path, 3, inject="break worker=1 iteration=5 point=reduce bucket=4")
+    assert_identical(run, undisturbed(3))
+    assert {recovery["way"] for recovery in run.recoveries} <= {"continue", "replica"}
+
+
+def test_all_replicas_are_lost(tmp_path: Path, undisturbed: Reference) -> None:
+    fault = "iteration=5 point=reduce bucket=4"
+    run = run_replicas(tmp_path, 2, inject=f"kill machine=0 {fault}; kill machine=1 {fault}")
+    assert_identical(run, undisturbed(2))
+    (recovery,) = run.recoveries
+    before = [e["iteration"] for e in run.events("Committed") if e["at"] < recovery["detected"]]
+    assert (recovery["way"], recovery["resume"]) == ("start", max(before))
