@@ -8,7 +8,7 @@ from typing import Any
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
-from swift_ft.recovery.plan import Way
+from swift_ft.recovery.plan import Plan, Way
 from swift_ft.recovery.protocol import Phase, State, step
 
 __all__ = ["Recovery", "recoveries"]
@@ -34,6 +34,11 @@ class Recovery:
         replayed_iterations: by rank.
         iterations_lost: completed iterations that each survivor lost, by rank.
         ahead: survivors that had finished the interrupted iteration and served it from their log.
+        restored: ranks whose whole state came from a replica: they had none, or one that was half updated.
+        forwarded: survivors that a replica brought forward over the interrupted iteration.
+        copied: parameters that came from a replica which had not updated them yet: their number, by rank.
+        undone: parameters whose update was taken back, since no replica had the original: their number,
+            by rank.
     """
 
     machines: list[str] = field(default_factory=list)
@@ -51,6 +56,10 @@ class Recovery:
     replayed_iterations: dict[int, int] = field(default_factory=dict)
     iterations_lost: dict[int, int] = field(default_factory=dict)
     ahead: list[int] = field(default_factory=list)
+    restored: list[int] = field(default_factory=list)
+    forwarded: list[int] = field(default_factory=list)
+    copied: dict[int, int] = field(default_factory=dict)
+    undone: dict[int, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
@@ -104,6 +113,7 @@ def _note_progress(current: Recovery, before: State, state: State, entry: Entry)
         current.way = Way.RESTART.value if restarted else plan.way.value
         current.reason, current.resume = plan.reason, plan.resume
         current.ahead = sorted(rank for rank, task in plan.tasks.items() if task.serve)
+        _note_rungs(current, plan, reports)
         _note_iterations_lost(current, reports, {rank: task.begin for rank, task in plan.tasks.items()})
     elif before.phase == Phase.AGREEING and state.generation > before.generation and _restarts(entry.event):
         current.way = Way.RESTART.value
@@ -111,6 +121,21 @@ def _note_progress(current: Recovery, before: State, state: State, entry: Entry)
     if isinstance(entry.event, ev.Ready) and entry.event.generation == state.generation:
         current.replayed = entry.at
         current.replayed_iterations[entry.event.rank] = entry.event.replayed
+
+
+def _note_rungs(current: Recovery, plan: Plan, reports: Mapping[int, ev.Reported]) -> None:
+    """What the exactness ladder came to. Undone comes first in a plan: what is copied then is exact."""
+    whole = sorted(rank for t in plan.transfers if t.parameters is None for rank in t.targets)
+    behind = {r for r in whole if (at := reports[r].iteration) is not None and at < plan.tasks[r].begin}
+    current.restored = [rank for rank in whole if rank not in behind]
+    current.forwarded = sorted(behind)
+    copied: dict[int, set[int]] = {}
+    for transfer in plan.transfers:
+        for rank in transfer.targets:
+            copied.setdefault(rank, set()).update(transfer.parameters or ())
+    current.copied = {rank: len(found) for rank, found in sorted(copied.items()) if found}
+    undone = {rank: set(task.undo) - copied.get(rank, set()) for rank, task in plan.tasks.items()}
+    current.undone = {rank: len(left) for rank, left in sorted(undone.items()) if left}
 
 
 def _restarts(event: ev.Event) -> bool:

@@ -131,3 +131,68 @@ def test_it_can_be_written_as_json() -> None:
     (recovery,) = found(ev.Lost("B", "killed"))
     assert recovery.to_dict()["machines"] == ["B"]
     assert recovery.to_dict()["live"] is None
+
+
+def replica(
+    rank: int, generation: int, at: int | None, *updated: int, dirty: str | None = None
+) -> ev.Reported:
+    return ev.Reported(rank, generation, at, at is not None, (), True, dirty, ("the model",), updated)
+
+
+REPLICAS_START = (
+    ev.Opened(4),
+    *(ev.Joined(m) for m in "ABCD"),
+    *(replica(rank, 1, None) for rank in range(4)),
+    ev.Committed(20, 1),
+)
+
+
+def test_what_replicas_gave() -> None:
+    (recovery,) = recoveries(
+        journal(
+            *REPLICAS_START,
+            ev.Lost("B", "killed"),
+            ev.Joined("E"),
+            replica(0, 2, 47, 3),
+            replica(1, 2, None),
+            replica(2, 2, 48),
+            replica(3, 2, 48, dirty="optimizer"),
+        )
+    )
+    assert (recovery.way, recovery.resume, recovery.live) == ("replica", 48, recovery.reported)
+    assert (recovery.restored, recovery.forwarded) == ([1, 3], [0])
+    assert (recovery.copied, recovery.undone) == ({}, {})
+    assert recovery.iterations_lost == {0: 0, 2: 0, 3: 0}
+
+
+def test_what_was_copied_and_what_was_undone() -> None:
+    (recovery,) = recoveries(
+        journal(
+            *REPLICAS_START,
+            ev.Interrupted(0, 1, "reset"),
+            replica(0, 2, 47, 0, 1, 2),
+            replica(1, 2, 47, 0),
+            replica(2, 2, 47, 0, 2),
+            replica(3, 2, 47, 0),
+        )
+    )
+    assert (recovery.restored, recovery.forwarded) == ([], [])
+    assert recovery.copied == {0: 2, 2: 1}
+    assert recovery.undone == {0: 1, 1: 1, 2: 1, 3: 1}
+
+
+def test_the_rungs_are_those_of_the_plan_that_went_live() -> None:
+    """A fallback, because an undo failed, has none of its own."""
+    first, second = recoveries(
+        journal(
+            *REPLICAS_START,
+            ev.Interrupted(0, 1, "reset"),
+            *(replica(rank, 2, 47, 0) for rank in range(4)),
+            ev.CannotReplay(1, 2, "the last update cannot be taken back"),
+            *(replica(rank, 3, 47, 0) for rank in range(4)),
+            *(ev.Ready(rank, 3) for rank in range(4)),
+        )
+    )
+    assert first.undone == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert (second.way, second.undone, second.restored) == ("fallback", {}, [])
+    assert second.to_dict()["copied"] == {}

@@ -1,0 +1,331 @@
+"""The exactness ladder (paper sections 2.3 and 4): a table of cases, and what holds for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift_ft.recovery.events import Reported
+from swift_ft.recovery.ladder import Agreement, Transfer, agree, groups_by_part
+from swift_ft.recovery.plan import Plan, Task, Way, make_plan
+
+MODEL = ("the model",)
+DIRTY = "communication failed after optimizer.step()"
+
+
+def live(at: int, *updated: int, dirty: str | None = None) -> Reported:
+    return Reported(0, 1, at, True, (), True, dirty, MODEL, updated)
+
+
+NEW = Reported(0, 1, None, False, (), True, None, MODEL)
+
+
+def group(*standings: Reported) -> dict[int, Reported]:
+    """Replicas of one part, by rank."""
+    return {
+        rank: Reported(rank, 1, s.iteration, s.live, s.stages, True, s.dirty, s.holds, s.updated)
+        for rank, s in enumerate(standings)
+    }
+
+
+def whole(source: int, *targets: int) -> Transfer:
+    return Transfer(source, targets)
+
+
+AGREEMENTS = {
+    "all equal": (group(live(47), live(47)), Agreement(47)),
+    "forward": (group(live(47), live(48)), Agreement(48, {}, (whole(1, 0),))),
+    "forward, whatever the others have updated": (
+        group(live(47, 0), live(48), live(47, 0, 1)),
+        Agreement(48, {}, (whole(1, 0, 2),)),
+    ),
+    "forward from the first of several": (
+        group(live(47), live(48), live(48)),
+        Agreement(48, {}, (whole(1, 0),)),
+    ),
+    "a newcomer": (group(live(47), NEW), Agreement(47, {}, (whole(0, 1),))),
+    "a newcomer in the first place": (group(NEW, live(47), live(47)), Agreement(47, {}, (whole(1, 0),))),
+    "newcomers and one behind": (
+        group(NEW, live(47), live(48), NEW),
+        Agreement(48, {}, (whole(2, 0, 1, 3),)),
+    ),
+    "back by copy": (
+        group(live(47, 0, 1), live(47)),
+        Agreement(47, {0: (0, 1)}, (Transfer(1, (0,), (0, 1)),)),
+    ),
+    "back by copy, crosswise": (
+        group(live(47, 0), live(47, 1)),
+        Agreement(47, {0: (0,), 1: (1,)}, (Transfer(0, (1,), (1,)), Transfer(1, (0,), (0,)))),
+    ),
+    "one copy for several targets": (
+        group(live(47, 0), live(47, 0), live(47)),
+        Agreement(47, {0: (0,), 1: (0,)}, (Transfer(2, (0, 1), (0,)),)),
+    ),
+    "undo where all have updated": (group(live(47, 0), live(47, 0)), Agreement(47, {0: (0,), 1: (0,)})),
+    "undo one, copy another": (
+        group(live(47, 0, 1), live(47, 0)),
+        Agreement(47, {0: (0, 1), 1: (0,)}, (Transfer(1, (0,), (1,)),)),
+    ),
+    "undo, then give to a newcomer": (
+        group(NEW, live(47, 0), live(47, 0)),
+        Agreement(47, {1: (0,), 2: (0,)}, (whole(1, 0),)),
+    ),
+    "copy before a newcomer gets it": (
+        group(live(47, 0), live(47, 1), NEW),
+        Agreement(47, {0: (0,), 1: (1,)}, (Transfer(0, (1,), (1,)), Transfer(1, (0,), (0,)), whole(0, 2))),
+    ),
+    "a newcomer gets what is whole": (
+        group(live(47, 0), live(47), NEW),
+        Agreement(47, {0: (0,)}, (Transfer(1, (0,), (0,)), whole(1, 2))),
+    ),
+    "alone, with an undo": (group(live(47, 0, 1)), Agreement(47, {0: (0, 1)})),
+    "alone": (group(live(47)), Agreement(47)),
+    "one is half updated": (group(live(47, dirty=DIRTY), live(47)), Agreement(47, {}, (whole(1, 0),))),
+    "one is half updated, the other can undo": (
+        group(live(47, dirty=DIRTY), live(47, 0)),
+        Agreement(47, {1: (0,)}, (whole(1, 0),)),
+    ),
+    "half updated, and later than the others": (
+        group(live(48, dirty=DIRTY), live(47)),
+        Agreement(47, {}, (whole(1, 0),)),
+    ),
+    "all are half updated": (group(live(47, dirty=DIRTY), live(47, dirty=DIRTY)), None),
+    "all are new": (group(NEW, NEW), None),
+    "half updated and new": (group(live(47, dirty=DIRTY), NEW), None),
+}
+
+
+@pytest.mark.parametrize("case", AGREEMENTS)
+def test_agreement(case: str) -> None:
+    standings, wanted = AGREEMENTS[case]
+    assert agree(standings) == wanted
+
+
+def test_a_replica_is_who_holds_the_same() -> None:
+    part = {rank: Reported(rank, 1, 47, True, holds=(f"stage {rank % 2}",)) for rank in range(4)}
+    assert [sorted(g) for g in groups_by_part(part)] == [[0, 2], [1, 3]]
+
+
+def test_who_holds_nothing_is_alone() -> None:
+    """A session without a pipeline and without DDP may have to undo, too."""
+    reports = {rank: Reported(rank, 1, 47, True, updated=(0,) * rank) for rank in range(2)}
+    assert [sorted(g) for g in groups_by_part(reports)] == [[0], [1]]
+    plan = make_plan(reports, workers=1, committed=20)
+    assert (plan.way, plan.transfers, plan.tasks[1].undo) == (Way.REPLICA, (), (0,))
+
+
+def test_who_takes_part_in_a_transfer() -> None:
+    assert whole(2, 3, 0).ranks == (0, 2, 3)
+
+
+# ------------------------------------------------------------------------------------------------ plans
+
+
+def plan_of(standings: Mapping[int, Reported], committed: int | None = 20, why: str | None = None) -> Plan:
+    return make_plan(standings, workers=1, committed=committed, must_fall_back=why)
+
+
+def stage(
+    number: int, at: int | None, *updated: int, is_live: bool = True, dirty: str | None = None
+) -> Reported:
+    holds = (f"stage {number}",)
+    return Reported(0, 1, at, at is not None and is_live, (number,), True, dirty, holds, updated)
+
+
+def idle(at: int, *undo: int) -> Task:
+    return Task(None, at, at, undo=undo)
+
+
+PLANS = {
+    "equal": (plan_of(group(live(47), live(47))), Way.CONTINUE, 47, {0: idle(47)}),
+    "lost": (plan_of(group(live(47), NEW)), Way.REPLICA, 47, {0: idle(47), 1: idle(47)}),
+    "lost, nothing committed": (plan_of(group(live(3), NEW), None), Way.REPLICA, 3, {1: idle(3)}),
+    "forward": (plan_of(group(live(47, 1), live(48))), Way.REPLICA, 48, {0: idle(48), 1: idle(48)}),
+    "undo": (plan_of(group(live(47, 1), live(47, 1))), Way.REPLICA, 47, {0: idle(47, 1), 1: idle(47, 1)}),
+    "half updated, all": (
+        plan_of(group(live(47, dirty=DIRTY), live(47, dirty=DIRTY))),
+        Way.FALLBACK,
+        20,
+        {0: Task(20, 20, 20), 1: Task(20, 20, 20)},
+    ),
+    "must fall back": (
+        plan_of(group(live(47, 0), live(48)), why="torn"),
+        Way.FALLBACK,
+        20,
+        {0: Task(20, 20, 20)},
+    ),
+    "all lost": (plan_of(group(NEW, NEW)), Way.START, 20, {0: Task(20, 20, 20)}),
+    "half updated and new, nothing committed": (
+        plan_of(group(live(3, dirty=DIRTY), NEW), None),
+        Way.RESTART,
+        0,
+        {},
+    ),
+    "a stage takes its update back, the other is behind it": (
+        plan_of(group(stage(0, 47), stage(1, 47, 0, 1))),
+        Way.REPLICA,
+        47,
+        {0: idle(47), 1: idle(47, 0, 1)},
+    ),
+    "a stage takes its update back, another is replayed": (
+        plan_of(group(stage(0, None), stage(1, 47, 0), stage(2, 47))),
+        Way.REPLAY,
+        47,
+        {0: Task(20, 20, 47), 1: idle(47, 0), 2: idle(47)},
+    ),
+    "a replica of one stage, a replay of another": (
+        plan_of(group(stage(0, 47), stage(0, None), stage(1, 47), stage(2, None))),
+        Way.REPLAY,
+        47,
+        {0: idle(47), 1: idle(47), 2: idle(47), 3: Task(20, 20, 47)},
+    ),
+    "a half updated stage without a replica": (
+        plan_of(group(stage(0, 47), stage(1, 47, dirty=DIRTY))),
+        Way.FALLBACK,
+        20,
+        {0: Task(20, 20, 20)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PLANS)
+def test_plan(case: str) -> None:
+    plan, way, resume, tasks = PLANS[case]
+    assert (plan.way, plan.resume) == (way, resume)
+    assert {rank: plan.tasks[rank] for rank in tasks} == tasks
+    loads = way in (Way.START, Way.FALLBACK, Way.RESTART)
+    assert not (loads and (plan.transfers or any(task.undo for task in plan.tasks.values())))
+
+
+def test_a_plan_says_why_no_replica_will_do() -> None:
+    half = plan_of(group(live(47, dirty=DIRTY), NEW))
+    assert "worker 0 stopped in the middle of an update" in half.reason
+    nothing_logged = plan_of({**group(live(47)), 1: Reported(1, 1, None, holds=("another model",))})
+    assert (nothing_logged.way, nothing_logged.reason) == (
+        Way.FALLBACK,
+        "all replicas of another model are lost, and nothing of it is logged",
+    )
+
+
+# ------------------------------------------------------------------------------------------- all of them
+
+PARAMETERS = 3
+Values = dict[int, tuple[str, ...]]
+"""By parameter: the iterations that it contains, and an undo that may have left its roundings."""
+
+INTERRUPTED = st.frozensets(st.integers(0, PARAMETERS - 1)).map(lambda found: live(47, *sorted(found)))
+STANDINGS = st.lists(
+    st.one_of(st.just(NEW), st.just(live(48)), INTERRUPTED, INTERRUPTED, st.just(live(47, dirty=DIRTY))),
+    min_size=1,
+    max_size=5,
+).map(lambda standings: group(*standings))
+
+
+def values_of(standing: Reported) -> Values:
+    """What a replica holds that reports this; one that is half updated holds anything."""
+    if standing.iteration is None or standing.dirty:
+        return dict.fromkeys(range(PARAMETERS), ("unknown",))
+    done = standing.iteration == 48
+    return {p: ("47", "48") if done or p in standing.updated else ("47",) for p in range(PARAMETERS)}
+
+
+class Replicas:
+    """Carries plans out on values, as workers do: what is undone once is not undone again."""
+
+    def __init__(self, standings: Mapping[int, Reported]) -> None:
+        self.standings = dict(standings)
+        self.values = {rank: values_of(s) for rank, s in standings.items()}
+        self._undone: set[tuple[int, int]] = set()
+
+    def undo(self, plan: Plan) -> None:
+        for rank, task in plan.tasks.items():
+            for parameter in task.undo:
+                if (rank, parameter) not in self._undone:
+                    value = self.values[rank][parameter]
+                    assert value[-1] == "48", "only an update that was made is taken back"
+                    self.values[rank][parameter] = (*value[:-1], "rounded")
+                    self._undone.add((rank, parameter))
+
+    def move(self, transfer: Transfer, targets: Iterable[int], resume: int) -> None:
+        """To some of its targets; all that is left to say about them is what they report next."""
+        assert transfer.source not in transfer.targets
+        for target in targets:
+            old, moved = self.standings[target], transfer.parameters
+            for parameter in range(PARAMETERS) if moved is None else moved:
+                self.values[target][parameter] = self.values[transfer.source][parameter]
+            updated = () if moved is None else tuple(p for p in old.updated if p not in moved)
+            self.standings[target] = Reported(target, 2, resume, True, (), True, None, MODEL, updated)
+
+    def carry_out(self, plan: Plan, until: int | None = None) -> None:
+        self.undo(plan)
+        for transfer in plan.transfers[:until]:
+            self.move(transfer, transfer.targets, plan.resume)
+
+
+def expected(standings: Mapping[int, Reported], resume: int) -> Values:
+    """An original is kept or copied, where one is left."""
+    if resume == 48:
+        return dict.fromkeys(range(PARAMETERS), ("47", "48"))
+    sound = [s for s in standings.values() if s.live and not s.dirty]
+    everywhere = set.intersection(*(set(s.updated) for s in sound))
+    return {p: ("47", "rounded") if p in everywhere else ("47",) for p in range(PARAMETERS)}
+
+
+@given(STANDINGS)
+def test_replicas_are_equal_afterwards_and_nothing_is_lost(standings: dict[int, Reported]) -> None:
+    plan = plan_of(standings)
+    sound = [s for s in standings.values() if s.live and not s.dirty]
+    if not sound:
+        assert plan.way in (Way.START, Way.FALLBACK)
+        assert plan.transfers == ()
+        return
+    assert plan.way in (Way.CONTINUE, Way.REPLICA), "one sound replica is enough"
+    assert plan.resume == max(s.iteration or 0 for s in sound), "a completed iteration is never lost"
+    assert set(plan.tasks) == set(standings)
+    assert all(task.idle and task.begin == plan.resume for task in plan.tasks.values())
+    replicas = Replicas(standings)
+    replicas.carry_out(plan)
+    assert all(values == expected(standings, plan.resume) for values in replicas.values.values())
+
+
+@given(STANDINGS)
+def test_nothing_moves_that_need_not(standings: dict[int, Reported]) -> None:
+    agreement = agree(standings)
+    if agreement is None:
+        return
+    for transfer in agreement.transfers:
+        if transfer.parameters is None:
+            for target in transfer.targets:
+                s = standings[target]
+                assert s.dirty or not s.live or s.iteration != agreement.iteration
+        else:
+            for target in transfer.targets:
+                assert set(transfer.parameters) <= set(standings[target].updated)
+    moved = [
+        (target, p)
+        for t in agreement.transfers
+        for target in t.targets
+        for p in t.parameters or ("everything",)
+    ]
+    assert len(moved) == len(set(moved)), "nothing is sent twice"
+
+
+@given(STANDINGS, st.integers(0, 4), st.integers(0, 4))
+def test_a_recovery_that_is_broken_off_anywhere_is_still_exact(
+    standings: dict[int, Reported], transfers: int, targets: int
+) -> None:
+    """What was undone is told as updated until it is copied, so that originals are still known."""
+    plan = plan_of(standings)
+    if plan.way != Way.REPLICA:
+        return
+    replicas = Replicas(standings)
+    replicas.carry_out(plan, until=transfers)
+    for transfer in plan.transfers[transfers : transfers + 1]:  # some got it, then somebody died
+        replicas.move(transfer, transfer.targets[:targets], plan.resume)
+    second = plan_of(replicas.standings)
+    assert second.resume == plan.resume
+    replicas.carry_out(second)
+    assert all(values == expected(standings, plan.resume) for values in replicas.values.values())
