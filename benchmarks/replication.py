@@ -110,7 +110,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--lost", type=int, default=49, help="iterations since the DCP checkpoint, default: %(default)s")
     add("--warm-up", type=int, default=5, help="first steps that are not timed, default: %(default)s")
     add("--microbatch-size", type=int, default=2, help="8 of them are a batch, default: %(default)s")
-    add("--deadline", type=float, default=180.0, metavar="S", help="for one run, default: %(default)s")
+    add("--deadline", type=float, default=300.0, metavar="S", help="for one run, default: %(default)s")
     args = parser.parse_args()
     if not 0 < args.lost <= args.kill_iteration or args.lost >= 50:
         parser.error("--lost must be between 1 and 49, and not more than --kill-iteration")
@@ -242,11 +242,16 @@ def report(
         "Two workers with the GPT of `examples/` in DDP (gloo, AdamW), each with half of every batch; worker "
         f"1 gets SIGKILL in the middle of iteration {setting.kill_iteration}'s backward. {DCP.name} has a "
         f"checkpoint every {setting.checkpoint_every} steps, the last one {setting.lost} completed steps "
-        "before the kill; its replacement's first step is one of those that are repeated. Ours loses the "
-        "whole machine (its agent too) and has a spare that has torch imported; the others lose the process, "
-        "and their launchers start Python anew. Only DCP makes checkpoints. Medians (ranges) of "
-        f"{len(repetitions)} interleaved repetitions; ratios are within each repetition."
+        "before the kill; nobody survives there (worker 0 is meant), and the replacement's first step is one "
+        "of those that are repeated. Ours loses the whole machine (its agent too) and has a spare that has "
+        "torch imported; the others lose the process, and their launchers start Python anew. Only DCP makes "
+        f"checkpoints. Medians (ranges) of {len(repetitions)} interleaved repetitions; ratios are within "
+        "each repetition."
     )
+    counts = {way.name: sum(way.name in one for one in repetitions) for way in ways}
+    for name, count in counts.items():
+        if count < len(repetitions):
+            about_torchft += f" {name}: {len(repetitions) - count} of {len(repetitions)} runs failed."
     figures = table(["", *(way.name for way in ways)], rows)
     return f"{intro}\n\n{about_torchft}\n\n{figures}\n\n{target_table(list(targets))}"
 

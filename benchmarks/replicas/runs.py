@@ -158,7 +158,6 @@ def _way_back(
 ) -> tuple[dict[str, float], int, int]:
     """Seconds after the kill, completed iterations lost, and steps of the survivor alone."""
     interrupted = setting.kill_iteration
-    new = [process for process in processes if process.started > killed]
     after = [(p, event) for p in processes for event in p.events if event["at"] > killed]
 
     def first(event: str, rank: int, since: int = 0) -> float:
@@ -172,8 +171,10 @@ def _way_back(
             raise CommandError(f"{way.name}: worker {rank} never came to {event!r} after the kill")
         return float(min(times))
 
+    if not any(line["event"] == "joined" for _, line in after):
+        raise CommandError(f"{way.name}: nobody joined after the kill")
     times = {
-        "joined": max(line["at"] for process in new for line in process.of("joined")),
+        "joined": max(line["at"] for _, line in after if line["event"] == "joined"),
         "survivor": first("end", 0, interrupted),
         "replacement": first("end", 1),
     }
