@@ -159,7 +159,15 @@ class Scenario:
         live, parts = at is not None and live, () if holds is None else (holds,)
         return [
             ev.Reported(
-                r, generation, at, live, stages or (() if parts else (r,)), known, dirty, parts, updated
+                r,
+                generation,
+                at,
+                live,
+                stages or (() if parts else (r,)),
+                known,
+                dirty,
+                parts,
+                updated=updated,
             )
             for r in ranks
         ]

@@ -38,6 +38,11 @@ class Machine:
         return f"agent {self.name}"
 
     @property
+    def holds_back(self) -> bool:
+        """Whether a worker has decided to write something, and could not yet."""
+        return any(worker.in_flight is not None for worker in self.workers)
+
+    @property
     def view(self) -> State:
         """The state as far as this agent has read."""
         return self.sim.states[self.position]
@@ -148,7 +153,7 @@ class Machine:
                 self.stop_workers()
                 self.launched, self.told_bare = order.generation, 0
                 ranks = state.ranks_of(order.slot)
-                self.workers = [Worker(self.sim, self, rank, self.launched) for rank in ranks]
+                self.workers = [self.sim.worker_class(self.sim, self, rank, self.launched) for rank in ranks]
                 self.sim.workers_changed()
             case AgentTodo.WAIT:
                 return self._tell_bare(state)

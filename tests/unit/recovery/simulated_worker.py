@@ -36,6 +36,7 @@ class Mode(Enum):
     RECOVER = auto()
     REPLAY = auto()
     JOIN = auto()
+    TRANSFER = auto()
     SERVE = auto()
     RUN = auto()
     CONFIRM = auto()
@@ -315,6 +316,10 @@ class Worker:
             self.content = GENESIS  # the script's own beginning
         if self.content.iteration != plan.resume + plan.tasks[self.rank].serve:
             raise Violation(f"{self} goes live in a generation that resumes at {plan.resume}")
+        self._enter(state, plan)
+
+    def _enter(self, state: State, plan: Plan) -> None:
+        """Begin to form the group of a generation."""
         self._open_log(state)
         self.plan, self.history = plan, hash((state.epoch, state.log_since))
         self.joining, self.stage, self.mode = state.generation, 0, Mode.JOIN
@@ -337,13 +342,18 @@ class Worker:
             return True
         self.sim.check_formed(generation, self.plan)
         self.sim.shapes_known = True
+        self._formed(state)
+        return True
+
+    def _formed(self, state: State) -> None:
+        """The group stands: who is ahead serves, all others train."""
+        assert self.plan is not None
         if self.plan.tasks[self.rank].serve:
             self.mode = Mode.SERVE
         else:
             self.mode = Mode.RUN
             if state.committed is None and self.plan.way == Way.START:
                 self._save(state)
-        return True
 
     def _serve(self, state: State) -> bool:
         """One iteration ahead: send the interrupted iteration again from this worker's own log."""
@@ -378,17 +388,9 @@ class Worker:
 
     def _run(self, state: State) -> bool:
         """A part of one live iteration: forward, backward, the optimizer's step."""
+        if self.stage == 0 and not self._goes_on(state):
+            return True
         assert self.content is not None
-        if self.stage == 0:
-            if self.disturbed(state):
-                self.leave_group()
-                self.mode = Mode.RECOVER
-                return True
-            if self.content.iteration >= self.sim.iterations:
-                self.flush()
-                self.mode = Mode.FINISHING
-                self.tell(ev.Finished(self.rank, state.generation))
-                return True
         iteration, chain = self.content.iteration, self.content.chain
         before, after = self.rank - 1, self.rank + 1
         last = after == self.sim.world
@@ -409,6 +411,20 @@ class Worker:
                 self._apply(iteration, self.history)
                 self.stage = -1
         self.stage += 1
+        return True
+
+    def _goes_on(self, state: State) -> bool:
+        """Between two steps: whether there is one more to do in this generation."""
+        assert self.content is not None
+        if self.disturbed(state):
+            self.leave_group()
+            self.mode = Mode.RECOVER
+            return False
+        if self.content.iteration >= self.sim.iterations:
+            self.flush()
+            self.mode = Mode.FINISHING
+            self.tell(ev.Finished(self.rank, state.generation))
+            return False
         return True
 
     def _finishing(self, state: State) -> bool:
@@ -440,10 +456,25 @@ class Worker:
 
     def broken(self) -> None:
         """Communication failed: let go of the group, then wait for the word about who died."""
+        self.abandon_step()
         generation = self.running
         self.leave_group()
         self.running = generation  # what confirm_loss() asks about
-        self.stage, self.mode = 0, Mode.CONFIRM
+        self.mode = Mode.CONFIRM
+
+    def abandon_step(self) -> None:
+        """Put back what a step changes before it is complete; nothing, here."""
+        self.stage = 0
+
+    def break_half_updated(self) -> bool:
+        """Communication fails after the optimizer's step: the state is between two iterations."""
+        if self.mode != Mode.RUN or self.stage != 4:
+            return False
+        assert self.content is not None
+        self.content = Content(self.content.iteration, hash((self.content.chain, "half updated")))
+        self.dirty = "optimizer"
+        self.broken()
+        return True
 
     def _confirm(self, state: State) -> bool:
         if not self.disturbed(state):

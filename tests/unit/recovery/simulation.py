@@ -16,12 +16,15 @@ import itertools
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":  # run as a script: the modules beside this one are the same as for pytest
     sys.path.insert(0, str(Path(__file__).parent))
 
+from simulated_faults import FAULTS, Faults
 from simulated_machine import Machine
 from simulated_store import GENESIS, Content, Group, Logged, SharedStore, Violation, advance
 from simulated_worker import Mode, Worker
@@ -30,13 +33,17 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.plan import Plan, Way
 from swift_ft.recovery.protocol import MAX_FAILED_FALLBACKS, Phase, State, step
 
-__all__ = ["Outcome", "Simulation", "Violation", "simulate"]
+__all__ = ["Outcome", "Simulation", "Violation", "main", "run_seed", "simulate"]
 
 MAX_TICKS = 30_000
 """Runs take a few hundred; one that takes so many does not get on."""
 
 _ENOUGH_IDLE = 30
 """Picks without anything to do, in a row, before it is looked whether a deadline has to pass."""
+
+
+_HELD_BACK = {ev.Durable: 0.003, ev.Committed: 0.003, ev.CannotReplay: 0.6}
+"""How often an event waits in a machine that freezes, for those that are told often or seldom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +66,27 @@ class Simulation:
         workers: per machine.
         bare: the script has no session.
         trace: print each event.
+        worker_class: what a worker does.
+        faults: how often each comes.
+
+    Attributes:
+        patience: how often the first fault waits until everybody is at work.
     """
 
+    patience = 0.4
+
     def __init__(
-        self, seed: int, machines: int, workers: int = 1, *, bare: bool = False, trace: bool = False
+        self,
+        seed: int,
+        machines: int,
+        workers: int = 1,
+        *,
+        bare: bool = False,
+        trace: bool = False,
+        worker_class: type[Worker] = Worker,
+        faults: Mapping[str, int] = FAULTS,
     ) -> None:
+        self.seed = seed
         self.rng = rng = random.Random(seed)
         self.seen: Counter[str] = Counter()
         self.events: list[ev.Event] = []
@@ -76,6 +99,7 @@ class Simulation:
         self.checkpoint_every = rng.choice((1, 1, 2, 3, 4, 9))
         self.keep = rng.randint(1, 2)
         self.background_rate = rng.choice((0.4, 0.4, 0.04))
+        self.worker_class = worker_class
         self.store = SharedStore()
         self.resume = rng.randint(1, 2) * self.checkpoint_every if rng.random() < 0.2 and not bare else None
         self.claimed = False
@@ -84,21 +108,23 @@ class Simulation:
         self._groups: dict[int, Group] = {}
         self._checked_groups: set[int] = set()
         self._names = itertools.count()
-        self._machines: list[Machine] = []
+        self.machines: list[Machine] = []
         self._by_base: dict[str, Machine] = {}
-        self._running: list[Worker] = []
+        self.running: list[Worker] = []
         self._picks: list[Worker | Machine] = []
-        self._stale = True
-        self._thaws: list[tuple[int, Worker | Machine]] = []
+        self.stale = True
+        self.thaws: list[tuple[int, Worker | Machine]] = []
         self.budget = rng.choice((0, 1, 2, 2, 3, 4, 5, 7))
-        self._quiet_until = rng.choice((0, 100, 150, 200, 300, 400))
+        self._patient = rng.random() < self.patience
+        self._quiet_until = MAX_TICKS if self._patient else rng.choice((0, 100, 150, 200, 300, 400))
         self._fault_rate = rng.choice((0.002, 0.005, 0.03))
         self._fuse = -1
+        self._faults = Faults(self, faults)
         self.supply = 40 if rng.random() < 0.9 else rng.randint(0, 2)
-        self._may_fail = False  # a fault happened that entitles to an end without success
-        self._faulty = False
-        self._left_alone = False
-        self._spoiled = 0  # ways back that a fault made impossible
+        self.may_fail = False  # a fault happened that entitles to an end without success
+        self.faulty = False
+        self.left_alone = False
+        self.spoiled = 0  # ways back that a fault made impossible
         self._restarts = rng.choice((0, 0, 1, 2))
         self._max_failures = rng.randint(0, 3) if rng.random() < 0.1 else None
         if self.resume is not None:
@@ -112,7 +138,7 @@ class Simulation:
 
     def new_machine(self) -> None:
         machine = Machine(self, f"m{next(self._names)}")
-        self._machines.append(machine)
+        self.machines.append(machine)
         self._by_base[machine.base] = machine
         self.machines_changed()
         machine.join()
@@ -121,10 +147,10 @@ class Simulation:
         return self._by_base[name.split(".")[0]]
 
     def machines_changed(self) -> None:
-        self._stale = True
+        self.stale = True
 
     def workers_changed(self) -> None:
-        self._stale = True
+        self.stale = True
 
     def group(self, generation: int) -> Group:
         return self._groups.setdefault(generation, Group())
@@ -138,13 +164,17 @@ class Simulation:
 
     def _earlier_run(self, iterations: int) -> None:
         """The store holds a committed checkpoint of a run before this one."""
-        content = GENESIS
-        for i in range(iterations):
-            content = advance(content, i, -1)
+        content = self._content_after(iterations)
         paths = {rank: f"{iterations}/rank-{rank}.earlier" for rank in range(self.world)}
         self.store.parts.update(dict.fromkeys(paths.values(), content))
         self.store.commit(iterations, paths, self.world)
         self.iterations = max(self.iterations, iterations + 2)
+
+    def _content_after(self, iterations: int) -> Any:
+        content = GENESIS
+        for i in range(iterations):
+            content = advance(content, i, -1)
+        return content
 
     # ------------------------------------------------------------------------------------- the journal
 
@@ -169,13 +199,29 @@ class Simulation:
         return len(self.events)
 
     def _phase_changed(self, before: State, after: State) -> None:
-        if self.budget and self.rng.random() < (0.5 if after.generation > 1 else 0.1):
-            self._fuse = self.ticks + self.rng.choice((1, 4, 10, 20, 40))
-        if self._thaws and self.rng.random() < 0.4:
-            self._thaws[0] = (self.ticks + self.rng.choice((1, 10, 30)), self._thaws[0][1])
+        if self._patient and after.phase == Phase.LIVE:
+            self._patient = False
+            self._quiet_until = self.ticks + self.rng.choice((0, 50, 50, 100, 150, 200))
+        if after.phase == Phase.RECOVERING:  # short and full of events: the rarest place for a fault
+            self.tempt(0.8, (1, 2, 4, 10, 20, 40))
+        else:
+            self.tempt(0.4 if after.generation > 1 else 0.1, (1, 4, 10, 20, 40))
+        if self.thaws and self.rng.random() < (0.9 if after.phase == Phase.RECOVERING else 0.1):
+            _, frozen = self.thaws.pop(self._next_to_thaw())
+            self.thaws.insert(0, (self.ticks + self.rng.choice((1, 4, 10, 30)), frozen))
         if after.plan is not None and before.plan is None:
             self.seen[f"way: {after.plan.way}"] += 1
             self._check_plan(after, after.plan)
+
+    def tempt(self, chance: float, delays: Sequence[int]) -> None:
+        """A fault may come soon, if any is left."""
+        if self.budget and self.rng.random() < chance:
+            self._fuse = self.ticks + self.rng.choice(delays)
+
+    def _next_to_thaw(self) -> int:
+        """Rather one with something to say, which comes late then."""
+        waiting = (i for i, (_, who) in enumerate(self.thaws) if isinstance(who, Machine) and who.holds_back)
+        return next(waiting, 0)
 
     def _print(self, event: ev.Event, by: str, before: State, after: State) -> None:
         print(f"{self.ticks:5d} {by:60s} {event}{'' if after is not before else '   (no news)'}")
@@ -243,9 +289,13 @@ class Simulation:
         if generation in self._checked_groups:
             return
         self._checked_groups.add(generation)
-        group = [w for w in self._running if generation in (w.running, w.joining)]
+        group = [w for w in self.running if generation in (w.running, w.joining)]
         if len(group) != self.world or len({w.rank for w in group}) != self.world:
             raise Violation(f"the group of generation {generation} is {group}")
+        self._check_contents(generation, plan, group)
+        self.seen["formed"] += 1
+
+    def _check_contents(self, generation: int, plan: Plan, group: list[Worker]) -> None:
         at: dict[int, set[Content | None]] = {0: set(), 1: set()}
         histories = {w.history for w in group}
         for worker in group:
@@ -258,7 +308,6 @@ class Simulation:
         assert behind is not None
         if ahead is not None and ahead != advance(behind, behind.iteration, histories.pop()):
             raise Violation(f"generation {generation}: who is ahead is of another history")
-        self.seen["formed"] += 1
 
     def check_served(self, worker: Worker, peer: int, iteration: int, got: tuple[int, int]) -> None:
         """Who serves gets again what it got before."""
@@ -266,190 +315,44 @@ class Simulation:
         if not isinstance(own, str) and got != (own.chain, own.history):
             raise Violation(f"{worker} serves, and rank {peer} sends other bytes than before")
 
-    # -------------------------------------------------------------------------------------------- faults
+    # -------------------------------------------------------------------------------------- frozen machines
 
-    def _fault(self) -> None:
-        """One fault of a random kind."""
-        kinds = list(_FAULTS)
-        kind = self.rng.choices(kinds, [_FAULTS[k] for k in kinds])[0]
-        if self.bare and kind in ("corrupt", "unreadable", "diverge", "dirty"):
-            return
-        if getattr(self, f"_fault_{kind}")():
-            self.budget -= 1
-            self._faulty = True
-            self.seen[f"fault: {kind} while {self.states[-1].phase}"] += 1
-            if self.trace:
-                print(f"{self.ticks:5d} *** {kind}")
-
-    def _some_machine(self) -> Machine | None:
-        up = [m for m in self._machines if m.alive and not m.frozen]
-        state = self.states[-1]
-        members = [m for m in up if m.name in state.members]
-        awaited = [m for m in up if m.name in state.missing()]
-        if awaited and self.rng.random() < 0.5:
-            return self.rng.choice(awaited)  # in the middle of what the others wait for
-        return self.rng.choice(members or up) if up else None
-
-    def _some_worker(self) -> Worker | None:
-        return self.rng.choice(self._running) if self._running else None
-
-    def _fault_kill_machine(self) -> bool:
-        machine = self._some_machine()
-        if machine is not None:
-            machine.die()
-        return machine is not None
-
-    def _fault_kill_two(self) -> bool:
-        self._fault_kill_machine()
-        return self._fault_kill_machine()
-
-    def _fault_kill_all(self) -> bool:
-        if self.rng.random() > 0.2:
-            return False
-        for machine in self._machines:
-            if machine.alive:
-                machine.die()
-        return True
-
-    def _fault_kill_worker(self) -> bool:
-        worker = self._some_worker()
-        if worker is not None:
-            worker.exit(-9)
-        return worker is not None
-
-    def _fault_freeze_machine(self) -> bool:
-        machine = self._some_machine()
-        if machine is not None:
-            self._freeze(machine)
-        return machine is not None
-
-    def _freeze(self, machine: Machine) -> None:
+    def freeze(self, machine: Machine, times: Sequence[int] = (20, 100, 400, 1000)) -> None:
         machine.frozen = True
         for worker in machine.workers:
             worker.frozen = True
-        self._thaws.append((self.ticks + self.rng.choice((20, 100, 400, 1000)), machine))
-        self._stale = True
+        self.thaws.append((self.ticks + self.rng.choice(times), machine))
+        self.stale = True
 
     def holds_back(self, worker: Worker, event: ev.Event) -> bool:
         """Whether a machine freezes between its worker's decision to write an event and the write."""
-        machine, often = worker.machine, not isinstance(event, ev.Durable | ev.Committed)
+        machine = worker.machine
         if not self.budget or machine.frozen or worker not in machine.workers:
             return False
-        if self.rng.random() > (0.03 if often else 0.003):
+        if self.rng.random() > _HELD_BACK.get(type(event), 0.03):
             return False
         self.budget -= 1
-        self._faulty = True
+        self.faulty = True
         self.seen["held back"] += 1
-        self._freeze(machine)
+        self.freeze(machine, (400, 1000))
         if self.trace:
             print(f"{self.ticks:5d} *** {machine} freezes before it writes")
         return True
 
-    def _fault_freeze_worker(self) -> bool:
-        worker = self._some_worker()
-        if worker is not None:
-            worker.frozen = True
-            self._thaws.append((self.ticks + self.rng.choice((20, 100, 400)), worker))
-        self._stale = True
-        return worker is not None
-
-    def _fault_slander(self) -> bool:
-        """A healthy machine is declared lost: the network between two agents failed."""
-        machine = self._some_machine()
-        if machine is not None:
-            self.append(ev.Lost(machine.name, "slander"), "its watcher")
-        return machine is not None
-
-    def _fault_network(self) -> bool:
-        groups = {w.running or w.joining for w in self._running} - {None}
-        for generation in groups:
-            assert generation is not None
-            self.group(generation).broken = True
-        return bool(groups)
-
-    def _fault_corrupt(self) -> bool:
-        """Part of a log is torn or flipped."""
-        found = [(rank, i) for rank, log in self.store.logs.items() for i in log]
-        if not found:
-            return False
-        self.store.corrupt.update(self.rng.sample(found, min(len(found), self.rng.randint(1, 4))))
-        return True
-
-    def _fault_unreadable(self) -> bool:
-        spoiled = self.rng.choice((1, 1, 2, 1_000_000))
-        self.store.failing_loads += spoiled
-        self._spoiled += spoiled
-        return True
-
-    def _fault_diverge(self) -> bool:
-        """A live step finds that it cannot be right, or cannot write its log."""
-        worker = next((w for w in self._running if w.mode == Mode.RUN and not w.frozen), None)
-        if worker is None or worker.running is None:
-            return False
-        self._spoiled += 1
-        generation = worker.running
-        worker.leave_group()
-        worker.stage, worker.mode = 0, Mode.RECOVER
-        worker.tell(ev.CannotReplay(worker.rank, generation, "diverged"))
-        return True
-
-    def _fault_dirty(self) -> bool:
-        """Communication fails after the optimizer's step: the state is between two iterations."""
-        worker = next((w for w in self._running if w.mode == Mode.RUN and w.stage == 4), None)
-        if worker is None:
-            return False
-        assert worker.content is not None
-        worker.content = Content(worker.content.iteration, hash((worker.content.chain, "half updated")))
-        worker.dirty = "optimizer"
-        worker.broken()
-        return True
-
-    def _fault_timeout(self) -> bool:
-        """A deadline was too short."""
-        waiting = [w for w in self._running if w.mode == Mode.RECOVER and w.view.missing()]
-        if waiting:
-            self._time_out(self.rng.choice(waiting))
-        return bool(waiting)
-
-    def _fault_script(self) -> bool:
-        worker = self._some_worker()
-        if worker is None:
-            return False
-        self._may_fail = True
-        if self.rng.random() < 0.1:
-            worker.machine.usage_failure = True
-        worker.exit(1)
-        return True
-
-    def _fault_leave(self) -> bool:
-        """One rank's script leaves the loop before the others."""
-        worker = self._some_worker()
-        if worker is None or worker.mode != Mode.RUN or len(worker.machine.workers) > 1:
-            return False
-        self._may_fail = self._left_alone = True
-        worker.exit(0)
-        return True
-
-    def _fault_close(self) -> bool:
-        if self.rng.random() < 0.1:
-            self._may_fail = True
-            self.append(ev.Closed("Ctrl-C", 130), "user")
-        return True
-
     # ---------------------------------------------------------------------------------------- deadlines
 
-    def _time_out(self, worker: Worker) -> None:
+    def time_out(self, worker: Worker) -> None:
         view = worker.view
         self.seen[f"timed out while {view.phase}"] += 1
         worker.tell(ev.TimedOut(view.generation, view.phase, view.missing(), f"no answer while {view.phase}"))
 
     def _deadline(self) -> bool:
         """Nobody has anything to do: some deadline passes. False if there is none."""
-        agents = [m for m in self._machines if m.alive and not m.frozen]
+        agents = [m for m in self.machines if m.alive and not m.frozen]
         self.rng.shuffle(agents)
         if any(agent.silence() for agent in agents):
             return True
-        workers = [w for w in self._running if not w.frozen]
+        workers = [w for w in self.running if not w.frozen]
         self.rng.shuffle(workers)
         for worker in workers:
             if worker.mode == Mode.CONFIRM:
@@ -469,9 +372,9 @@ class Simulation:
                 return True
         for worker in workers:
             if worker.mode == Mode.RECOVER and worker.view.missing():
-                self._time_out(worker)
+                self.time_out(worker)
                 return True
-        if self._thaws:
+        if self.thaws:
             self._thaw(0)
             return True
         return self._nobody_comes(agents)
@@ -488,12 +391,12 @@ class Simulation:
         return False
 
     def _thaw(self, index: int) -> None:
-        _, frozen = self._thaws.pop(index)
+        _, frozen = self.thaws.pop(index)
         if self.trace:
             print(f"{self.ticks:5d} *** {frozen} thaws")
         frozen.frozen = False
         self.seen["thawed"] += 1
-        self._stale = True
+        self.stale = True
         if isinstance(frozen, Machine) and frozen.alive and self.rng.random() < 0.2:
             frozen.wake_up()
         for worker in [*frozen.workers] if isinstance(frozen, Machine) else [frozen]:
@@ -501,7 +404,9 @@ class Simulation:
             if worker.alive and worker.in_flight is not None:
                 event, worker.in_flight = worker.in_flight, None
                 worker.tell(event)
-            if worker.alive and self.rng.random() < 0.7:  # it goes on where it was, before it reads any news
+            if (
+                worker.alive and not worker.frozen and self.rng.random() < 0.7
+            ):  # it goes on where it was, before it reads any news
                 if worker.mode == Mode.CONFIRM:
                     worker.interrupt()
                 else:
@@ -510,11 +415,11 @@ class Simulation:
     # -------------------------------------------------------------------------------------------- running
 
     def _refresh(self) -> None:
-        machines = [m for m in self._machines if m.alive]
-        self._running = [w for m in machines for w in m.workers if w.alive]
+        machines = [m for m in self.machines if m.alive]
+        self.running = [w for m in machines for w in m.workers if w.alive]
         self._picks = [m for m in machines if not m.frozen]
-        self._picks += 3 * [w for w in self._running if not w.frozen]
-        self._stale = False
+        self._picks += 3 * [w for w in self.running if not w.frozen]
+        self.stale = False
 
     def run(self) -> Outcome:
         """Let everybody act until nobody is left.
@@ -527,16 +432,16 @@ class Simulation:
             self.ticks += 1
             if self.ticks > MAX_TICKS:
                 raise Violation(f"no end after {MAX_TICKS} ticks in phase {self.states[-1].phase}")
-            if self._stale:
+            if self.stale:
                 self._refresh()
             if (
                 self.budget
                 and self.ticks > self._quiet_until
                 and (self.ticks == self._fuse or rng.random() < self._fault_rate)
             ):
-                self._fault()
+                self._faults.strike()
                 continue
-            if self._thaws and self._thaws[0][0] <= self.ticks:
+            if self.thaws and self.thaws[0][0] <= self.ticks:
                 self._thaw(0)
                 continue
             if not self._picks:
@@ -548,7 +453,7 @@ class Simulation:
             if idle > _ENOUGH_IDLE and not self._anybody():
                 idle = 0
                 if not self._deadline():
-                    raise Violation(f"stuck in phase {self.states[-1].phase}: {self._running}")
+                    raise Violation(f"stuck in phase {self.states[-1].phase}: {self.running}")
         return self._outcome()
 
     def _let_act(self, who: Worker | Machine) -> bool:
@@ -576,7 +481,7 @@ class Simulation:
     def _anybody(self) -> bool:
         """Whether anybody has anything to do, once all have read everything."""
         acted = False
-        for who in [*self._machines, *self._running]:
+        for who in [*self.machines, *self.running]:
             if who.alive and not who.frozen:
                 if who.position < len(self.events):
                     who.read(len(self.events))
@@ -586,7 +491,7 @@ class Simulation:
 
     def _revive(self) -> bool:
         """All machines are gone, or frozen: some thaw, or new ones come."""
-        if self._thaws:
+        if self.thaws:
             self._thaw(0)
             return True
         if self.states[-1].phase == Phase.ENDED or not self.supply:
@@ -601,12 +506,12 @@ class Simulation:
         ok = verdict is not None and verdict.ok
         reason = "abandoned" if verdict is None else verdict.reason
         if self.bare:
-            self._may_fail = True
+            self.may_fail = True
         if not ok and not self._excused(reason):
             raise Violation(f"ended without success, and without a good reason: {reason}")
         if ok and not self.bare:
             contents = set(self.results.values())
-            complete = len(self.results) == self.world or self._left_alone
+            complete = len(self.results) == self.world or self.left_alone
             if not complete or len(contents) > 1:
                 raise Violation(f"finished with different states: {self.results}")
             if any(content.iteration != self.iterations for content in contents):
@@ -618,30 +523,10 @@ class Simulation:
         """Whether there was a reason to give up."""
         scarce = reason in ("abandoned", "no machine came") and not self.supply
         limits = ("communication broke", "more than the limit", "lost after the last iteration")
-        spoiled = "ways back in a row failed" in reason and self._spoiled > MAX_FAILED_FALLBACKS
+        spoiled = "ways back in a row failed" in reason and self.spoiled > MAX_FAILED_FALLBACKS
         return (
-            self._may_fail or scarce or spoiled or (self._faulty and any(limit in reason for limit in limits))
+            self.may_fail or scarce or spoiled or (self.faulty and any(limit in reason for limit in limits))
         )
-
-
-_FAULTS = {
-    "kill_machine": 8,
-    "kill_two": 2,
-    "kill_all": 1,
-    "kill_worker": 4,
-    "freeze_machine": 5,
-    "freeze_worker": 2,
-    "slander": 3,
-    "network": 5,
-    "corrupt": 3,
-    "unreadable": 2,
-    "diverge": 1,
-    "dirty": 1,
-    "timeout": 2,
-    "script": 1,
-    "leave": 1,
-    "close": 1,
-}
 
 
 def simulate(
@@ -653,22 +538,29 @@ def simulate(
         Violation: with the command that runs this seed again.
     """
     sim = Simulation(seed, machines, workers, bare=bare, trace=trace)
+    command = f"python {Path(__file__)} {seed} --shape {machines}x{workers}{' --bare' if bare else ''}"
+    return run_seed(sim, command)
+
+
+def run_seed(sim: Simulation, command: str) -> Outcome:
+    """Run a simulation; what goes wrong names the command that runs it again."""
     try:
         return sim.run()
     except Exception as error:
-        command = f"python {Path(__file__)} {seed} --shape {machines}x{workers}{' --bare' if bare else ''}"
-        raise Violation(f"seed {seed}: {error}\nto see it: {command}") from error
+        raise Violation(f"seed {sim.seed}: {error}\nto see it: {command}") from error
 
 
-def main() -> None:
+def main(simulate: Callable[..., Outcome]) -> None:
+    """The command line of one seed."""
     parser = argparse.ArgumentParser(description="Run one seeded failure order and print its journal.")
     parser.add_argument("seed", type=int)
     parser.add_argument("--shape", default="4x1", help="machines x workers per machine")
     parser.add_argument("--bare", action="store_true", help="a script without a session")
     args = parser.parse_args()
     machines, workers = (int(n) for n in args.shape.split("x"))
-    print(simulate(args.seed, machines, workers, bare=args.bare, trace=True))
+    options = {"bare": True} if args.bare else {}
+    print(simulate(args.seed, machines, workers, trace=True, **options))
 
 
 if __name__ == "__main__":
-    main()
+    main(simulate)

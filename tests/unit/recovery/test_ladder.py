@@ -17,7 +17,7 @@ DIRTY = "communication failed after optimizer.step()"
 
 
 def live(at: int, *updated: int, dirty: str | None = None) -> Reported:
-    return Reported(0, 1, at, True, (), True, dirty, MODEL, updated)
+    return Reported(0, 1, at, True, (), True, dirty, MODEL, updated=updated)
 
 
 NEW = Reported(0, 1, None, False, (), True, None, MODEL)
@@ -26,7 +26,7 @@ NEW = Reported(0, 1, None, False, (), True, None, MODEL)
 def group(*standings: Reported) -> dict[int, Reported]:
     """Replicas of one part, by rank."""
     return {
-        rank: Reported(rank, 1, s.iteration, s.live, s.stages, True, s.dirty, s.holds, s.updated)
+        rank: Reported(rank, 1, s.iteration, s.live, s.stages, True, s.dirty, s.holds, updated=s.updated)
         for rank, s in enumerate(standings)
     }
 
@@ -92,6 +92,10 @@ AGREEMENTS = {
         group(live(48, dirty=DIRTY), live(47)),
         Agreement(47, {}, (whole(1, 0),)),
     ),
+    "a whole state, and a later one in its update": (
+        group(live(47), live(48, 0)),
+        Agreement(47, {}, (whole(0, 1),)),
+    ),
     "all are half updated": (group(live(47, dirty=DIRTY), live(47, dirty=DIRTY)), None),
     "all are new": (group(NEW, NEW), None),
     "half updated and new": (group(live(47, dirty=DIRTY), NEW), None),
@@ -132,7 +136,7 @@ def stage(
     number: int, at: int | None, *updated: int, is_live: bool = True, dirty: str | None = None
 ) -> Reported:
     holds = (f"stage {number}",)
-    return Reported(0, 1, at, at is not None and is_live, (number,), True, dirty, holds, updated)
+    return Reported(0, 1, at, at is not None and is_live, (number,), True, dirty, holds, updated=updated)
 
 
 def idle(at: int, *undo: int) -> Task:
@@ -200,6 +204,13 @@ def test_plan(case: str) -> None:
     assert not (loads and (plan.transfers or any(task.undo for task in plan.tasks.values())))
 
 
+def test_the_replicas_of_every_part_are_made_equal() -> None:
+    plan = plan_of(group(stage(0, 47), stage(0, None), stage(1, 47, 0), stage(1, 47)))
+    assert plan.way == Way.REPLICA
+    assert plan.transfers == (whole(0, 1), Transfer(3, (2,), (0,)))
+    assert {rank: task.undo for rank, task in plan.tasks.items()} == {0: (), 1: (), 2: (0,), 3: ()}
+
+
 def test_a_plan_says_why_no_replica_will_do() -> None:
     half = plan_of(group(live(47, dirty=DIRTY), NEW))
     assert "worker 0 stopped in the middle of an update" in half.reason
@@ -257,7 +268,7 @@ class Replicas:
             for parameter in range(PARAMETERS) if moved is None else moved:
                 self.values[target][parameter] = self.values[transfer.source][parameter]
             updated = () if moved is None else tuple(p for p in old.updated if p not in moved)
-            self.standings[target] = Reported(target, 2, resume, True, (), True, None, MODEL, updated)
+            self.standings[target] = Reported(target, 2, resume, True, (), True, None, MODEL, updated=updated)
 
     def carry_out(self, plan: Plan, until: int | None = None) -> None:
         self.undo(plan)

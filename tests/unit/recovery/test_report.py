@@ -136,7 +136,7 @@ def test_it_can_be_written_as_json() -> None:
 def replica(
     rank: int, generation: int, at: int | None, *updated: int, dirty: str | None = None
 ) -> ev.Reported:
-    return ev.Reported(rank, generation, at, at is not None, (), True, dirty, ("the model",), updated)
+    return ev.Reported(rank, generation, at, at is not None, (), True, dirty, ("the model",), updated=updated)
 
 
 REPLICAS_START = (

@@ -14,7 +14,7 @@ from swift_ft.recovery import protocol
 from swift_ft.recovery.plan import Way
 from swift_ft.recovery.protocol import Phase
 
-FAULTS_EVERYWHERE = ("kill_machine", "kill_worker", "freeze_machine")
+FAULTS_EVERYWHERE = ("kill_machine", "kill_worker", "freeze_machine", "slander")
 
 
 def run_all(machines: int, workers: int, seeds: int, *, bare: bool = False) -> Counter[str]:
@@ -25,7 +25,7 @@ def run_all(machines: int, workers: int, seeds: int, *, bare: bool = False) -> C
 
 
 def test_a_pipeline_of_four() -> None:
-    seen = run_all(4, 1, 6_000)
+    seen = run_all(4, 1, 5_000)
     assert not [way for way in set(Way) - {Way.RESTART, Way.REPLICA} if not seen[f"way: {way}"]]
     missing = [
         (fault, phase)
@@ -34,9 +34,8 @@ def test_a_pipeline_of_four() -> None:
         if not seen[f"fault: {fault} while {phase}"]
     ]
     assert not missing
-    assert any(seen[f"fault: slander while {phase}"] for phase in Phase)
     for what in ("served", "thawed", "timed out while agreeing", "timed out while recovering"):
-        assert seen[what] > 5, what
+        assert seen[what] > 20, what
     for late in ("Reported", "Ready", "CannotReplay", "Interrupted", "Durable", "Lost", "TimedOut", "Failed"):
         assert seen[f"no news: {late}"], late
     for late in (
@@ -50,7 +49,7 @@ def test_a_pipeline_of_four() -> None:
     assert seen["finished"] > 10 * seen["gave up"] / 2
 
 
-@pytest.mark.parametrize(("machines", "workers", "seeds"), [(2, 1, 800), (3, 1, 1_200), (5, 1, 800)])
+@pytest.mark.parametrize(("machines", "workers", "seeds"), [(2, 1, 800), (3, 1, 900), (5, 1, 500)])
 def test_shorter_and_longer_pipelines(machines: int, workers: int, seeds: int) -> None:
     seen = run_all(machines, workers, seeds)
     assert seen[f"way: {Way.REPLAY}"]
@@ -58,7 +57,7 @@ def test_shorter_and_longer_pipelines(machines: int, workers: int, seeds: int) -
 
 
 def test_machines_with_two_workers() -> None:
-    seen = run_all(2, 2, 1_200)
+    seen = run_all(2, 2, 800)
     assert seen[f"way: {Way.FALLBACK}"]
     assert seen[f"way: {Way.CONTINUE}"]
 
