@@ -6,10 +6,15 @@ See `replicated_simulation.py` for what is checked, and for how to run one seed 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from replicated_simulation import simulate_replicas
+from simulation import Violation
 
+from swift_ft.recovery import ladder, plan
+from swift_ft.recovery.events import Reported
 from swift_ft.recovery.plan import Way
 from swift_ft.recovery.protocol import Phase
 
@@ -54,3 +59,15 @@ def test_other_shapes(machines: int, workers: int, seeds: int) -> None:
 def test_a_seed_is_the_same_run_every_time() -> None:
     for seed in range(40):
         assert simulate_replicas(seed, 3) == simulate_replicas(seed, 3)
+
+
+def test_a_broken_ladder_is_found_and_its_seed_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas that stand in the middle of an update are taken for equal."""
+
+    def careless(group: Mapping[int, Reported]) -> ladder.Agreement | None:
+        agreement = ladder.agree(group)
+        return agreement and replace(agreement, undo={})
+
+    monkeypatch.setattr(plan, "agree", careless)
+    with pytest.raises(Violation, match=r"seed \d+: .*\nto see it: python .*replicated_simulation.py \d+"):
+        run_all(3, 1, 300)
