@@ -1,6 +1,6 @@
 """The hook on DistributedDataParallel: the one module that knows its private seams (tested on torch 2.13).
 
-Gradients are averaged in DDP's communication hook, on whatever the default group is now. After a failure the
+Gradients are averaged in DDP's communication hook, on whatever group is the present one. After a failure the
 reducer is made anew, which forgets the aborted backward. It starts from the buckets that were in use: with
 more than two replicas the order of a sum depends on where in a bucket an element lies.
 """
@@ -25,6 +25,8 @@ __all__ = ["BucketEvents", "DataParallelHook", "join_without_sync"]
 
 _torch: Any = dist  # with the private names that DDP itself looks up there
 
+_given_up: list[dist.ProcessGroup] = []
+
 Layout = list[list[int]]
 """Indices of the parameters in each bucket, in the order in which buckets are reduced."""
 
@@ -43,7 +45,7 @@ class BucketEvents(Protocol):
 
 
 class DataParallelHook:
-    """Attaches to a DDP model on the default group.
+    """Attaches to a DDP model.
 
     Args:
         model: stock DDP, without a communication hook of its own.
@@ -56,7 +58,7 @@ class DataParallelHook:
         broken: what the communication in this step failed of, if it did.
 
     Raises:
-        UnsupportedError: for a model that is no DDP, is on a group of its own, or has a hook already.
+        UnsupportedError: for a model that is no DDP, or has a hook already.
     """
 
     def __init__(
@@ -69,15 +71,28 @@ class DataParallelHook:
         _check(model)
         self.model: DistributedDataParallel = model
         self.broken: str | None = None
+        self.group: dist.ProcessGroup = model.process_group
         self._events = events
         self._on_layout = on_layout
         self._fill_gradients = fill_gradients
         self._layout_told = False
         self._order: list[int] = []
         self._handles = self._watch_order()
-        self._in_flight = 0
+        self._failure: Exception | None = None
+        self._under_way: set[int] = set()  # buckets
+        self._awaited: dict[int, torch.futures.Future[None]] = {}  # who completes one takes it out first
+        self._backward = 0
         self._one_at_a_time = threading.Condition()
         self._register()
+
+    @property
+    def replica(self) -> int:
+        """The place of this worker among its replicas, from 0."""
+        return self.group.rank()
+
+    def renew(self, group: dist.ProcessGroup) -> None:
+        """From the next :meth:`reset` on, use another group of the same workers."""
+        self.group = group
 
     def begin(self) -> None:
         """A step begins."""
@@ -86,19 +101,36 @@ class DataParallelHook:
                 handle.remove()
             self._handles.clear()
 
-    def settle(self, timeout_s: float) -> bool:
-        """Wait until no all-reduce is under way any more; False when the deadline passed first."""
+    def break_off(self) -> None:
+        """Let a backward that waits for an all-reduce fail now. From any thread."""
         with self._one_at_a_time:
-            return self._one_at_a_time.wait_for(lambda: self._in_flight == 0, timeout_s)
+            self.broken = self.broken or "the group was aborted"
+            awaited = list(self._awaited.values())
+            self._awaited.clear()
+        for arrival in awaited:
+            arrival.set_result(None)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until no all-reduce is under way any more.
+
+        gloo forgets to wake a thread whose connection closed in the middle of a send. What has not ended at
+        the deadline is given up: whenever it ends, nothing follows from it. Its group is kept for good, since
+        letting it go would wait for that thread.
+        """
+        with self._one_at_a_time:
+            if not self._one_at_a_time.wait_for(lambda: not self._under_way, timeout_s):
+                _given_up.append(self.group)
+                self._under_way.clear()
+            self._backward += 1
 
     def reset(self, layout: Layout | None) -> None:
-        """Forget an aborted backward and go on with the default group of now.
+        """Forget an aborted backward and go on with the group of now.
 
         Args:
             layout: the buckets that were in use; None for those that DDP begins with.
         """
         model: Any = self.model
-        model.process_group = dist.group.WORLD
+        model.process_group = self.group
         model._has_rebuilt_buckets = False
         parameters, sparse = model._build_params_for_reducer()
         names = model._build_debug_param_to_name_mapping(parameters)
@@ -107,7 +139,7 @@ class DataParallelHook:
         model._comm_hooks.clear()
         self._register()
         model.require_forward_param_sync = True
-        self.broken = None
+        self.broken = self._failure = None
 
     # ------------------------------------------------------------------------- DDP's communication hook
 
@@ -118,40 +150,55 @@ class DataParallelHook:
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket; as DDP does without a hook, it is scaled first and summed then."""
         index = bucket.index()
-        group = dist.group.WORLD
         if not self._layout_told and bucket.is_last():
             self._tell_layout()
         try:
             self._events.reducing(index)
             gradients = bucket.buffer()
-            gradients.mul_(1.0 / dist.get_world_size(group))
-            work = dist.all_reduce(gradients, group=group, async_op=True)
+            gradients.mul_(1.0 / self.group.size())
+            work = dist.all_reduce(gradients, group=self.group, async_op=True)
         except RuntimeError as error:
             self.broken = str(error).splitlines()[0]
             raise
+        arrival: torch.futures.Future[None] = torch.futures.Future()
+        backward = self._backward
         with self._one_at_a_time:
-            self._in_flight += 1
+            self._under_way.add(index)
+            self._awaited[index] = arrival
         self._events.sent(index)
+        work.get_future().add_done_callback(lambda future: self._done(future, bucket, backward))
+        return arrival.then(lambda _: self._outcome(bucket))
 
-        def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            with self._one_at_a_time:
-                try:
-                    result: torch.Tensor = future.value()[0]
-                    self._arrived(index, bucket)
-                except RuntimeError as error:
-                    self.broken = str(error).splitlines()[0]
-                    raise
-                finally:
-                    self._in_flight -= 1
-                    self._one_at_a_time.notify_all()
-            return result
+    def _done(self, future: torch.futures.Future[Any], bucket: GradBucket, backward: int) -> None:
+        """An all-reduce ended, in whatever thread, or failed."""
+        with self._one_at_a_time:
+            if backward != self._backward:
+                return  # it was given up long ago
+            try:
+                future.value()
+                if self.broken is None:
+                    self._arrived(bucket)
+            except RuntimeError as error:
+                self.broken = str(error).splitlines()[0]
+            except Exception as error:  # an optimizer's, say: raised by the backward that waits for this
+                self._failure = error
+            self._under_way.discard(bucket.index())
+            arrival = self._awaited.pop(bucket.index(), None)
+            self._one_at_a_time.notify_all()
+        if arrival is not None:
+            arrival.set_result(None)
 
-        return work.get_future().then(done)  # type: ignore[no-any-return]  # torch leaves it untyped
+    def _outcome(self, bucket: GradBucket) -> torch.Tensor:
+        if self._failure is not None:
+            raise self._failure
+        if self.broken is not None:
+            raise RuntimeError(self.broken)
+        return bucket.buffer()
 
-    def _arrived(self, index: int, bucket: GradBucket) -> None:
+    def _arrived(self, bucket: GradBucket) -> None:
         parameters = bucket.parameters()
         if not self._fill_gradients:
-            self._events.reduced(index, parameters)
+            self._events.reduced(bucket.index(), parameters)
             return
         averages = bucket.gradients()
         for parameter, average in zip(parameters, averages, strict=True):
@@ -159,7 +206,7 @@ class DataParallelHook:
                 parameter.grad = average.clone()
             elif parameter.grad.data_ptr() != average.data_ptr():  # else it is a view of the bucket
                 parameter.grad.copy_(average)
-        self._events.reduced(index, parameters)
+        self._events.reduced(bucket.index(), parameters)
         for parameter, average in zip(parameters, averages, strict=True):
             # DDP writes the averages once more: here, and not where an undo may look for them.
             parameter.grad = average
@@ -210,11 +257,6 @@ def _check(model: Any) -> None:
     if not isinstance(model, DistributedDataParallel):
         raise UnsupportedError(
             f"attach_ddp() takes a torch.nn.parallel.DistributedDataParallel, not a {type(model)}."
-        )
-    if model.process_group is not dist.group.WORLD:
-        raise UnsupportedError(
-            "DDP on a process group of its own cannot be recovered yet: leave its process_group argument "
-            "away, so that it uses the default group."
         )
     if model._comm_hooks:
         raise UnsupportedError(

@@ -74,7 +74,7 @@ class PipelineHook:
             messages by stage index; a replayed stage starts from them (:meth:`adopt_metadata`).
 
     Raises:
-        UnsupportedError: for stages on a group of their own.
+        UnsupportedError: for anything else than a schedule.
     """
 
     def __init__(
@@ -91,12 +91,7 @@ class PipelineHook:
             raise UnsupportedError(
                 f"attach_pipeline() takes a schedule of torch.distributed.pipelining, not a {type(schedule)}."
             )
-        for stage in self.stages:
-            if stage.group is not None and stage.group is not dist.group.WORLD:
-                raise UnsupportedError(
-                    "Stages on a process group of their own cannot be recovered yet: leave PipelineStage's "
-                    "group argument away, so that they use the default group."
-                )
+        self._ranks = dist.get_process_group_ranks(self.group)
         self._schedule: _PipelineSchedule = schedule
         self._traffic = traffic
         self._on_metadata = on_metadata
@@ -108,6 +103,23 @@ class PipelineHook:
     def stage_indices(self) -> tuple[int, ...]:
         """The stages on this worker."""
         return tuple(stage.stage_index for stage in self.stages)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group of the pipeline: one of a ``DeviceMesh``, or the default one."""
+        group = self.stages[0].group or dist.group.WORLD
+        assert group is not None
+        return group
+
+    def renew(self, group: dist.ProcessGroup) -> None:
+        """Go on with another group of the same workers."""
+        for stage in self.stages:
+            stage.group = group
+
+    @property
+    def pipeline(self) -> int:
+        """The first rank of the pipeline: tells replicas of a pipeline apart."""
+        return min(self._ranks)
 
     @property
     def num_stages(self) -> int:
@@ -127,7 +139,8 @@ class PipelineHook:
 
     def holders(self) -> dict[int, int]:
         """The rank of every stage in the pipeline."""
-        return dict(self.stages[0].stage_index_to_group_rank)
+        places = self.stages[0].stage_index_to_group_rank
+        return {stage: self._ranks[place] for stage, place in places.items()}
 
     # ------------------------------------------------------------------------------------ wrapping
 
@@ -195,7 +208,7 @@ class PipelineHook:
             self._traffic.iteration, microbatch, route.direction, route.source, route.destination, route.slot
         )
         other = route.destination if route.source == stage.stage_index else route.source
-        return Message(key, tensor, stage.stage_index_to_group_rank[other])
+        return Message(key, tensor, self._ranks[stage.stage_index_to_group_rank[other]])
 
     def _receives(
         self, stage: _PipelineStageBase, microbatch: int, direction: Direction
@@ -325,9 +338,11 @@ class PipelineHook:
         receives = [m for m in receives if live(m.peer)]
         scratch = [torch.empty_like(m.tensor, requires_grad=False) for m in receives]
         works = _batch_p2p(
-            [dist.P2POp(dist.irecv, t, m.peer) for t, m in zip(scratch, receives, strict=True)]
+            [dist.P2POp(dist.irecv, t, m.peer, self.group) for t, m in zip(scratch, receives, strict=True)]
         )
-        works += _batch_p2p([dist.P2POp(dist.isend, sent(m.key), m.peer) for m in sends if live(m.peer)])
+        works += _batch_p2p(
+            [dist.P2POp(dist.isend, sent(m.key), m.peer, self.group) for m in sends if live(m.peer)]
+        )
         _wait_batch_p2p(works)
         for tensor, message in zip(scratch, receives, strict=True):
             self._traffic.received(Message(message.key, tensor, message.peer))

@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +18,7 @@ __all__ = ["GenerationGroup"]
 
 
 class GenerationGroup:
-    """The default group of the current generation.
+    """The default group of the current generation, and the script's own groups, made anew in each.
 
     Args:
         rendezvous: a client of the rendezvous store that belongs to the training thread.
@@ -36,6 +36,24 @@ class GenerationGroup:
         self._operation_timeout: timedelta | None = None
         self._lock = threading.Lock()
         self._sockets: dict[int, str] = {}
+        self._aborted: list[Callable[[], None]] = []
+        self._followed: list[tuple[list[int], Callable[[dist.ProcessGroup], None]]] = []
+
+    def follow(
+        self,
+        group: dist.ProcessGroup,
+        renewed: Callable[[dist.ProcessGroup], None],
+        aborted: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make a group of the script's anew in each generation. All members call this in the same order.
+
+        Args:
+            group: the default group, or one of some workers (of a ``DeviceMesh``, say).
+            renewed: called with each new one.
+            aborted: called when one was aborted, in any thread.
+        """
+        self._aborted.append(aborted)
+        self._followed.append((dist.get_process_group_ranks(group), renewed))
 
     def leave(self) -> None:
         """Let go of the group. Its connections end, whoever still holds it: neighbours wait for that."""
@@ -64,6 +82,8 @@ class GenerationGroup:
             world_size=self._world,
             timeout=timedelta(seconds=self._timeout_s),
         )
+        for ranks, renewed in self._followed:
+            renewed(self._some(ranks, members_only=True))
         with self._lock:
             self._sockets = _new_connections(before)
         if self._operation_timeout is not None:
@@ -76,20 +96,26 @@ class GenerationGroup:
         Raises:
             RuntimeError: as torch does, if somebody does not come in time.
         """
-        world = dist.group.WORLD
-        assert world is not None
-        if len(ranks) == self._world:
-            yield world
-            return
         before = _tcp_connections()
-        group = dist.new_group(list(ranks), timeout=timedelta(seconds=self._timeout_s))
+        group = self._some(list(ranks))
         with self._lock:
             self._sockets |= _new_connections(before)
         try:
             yield group
         finally:
-            if self._rank in ranks:
+            if self._rank in ranks and group is not dist.group.WORLD:
                 dist.destroy_process_group(group)
+
+    def _some(self, ranks: list[int], members_only: bool = False) -> dist.ProcessGroup:
+        world = dist.group.WORLD
+        assert world is not None
+        if len(ranks) == self._world:
+            return world
+        timeout = timedelta(seconds=self._timeout_s)
+        group: dist.ProcessGroup = dist.new_group(
+            ranks, timeout=timeout, use_local_synchronization=members_only
+        )
+        return group
 
     def give_up_soon(self) -> None:
         """Let an operation on the group that the script made fail after this group's own deadline."""
@@ -109,6 +135,8 @@ class GenerationGroup:
                     if str(Path(f"/proc/self/fd/{fd}").readlink()) == name:
                         _shut_down(fd)
             self._sockets = {}
+        for aborted in self._aborted:
+            aborted()
 
     def _remember(self) -> None:
         """Note how the script made its group, to make the next ones alike."""

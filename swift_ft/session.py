@@ -107,16 +107,17 @@ class Session:
             seed=seed,
             log_budget_bytes=log_budget_bytes,
         )
-        self._attached = self._started = False
+        self._attached: set[str] = set()
+        self._started = False
         _active = self
 
     def attach_pipeline(self, schedule: Any) -> None:
         """Protect a pipeline by logging (paper §5).
 
         Args:
-            schedule: any schedule of ``torch.distributed.pipelining`` over stages on the default group.
+            schedule: any schedule of ``torch.distributed.pipelining``.
         """
-        self._attach_once()
+        self._attach_once("pipeline")
         self._executor.attach_pipeline(schedule)
 
     def attach_ddp(self, model: Any) -> None:
@@ -126,15 +127,16 @@ class Session:
         gets its state from a replica; running statistics (BatchNorm) are that replica's.
 
         Args:
-            model: a stock ``DistributedDataParallel`` on the default group, without a communication hook.
+            model: a stock ``DistributedDataParallel`` without a communication hook. In a pipeline it is the
+                stage's module, on the group of the replicas of this stage: attach both, the pipeline first.
         """
-        self._attach_once()
+        self._attach_once("DDP model")
         self._executor.attach_ddp(model)
 
-    def _attach_once(self) -> None:
-        if self._attached:
-            raise UsageError("A session protects one pipeline or one DDP model, and this one has it already.")
-        self._attached = True
+    def _attach_once(self, what: str) -> None:
+        if what in self._attached:
+            raise UsageError(f"A session protects one {what}, and this one has it already.")
+        self._attached.add(what)
 
     def steps(self, iterations: int) -> Iterator[Step]:
         """The iterations up to ``iterations``; an interrupted one is yielded again.

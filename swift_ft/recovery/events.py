@@ -104,6 +104,7 @@ class Reported:
         pipeline_known: the shapes of its stages' messages are known, so no live warm-up is needed.
         dirty: why its state is neither before nor after an iteration and cannot be brought back, if so.
         holds: names of the parts whose whole state is on this worker; who holds the same is a replica.
+        pipeline: tells the pipeline of its stages from the replicas of that pipeline.
         updated: indices of the parameters that the interrupted iteration has updated, and that can be undone.
     """
 
@@ -115,6 +116,7 @@ class Reported:
     pipeline_known: bool = False
     dirty: str | None = None
     holds: tuple[str, ...] = ()
+    pipeline: int = 0
     updated: tuple[int, ...] = ()
 
 

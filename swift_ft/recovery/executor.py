@@ -94,7 +94,9 @@ class Executor:
             announce=self._coordinator.announce_fault,
             break_connections=self._coordinator.group.abort,
         )
-        self._replicas = Replicas(state, self._coordinator.rendezvous, self._injector.at)
+        self._replicas = Replicas(
+            state, self._coordinator.rendezvous, self._coordinator.group, self._injector.at
+        )
         for optimizer in state.optimizers.values():
             optimizer.register_step_post_hook(self._updating)
 
@@ -106,6 +108,7 @@ class Executor:
             seed=self._seed,
             log=self._log,
             rendezvous=self._coordinator.rendezvous,
+            group=self._coordinator.group,
             on_compute=self._computing,
         )
 
@@ -121,10 +124,9 @@ class Executor:
     @property
     def holds(self) -> tuple[str, ...]:
         """The parts whose whole state is on this worker; who holds the same is a replica."""
-        if self._replicas.attached:
+        if self._pipeline is None:
             return ("the model",)
-        stages = self._pipeline.stages if self._pipeline is not None else ()
-        return tuple(f"stage {stage}" for stage in stages)
+        return tuple(f"stage {stage}" for stage in self._pipeline.stages)
 
     # ------------------------------------------------------------------------------------- iterations
 
@@ -160,7 +162,7 @@ class Executor:
         self._rollback.begin()
         self._replicas.begin(self.iteration)
         if self._pipeline is not None:
-            self._pipeline.begin(self.iteration)
+            self._pipeline.begin(self.iteration, self._replicas.replica)
         self._seed_step()
         mode = "replay" if self.replaying else "live"
         if self.replaying:
@@ -282,6 +284,7 @@ class Executor:
                 pipeline_known=pipeline is None or pipeline.known,
                 dirty=self._dirty,
                 holds=self.holds,
+                pipeline=pipeline.pipeline if pipeline is not None else 0,
                 updated=self._updated,
             )
         )
@@ -376,7 +379,7 @@ class Executor:
         self._coordinator.tell_progress(self.iteration, "receiving")
         at = plan.tasks[self._context.rank].begin
         survivor = self._has_state
-        self._replicas.take_whole(transfer, group, keep_own=survivor)
+        self._replicas.take_whole(transfer, group, survivor, keep_buffers=survivor and at >= self.iteration)
         if survivor and at > self.iteration:  # not before: without a source the step is repeated
             self._rollback.forward()
         self.iteration, self._has_state, self._dirty, self._updated = at, True, None, ()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from swift_ft.recovery.events import Reported
 
-__all__ = ["Agreement", "Transfer", "agree", "groups_by_part", "keeper_of"]
+__all__ = ["Agreement", "Transfer", "agree", "groups_by_part", "keeper_of", "retreat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,22 @@ def agree(group: Mapping[int, Reported]) -> Agreement | None:
     if rest:
         transfers = (*transfers, Transfer(source, rest))
     return Agreement(iteration, undo, transfers)
+
+
+def retreat(group: Mapping[int, Reported], iteration: int) -> Agreement | None:
+    """Back by copy for a stage that is ahead of the others, where some replicas only got there by a copy.
+
+    Those have no log of the iteration from which they could serve it. The survivor that it was interrupted in
+    still has the state before it.
+    """
+    before = [
+        r for r, s in group.items() if s.live and s.iteration == iteration and not (s.dirty or s.updated)
+    ]
+    if not before:
+        return None
+    source = min(before)
+    rest = tuple(sorted(group.keys() - before))
+    return Agreement(iteration, {}, (Transfer(source, rest),) if rest else ())
 
 
 def _copies(standing: Mapping[int, Reported]) -> tuple[Transfer, ...]:

@@ -12,6 +12,7 @@ from swift_ft.config import WorkerContext
 from swift_ft.errors import RecoveryError
 from swift_ft.logging import Direction
 from swift_ft.pipeline import PipelineHook
+from swift_ft.process_group import GenerationGroup
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.recovery.protocol import State
 from swift_ft.recovery.replay import LoggedTraffic
@@ -29,6 +30,7 @@ class LoggedPipeline:
         seed: of the run.
         log: where messages go.
         rendezvous: where the shapes of messages are published.
+        group: makes the pipeline's group anew in each generation.
         on_compute: told before each computation (faults of tests).
     """
 
@@ -40,6 +42,7 @@ class LoggedPipeline:
         seed: int,
         log: WorkerLog,
         rendezvous: Rendezvous,
+        group: GenerationGroup,
         on_compute: Callable[[int, int, Direction], None],
     ) -> None:
         self._context = context
@@ -47,11 +50,17 @@ class LoggedPipeline:
         self._rendezvous = rendezvous
         self._traffic = LoggedTraffic(context.rank, context.workers, seed, on_compute)
         self._hook = PipelineHook(schedule, self._traffic, self._publish_metadata)
+        group.follow(self._hook.group, self._hook.renew)
 
     @property
     def stages(self) -> tuple[int, ...]:
         """The stages on this worker."""
         return self._hook.stage_indices
+
+    @property
+    def pipeline(self) -> int:
+        """Tells this pipeline from its replicas."""
+        return self._hook.pipeline
 
     @property
     def num_stages(self) -> int:
@@ -68,9 +77,9 @@ class LoggedPipeline:
         """Whether the shapes of all messages are known, so that no live warm-up is needed."""
         return self._hook.initialised or self._published_metadata() is not None
 
-    def begin(self, iteration: int) -> None:
-        """A step begins."""
-        self._traffic.iteration = iteration
+    def begin(self, iteration: int, replica: int) -> None:
+        """A step begins, on this replica of the pipeline."""
+        self._traffic.iteration, self._traffic.replica = iteration, replica
 
     def reset(self) -> None:
         """Forget an aborted step."""

@@ -5,12 +5,12 @@ The plan is a frozen value that can be printed, tested and costed before anythin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from swift_ft.recovery.events import Reported
-from swift_ft.recovery.ladder import Transfer, agree, groups_by_part
+from swift_ft.recovery.ladder import Transfer, agree, groups_by_part, retreat
 
 __all__ = ["Plan", "Task", "Way", "make_plan"]
 
@@ -99,7 +99,8 @@ def make_plan(
     if not standing:
         return _all_load(standings, committed, Way.START, reason=must_fall_back or "")
     settled, undo, transfers = _settle_replicas(standings)
-    why_not = must_fall_back or _why_no_replay(settled, workers, committed)
+    moved = {rank for transfer in transfers for rank in transfer.targets} | undo.keys()
+    why_not = must_fall_back or _why_no_replay(settled, moved, workers, committed)
     if why_not:
         if committed is None:
             return Plan(Way.RESTART, 0, reason=f"{why_not}; no checkpoint is committed yet")
@@ -121,10 +122,11 @@ def _settle_replicas(
     """Replication first (§3): where everybody will stand once replicas are equal, and what that takes."""
     settled, undo = dict(standings), dict[int, tuple[int, ...]]()
     transfers: tuple[Transfer, ...] = ()
-    for group in groups_by_part(standings):
-        agreement = agree(group)
-        if agreement is None:
-            continue
+    agreed = [(group, found) for group in groups_by_part(standings) if (found := agree(group))]
+    resume = min((agreement.iteration for _, agreement in agreed), default=0)
+    for group, agreement in agreed:
+        if agreement.iteration > resume and (agreement.transfers or agreement.undo):
+            agreement = retreat(group, resume) or agreement
         undo.update(agreement.undo)
         transfers += agreement.transfers
         for rank, s in group.items():
@@ -148,8 +150,17 @@ def _task(standing: Reported, resume: int, committed: int | None) -> Task:
     return Task(load=None, begin=standing.iteration, replay_until=resume, serve=ahead)
 
 
-def _why_no_replay(standings: Mapping[int, Reported], workers: int, committed: int | None) -> str:
-    """The first reason why survivors cannot keep their state, or an empty string."""
+def _why_no_replay(
+    standings: Mapping[int, Reported], moved: Set[int], workers: int, committed: int | None
+) -> str:
+    """The first reason why survivors cannot keep their state, or an empty string.
+
+    Args:
+        standings: where everybody stands once replicas are equal.
+        moved: who got there by a replica's state.
+        workers: workers per machine.
+        committed: iteration of the last committed global checkpoint.
+    """
     for s in standings.values():
         if s.dirty:
             return f"worker {s.rank} stopped in the middle of an update: {s.dirty}"
@@ -162,16 +173,21 @@ def _why_no_replay(standings: Mapping[int, Reported], workers: int, committed: i
     if committed is not None and resume < committed:  # logs before a commit are deleted
         behind = min(rank for rank, iteration in live.items() if iteration == resume)
         return f"worker {behind} stands at iteration {resume}, before the committed checkpoint {committed}"
+    for group in groups_by_part(standings):
+        logged = len(group) == 1 and standings[min(group)].stages
+        if not logged and not group.keys() & live.keys():
+            # A replay averages no gradients: each replica would need the others' in every iteration.
+            return f"all replicas of {', '.join(standings[min(group)].holds)} are lost"
     rebuilt = {rank for rank in standings if rank not in live}
     for rank in sorted(rebuilt):
-        if not standings[rank].stages:
-            return f"all replicas of {', '.join(standings[rank].holds)} are lost, and nothing of it is logged"
         begin = _begin(standings[rank], committed)
         if begin is None:
             return "the lost state was never in a checkpoint"
         if begin > resume:
             return f"worker {rank} stands at iteration {begin}, after the consensus iteration {resume}"
     ahead = {rank for rank, iteration in live.items() if iteration > resume}
+    for rank in sorted(ahead & moved):
+        return f"worker {rank} would have to serve iteration {resume}, which its replica has completed"
     replayed = {rank for rank in rebuilt if _begin(standings[rank], committed) != resume}
     return _why_not_logged(standings, workers, rebuilt, replayed, ahead)
 
@@ -189,9 +205,9 @@ def _why_not_logged(
     ahead: set[int],
 ) -> str:
     """Messages that a replay or a serving worker needs and that nobody logged."""
-    holder = {stage: rank for rank, s in standings.items() for stage in s.stages}
-    for stage, rank in sorted(holder.items()):
-        after = holder.get(stage + 1)
+    holder = {(s.pipeline, stage): rank for rank, s in standings.items() for stage in s.stages}
+    for (pipeline, stage), rank in sorted(holder.items()):
+        after = holder.get((pipeline, stage + 1))
         if after is None or after == rank:
             continue
         same_machine = rank // workers == after // workers

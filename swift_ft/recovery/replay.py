@@ -33,6 +33,7 @@ class LoggedTraffic:
         rank: this worker.
         workers: workers per machine; messages inside a machine are not logged.
         seed: of the run.
+        replica: of this pipeline; replicas draw different numbers.
         on_compute: told before each computation (faults of tests).
         iteration: the one that is running.
         log: where messages go; set for each generation.
@@ -44,6 +45,7 @@ class LoggedTraffic:
     workers: int
     seed: int
     on_compute: Callable[[int, int, Direction], None]
+    replica: int = 0
     iteration: int = 0
     log: LogWriter | None = None
     source: LogReader | None = None
@@ -81,7 +83,7 @@ class LoggedTraffic:
     def computing(self, stage: int, microbatch: int, direction: Direction) -> None:
         """Derive the random state, so that a replay on any worker draws the same numbers."""
         if direction == Direction.FORWARD:
-            seed_torch(derive_seed(self.seed, self.iteration, stage, microbatch))
+            seed_torch(derive_seed(self.seed, self.iteration, stage, microbatch, self.replica))
         self.on_compute(self.iteration, microbatch, direction)
 
     def _crosses(self, message: Message) -> bool:

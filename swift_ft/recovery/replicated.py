@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store as Rendezvous
-from torch.distributed import ProcessGroup
 
 from swift_ft.data_parallel import DataParallelHook, Layout
 from swift_ft.errors import RecoveryError, UndoError
 from swift_ft.optim import UndoableOptimizer
+from swift_ft.process_group import GenerationGroup
 from swift_ft.recovery.ladder import Transfer
 from swift_ft.recovery.plan import Task
 from swift_ft.recovery.state import Path, TensorKind, TrainingState
@@ -22,8 +23,8 @@ from swift_ft.testing.faults import Point
 
 __all__ = ["Replicas"]
 
-_LAYOUT = "ddp/layout"
-_SETTLE_S = 30.0
+_SETTLE_S = 2.0
+"""For an all-reduce to notice that its connections are closed."""
 
 
 class Replicas:
@@ -32,6 +33,7 @@ class Replicas:
     Args:
         state: what the session protects.
         rendezvous: where DDP's buckets are published.
+        group: makes DDP's group anew in each generation.
         at: told when a point of an iteration is reached (faults of tests).
     """
 
@@ -39,11 +41,14 @@ class Replicas:
         self,
         state: TrainingState,
         rendezvous: Rendezvous,
+        group: GenerationGroup,
         at: Callable[[Point, int, int | None], None],
     ) -> None:
         self._state = state
         self._rendezvous = rendezvous
+        self._group = group
         self._at = at
+        self._layout_key = ""
         self._hook: DataParallelHook | None = None
         self._iteration = 0
         self._windows: dict[str, int] = {}
@@ -57,6 +62,14 @@ class Replicas:
             on_layout=self._publish_layout,
             fill_gradients=any(optimizer.wait_free for optimizer in self._undoable().values()),
         )
+
+        self._layout_key = f"ddp/layout/{min(dist.get_process_group_ranks(self._hook.group))}"
+        self._group.follow(self._hook.group, self._hook.renew, aborted=self._hook.break_off)
+
+    @property
+    def replica(self) -> int:
+        """The place of this worker among its replicas, from 0."""
+        return self._hook.replica if self._hook is not None else 0
 
     @property
     def attached(self) -> bool:
@@ -77,13 +90,9 @@ class Replicas:
         self._windows = {name: optimizer.windows_opened for name, optimizer in self._undoable().items()}
 
     def settle(self) -> None:
-        """After an interruption: wait until nothing changes any more in the background.
-
-        Raises:
-            RecoveryError: if that takes too long.
-        """
-        if self._hook is not None and not self._hook.settle(_SETTLE_S):
-            raise RecoveryError(f"an all-reduce neither ended nor failed within {_SETTLE_S:g} s")
+        """After an interruption: wait until nothing changes any more in the background."""
+        if self._hook is not None:
+            self._hook.settle(_SETTLE_S)
 
     def updated(self) -> tuple[int, ...]:
         """Indices of the parameters that this iteration has updated so far, and that can be undone."""
@@ -110,43 +119,45 @@ class Replicas:
         self._undone.update(indices)
 
     def reset(self, iteration: int) -> None:
-        """Go on with the default group of now, from the buckets that are in use at an iteration."""
+        """Go on with the group of now, from the buckets that are in use at an iteration."""
         if self._hook is not None:
-            known = iteration > 0 and self._rendezvous.check([_LAYOUT])
-            self._hook.reset(json.loads(self._rendezvous.get(_LAYOUT)) if known else None)
+            known = iteration > 0 and self._rendezvous.check([self._layout_key])
+            self._hook.reset(json.loads(self._rendezvous.get(self._layout_key)) if known else None)
 
     # ----------------------------------------------------------------------------------- state on its way
 
-    def give(self, transfer: Transfer, group: ProcessGroup) -> None:
+    def give(self, transfer: Transfer, group: dist.ProcessGroup) -> None:
         """Send this worker's state, or some of its parameters, to those who need it."""
         parcel = self._pack_whole() if transfer.parameters is None else self._pack(transfer.parameters)
         send(parcel, group, transfer.source, self._on_bucket)
 
-    def take_whole(self, transfer: Transfer, group: ProcessGroup, keep_own: bool) -> None:
+    def take_whole(
+        self, transfer: Transfer, group: dist.ProcessGroup, aside: bool, keep_buffers: bool
+    ) -> None:
         """Receive a whole state.
 
         Args:
             transfer: from whom.
             group: of the transfer.
-            keep_own: a survivor keeps its state until all is there, and its buffers for good: running
-                statistics follow from the data that this worker saw, and are no replica's.
+            aside: a survivor keeps its state until all is there.
+            keep_buffers: running statistics follow from the data that this worker saw, and are no replica's.
         """
         filled: dict[str, Any] = {}
 
         def place(kinds: dict[Path, TensorKind]) -> Mapping[Path, torch.Tensor]:
-            filled.update(self._state.to_load(kinds, aside=keep_own))
+            filled.update(self._state.to_load(kinds, aside=aside))
             return {path: _at_path(filled, path) for path in kinds}
 
         parcel = receive(group, transfer.source, place, self._on_bucket)
         filled["plain"]["bytes"] = io.BytesIO(parcel.plain)
-        if keep_own:
+        if keep_buffers:
             kept = self._state.buffers()
             for name, buffers in kept.items():
                 filled["models"][name].update(buffers)
         self._close_windows()
         self._state.take_over(filled)
 
-    def take(self, transfer: Transfer, group: ProcessGroup) -> None:
+    def take(self, transfer: Transfer, group: dist.ProcessGroup) -> None:
         """Receive some parameters, with their optimizer state."""
         parcel = receive(
             group,
@@ -229,7 +240,7 @@ class Replicas:
 
     def _publish_layout(self, layout: Layout) -> None:
         """Whoever replaces a worker must add up in the same order."""
-        self._rendezvous.set(_LAYOUT, json.dumps(layout))
+        self._rendezvous.set(self._layout_key, json.dumps(layout))
 
 
 def _at_path(nested: Any, path: Path) -> torch.Tensor:

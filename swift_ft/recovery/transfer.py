@@ -1,4 +1,4 @@
-"""State on its way from one replica to others: a header, then few large buckets, all by broadcast (paper §4).
+"""State on its way from one replica to others: a header, then buckets, all by broadcast (paper §4).
 
     length ─▶ header (JSON: what comes) + plain values ─▶ bucket ─▶ bucket ─▶ ...
 
@@ -9,6 +9,7 @@ source leaves it with the state that it had.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,7 +20,9 @@ from swift_ft.recovery.state import Path, TensorKind
 
 __all__ = ["Parcel", "receive", "send"]
 
-_BUCKET_BYTES = 64 * 2**20
+_BUCKET_BYTES = 4 * 2**20
+_IN_FLIGHT = 3
+"""Buckets under way at a time: one is copied while others travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,15 @@ def send(
     dist.broadcast(torch.tensor([len(header), body.numel()], device=device), rank, group)
     dist.broadcast(body.to(device), rank, group)
     kinds_by_path = {path: TensorKind(t.dtype, tuple(t.shape)) for path, t in parcel.tensors.items()}
+    under_way: deque[dist.Work] = deque()
     for number, paths in enumerate(_buckets(kinds_by_path)):
         on_bucket(number)
         flat = torch.cat([parcel.tensors[path].detach().reshape(-1).to(device) for path in paths])
-        dist.broadcast(flat, rank, group)
+        under_way.append(_broadcast(flat, rank, group))
+        if len(under_way) == _IN_FLIGHT:
+            under_way.popleft().wait()
+    for work in under_way:
+        work.wait()
 
 
 def receive(
@@ -95,14 +103,25 @@ def receive(
         for path, dtype, shape in header["tensors"]
     }
     tensors = place(kinds)
+    under_way: deque[tuple[dist.Work, torch.Tensor, list[Path]]] = deque()
+
+    def unpack() -> None:
+        work, flat, paths = under_way.popleft()
+        work.wait()
+        pieces = torch.split(flat, [_elements(kinds[path]) for path in paths])
+        with torch.no_grad():
+            for path, piece in zip(paths, pieces, strict=True):
+                tensors[path].copy_(piece.view(kinds[path].shape))
+
     for number, paths in enumerate(_buckets(kinds)):
         on_bucket(number)
-        sizes = [_elements(kinds[path]) for path in paths]
-        flat = torch.empty(sum(sizes), dtype=kinds[paths[0]].dtype, device=device)
-        dist.broadcast(flat, source, group)
-        with torch.no_grad():
-            for path, piece in zip(paths, torch.split(flat, sizes), strict=True):
-                tensors[path].copy_(piece.view(kinds[path].shape))
+        elements = sum(_elements(kinds[path]) for path in paths)
+        flat = torch.empty(elements, dtype=kinds[paths[0]].dtype, device=device)
+        under_way.append((_broadcast(flat, source, group), flat, paths))
+        if len(under_way) == _IN_FLIGHT:
+            unpack()
+    while under_way:
+        unpack()
     return Parcel({path: tensors[path] for path in kinds}, raw[header_bytes:])
 
 
@@ -120,6 +139,11 @@ def _buckets(kinds: Mapping[Path, TensorKind]) -> Iterator[list[Path]]:
             bucket.append(path)
             size += _elements(kind) * dtype.itemsize
         yield bucket
+
+
+def _broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup) -> dist.Work:
+    work: dist.Work = dist.broadcast(tensor, source, group, async_op=True)
+    return work
 
 
 def _elements(kind: TensorKind) -> int:

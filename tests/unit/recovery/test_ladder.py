@@ -217,8 +217,23 @@ def test_a_plan_says_why_no_replica_will_do() -> None:
     nothing_logged = plan_of({**group(live(47)), 1: Reported(1, 1, None, holds=("another model",))})
     assert (nothing_logged.way, nothing_logged.reason) == (
         Way.FALLBACK,
-        "all replicas of another model are lost, and nothing of it is logged",
+        "all replicas of another model are lost",
     )
+
+
+def test_a_stage_that_cannot_serve_goes_back_by_copy() -> None:
+    """Rank 1 has completed iteration 47, its replica was interrupted in it, and so was the other stage."""
+    plan = plan_of(group(stage(0, 47), stage(1, 48), stage(0, 47), stage(1, 47)))
+    assert (plan.way, plan.resume) == (Way.REPLICA, 47)
+    assert plan.transfers == (whole(3, 1),)
+    assert not any(task.serve for task in plan.tasks.values())
+
+
+def test_a_stage_that_cannot_serve_nor_go_back() -> None:
+    """The replica that was interrupted is lost."""
+    plan = plan_of(group(stage(0, 47), stage(1, 48), stage(0, 47), stage(1, None)))
+    assert plan.way == Way.FALLBACK
+    assert "would have to serve iteration 47" in plan.reason
 
 
 # ------------------------------------------------------------------------------------------- all of them

@@ -1,0 +1,56 @@
+"""Pipelines that are replicas of each other, on a device mesh: replication first, then the log (paper §3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import EXAMPLES, ClusterRun, assert_clean, assert_identical, run_cluster, training
+
+
+def run_hybrid(folder: Path, *args: str, inject: str = "") -> ClusterRun:
+    """Two replicas of a pipeline of two; ranks 0 and 2 hold the first stage, 1 and 3 the last."""
+    script = training(folder, EXAMPLES / "train_hybrid.py")
+    return run_cluster(folder, "--layers=4", "--microbatches=4", *args, inject=inject, script=script)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
+    run = run_hybrid(tmp_path_factory.mktemp("undisturbed"))
+    assert run.code == 0, run.output[-6000:]
+    return run
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "machine=0 iteration=5 point=forward microbatch=2",
+        "machine=1 iteration=5 point=forward microbatch=1",
+        "machine=2 iteration=5 point=backward microbatch=3",
+        "machine=3 iteration=5 point=reducing",
+        "machine=1 iteration=5 point=optimizer",
+        "machine=2 iteration=4 point=between",
+    ],
+)
+def test_a_stage_comes_from_its_replica(fault: str, tmp_path: Path, undisturbed: ClusterRun) -> None:
+    run = run_hybrid(tmp_path, inject=f"kill {fault}")
+    assert_identical(run, undisturbed)
+    assert_clean(run)
+    (recovery,) = run.recoveries
+    assert recovery["way"] == "replica"
+    assert not any(recovery["iterations_lost"].values())
+
+
+def test_replicas_of_different_stages(tmp_path: Path, undisturbed: ClusterRun) -> None:
+    second = "kill machine=3 iteration=5 point=forward microbatch=1"
+    run = run_hybrid(tmp_path, inject=f"kill machine=0 iteration=5 point=forward microbatch=2; {second}")
+    assert_identical(run, undisturbed)
+    assert {recovery["way"] for recovery in run.recoveries} == {"replica"}
+
+
+def test_all_replicas_of_a_stage(tmp_path: Path, undisturbed: ClusterRun) -> None:
+    second = "kill machine=3 iteration=5 point=forward microbatch=1"
+    run = run_hybrid(tmp_path, inject=f"kill machine=1 iteration=5 point=forward microbatch=1; {second}")
+    assert_identical(run, undisturbed)
+    assert run.recoveries[-1]["way"] == "fallback"
+    assert run.recoveries[-1]["reason"] == "all replicas of stage 1 are lost"
