@@ -105,7 +105,7 @@ class Checkpointer:
     def __init__(
         self, folder: CheckpointFolder, state: TrainingState, on_written: Callable[[int], None]
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._state = state
         self._on_written = on_written
         self._saving: Future[Any] | None = None
@@ -129,11 +129,11 @@ class Checkpointer:
         if not self._idle.wait(_SAVE_S):
             raise CheckpointError(
                 f"The save of an earlier checkpoint has not ended within {_SAVE_S:g} s: "
-                f"{self._folder.store.url} does not answer, or checkpoint_every is too small for it.",
+                f"{self.folder.store.url} does not answer, or checkpoint_every is too small for it.",
                 iteration=iteration,
             )
         self._idle.clear()
-        writer = FsspecWriter(self._folder.store.child_url(path))
+        writer = FsspecWriter(self.folder.store.child_url(path))
         future = state_dict_saver.async_save(self._state.to_save(), storage_writer=writer, no_dist=True)
         assert isinstance(future, Future)
 
@@ -159,9 +159,9 @@ class Checkpointer:
         Raises:
             CheckpointError: if it cannot be read.
         """
-        path = self._folder.part_of(iteration, rank)
+        path = self.folder.part_of(iteration, rank)
         try:
-            reader = FsspecReader(self._folder.store.child_url(path))
+            reader = FsspecReader(self.folder.store.child_url(path))
             stored = reader.read_metadata()
             paths = stored.planner_data or {}
             kinds = {

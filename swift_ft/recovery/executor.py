@@ -20,13 +20,14 @@ from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder
 from swift_ft.recovery.claim import claim_store
 from swift_ft.recovery.coordinator import Coordinator
 from swift_ft.recovery.failures import is_broken_communication
-from swift_ft.recovery.ladder import Transfer, keeper_of
+from swift_ft.recovery.ladder import Transfer
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.pipelined import LoggedPipeline
 from swift_ft.recovery.plan import Plan, Task, Way
 from swift_ft.recovery.protocol import State
 from swift_ft.recovery.replicated import Replicas
 from swift_ft.recovery.rollback import Rollback
+from swift_ft.recovery.saving import Saver
 from swift_ft.recovery.state import TrainingState
 from swift_ft.recovery.worker_log import WorkerLog
 from swift_ft.testing.faults import Point, parse_faults
@@ -67,10 +68,8 @@ class Executor:
         self._context = context
         self._store = store
         self._state = state
-        self._checkpoint_every = checkpoint_every
         self._seed = seed
-        self._folder = CheckpointFolder(store)
-        self._checkpointer = Checkpointer(self._folder, state, self._part_written)
+        self._checkpointer = Checkpointer(CheckpointFolder(store), state, self._part_written)
         self._rollback = Rollback(state)
         self._log = WorkerLog(store, context, budget_bytes=log_budget_bytes)
         self._has_state = False
@@ -81,7 +80,7 @@ class Executor:
         self._pipeline: LoggedPipeline | None = None
         self._coordinator = Coordinator(
             context,
-            self._folder,
+            self._checkpointer.folder,
             keep_checkpoints=keep_checkpoints,
             before_commit=lambda iteration: self._injector.at(Point.COMMIT, iteration),
             on_committed=self._log.drop_before,
@@ -94,6 +93,7 @@ class Executor:
             announce=self._coordinator.announce_fault,
             break_connections=self._coordinator.group.abort,
         )
+        self._saver = Saver(context, self._coordinator, self._checkpointer, self._log, every=checkpoint_every)
         self._replicas = Replicas(
             state, self._coordinator.rendezvous, self._coordinator.group, self._injector.at
         )
@@ -185,10 +185,10 @@ class Executor:
     def complete(self) -> None:
         """The step of the current iteration is done."""
         self.iteration += 1
-        if self.iteration % self._checkpoint_every == 0:
+        if self._saver.due(self.iteration):
             assert self._log.writer is not None
             self._log.writer.cut()
-            self._save(self._coordinator.state)
+            self._saver.save(self.iteration)
         if self.replaying:
             self._replayed += 1
             if self.iteration == self._replay_until:
@@ -231,9 +231,7 @@ class Executor:
         if coordinator.disturbed(state):
             self.recover()
             return False
-        if self.iteration % self._checkpoint_every == 0:
-            self._checkpointer.wait(self._context.timeouts.flush_s)
-            coordinator.wait_for_commit(self.iteration, self._context.timeouts.flush_s)
+        self._saver.finish(self.iteration)
         coordinator.settle(self._context.timeouts.flush_s)
         return True
 
@@ -345,7 +343,7 @@ class Executor:
         if not coordinator.enter_group(state.generation):
             return False
         self._replicas.reset(plan.resume)
-        cause = self._transfer(plan, state)
+        cause = self._transfer(plan)
         if cause is None and task.serve and self._pipeline is not None:
             cause = self._pipeline.serve(state, plan)
         if cause is not None:
@@ -353,10 +351,10 @@ class Executor:
             return False
         self._has_state, self._dirty, self._updated = True, None, ()
         if state.committed is None and plan.way == Way.START:
-            self._save(state)  # so that there is always a checkpoint to return to
+            self._saver.save(self.iteration)  # so that there is always a checkpoint to return to
         return True
 
-    def _transfer(self, plan: Plan, state: State) -> str | None:
+    def _transfer(self, plan: Plan) -> str | None:
         """Give and take state, in the plan's order. Returns why that was broken off, or None."""
         rank = self._context.rank
         for transfer in plan.transfers:
@@ -390,22 +388,6 @@ class Executor:
     def bytes_logged(self) -> int:
         """Payload that this worker has logged."""
         return self._log.bytes_logged
-
-    def _save(self, state: State) -> None:
-        """Begin to save the state, unless that checkpoint is committed already. One replica saves for all."""
-        if state.committed is not None and self.iteration <= state.committed:
-            return
-        rank, iteration, epoch = self._context.rank, self.iteration, state.epoch
-        keeper = keeper_of(rank, state.reports)
-        path = self._folder.part(iteration, keeper, self._log.generation)
-
-        def durable() -> None:
-            self._coordinator.tell(ev.Durable(rank, iteration, epoch, path, self._context.launched))
-
-        if rank == keeper:
-            self._checkpointer.save(iteration, path, durable)
-        else:  # nothing is committed before the keeper has told the same
-            durable()
 
     def _part_written(self, iteration: int) -> None:
         self._injector.at(Point.CHECKPOINT, iteration)

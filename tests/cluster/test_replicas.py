@@ -70,6 +70,15 @@ def test_four_replicas(point: str, tmp_path: Path, undisturbed: Reference) -> No
     assert_restored(run, undisturbed(4), 0)
 
 
+@pytest.mark.parametrize("point", ["reduce", "reducing", "reduced"])
+def test_each_bucket(point: str, tmp_path: Path, undisturbed: Reference) -> None:
+    """One bucket after the other, in as many iterations of one run, on both replicas in turn."""
+    faults = [f"kill machine={n % 2} iteration={n + 2} point={point} bucket={n}" for n in range(14)]
+    run = run_replicas(tmp_path, 2, "--iterations=18", inject="; ".join(faults))
+    assert len(run.events("Injected")) == len(faults)
+    assert_restored(run, undisturbed(2, "--iterations=18"), 0, 1)
+
+
 @pytest.mark.parametrize("iteration", [0, 1])
 def test_before_the_buckets_are_settled(iteration: int, tmp_path: Path, undisturbed: Reference) -> None:
     """DDP makes its buckets anew after the first backward."""
