@@ -160,13 +160,28 @@ class DataParallelHook:
         except RuntimeError as error:
             self.broken = str(error).splitlines()[0]
             raise
-        arrival: torch.futures.Future[None] = torch.futures.Future()
-        backward = self._backward
+        return self._averaged(bucket, work.get_future())
+
+    def _averaged(
+        self, bucket: GradBucket, reduced: torch.futures.Future[Any]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """What DDP waits for. Of gloo's it is a future of our own, which an abort can complete."""
+        index, backward = bucket.index(), self._backward
         with self._one_at_a_time:
             self._under_way.add(index)
+        if not _needs_waking(bucket.buffer()):
+            self._events.sent(index)
+
+            def done(future: torch.futures.Future[Any]) -> torch.Tensor:
+                self._done(future, bucket, backward)
+                return self._outcome(bucket)
+
+            return reduced.then(done)
+        arrival: torch.futures.Future[None] = torch.futures.Future()
+        with self._one_at_a_time:
             self._awaited[index] = arrival
         self._events.sent(index)
-        work.get_future().add_done_callback(lambda future: self._done(future, bucket, backward))
+        reduced.add_done_callback(lambda future: self._done(future, bucket, backward))
         return arrival.then(lambda _: self._outcome(bucket))
 
     def _done(self, future: torch.futures.Future[Any], bucket: GradBucket, backward: int) -> None:
@@ -176,10 +191,11 @@ class DataParallelHook:
                 return  # it was given up long ago
             try:
                 future.value()
-                if self.broken is None:
-                    self._arrived(bucket)
             except RuntimeError as error:
                 self.broken = str(error).splitlines()[0]
+            try:
+                if self.broken is None:
+                    self._arrived(bucket)
             except Exception as error:  # an optimizer's, say: raised by the backward that waits for this
                 self._failure = error
             self._under_way.discard(bucket.index())
@@ -235,6 +251,11 @@ class DataParallelHook:
             parameter.register_post_accumulate_grad_hook(lambda _, i=index: self._order.append(i))
             for index, parameter in enumerate(parameters)
         ]
+
+
+def _needs_waking(gradients: torch.Tensor) -> bool:
+    """gloo's, on the host. Elsewhere an abort wakes all, and the future carries the streams."""
+    return gradients.device.type == "cpu"
 
 
 @contextlib.contextmanager

@@ -171,11 +171,11 @@ class Replicas:
             for index in transfer.parameters or ():
                 optimizer, parameter = indexed[index]
                 parameter.copy_(parcel.tensors["parameter", str(index)])
-                optimizer.state[parameter] = dict(plain[index])
+                optimizer.state[parameter] = dict(plain[index]["values"])
         for (kind, index_text, *field), tensor in parcel.tensors.items():
             if kind == "state":
                 optimizer, parameter = indexed[int(index_text)]
-                on_host = tensor.dim() == 0  # step counters stay on the host, as torch's optimizers keep them
+                on_host = field[0] in plain[int(index_text)]["host"]  # step counters, as a rule
                 optimizer.state[parameter][field[0]] = tensor if on_host else tensor.to(parameter.device)
 
     def _pack_whole(self) -> Parcel:
@@ -196,10 +196,12 @@ class Replicas:
             optimizer, parameter = self._state.parameters[index]
             state = optimizer.state.get(parameter, {})
             tensors["parameter", str(index)] = parameter.detach()
-            tensors.update(
-                {("state", str(index), k): v for k, v in state.items() if isinstance(v, torch.Tensor)}
-            )
-            plain[index] = {k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}
+            fields = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
+            tensors.update({("state", str(index), k): v for k, v in fields.items()})
+            plain[index] = {
+                "values": {k: v for k, v in state.items() if k not in fields},
+                "host": [k for k, v in fields.items() if v.device.type == "cpu"],
+            }
         buffer = io.BytesIO()
         torch.save(plain, buffer)
         return Parcel(tensors, buffer.getvalue())

@@ -119,14 +119,24 @@ def test_a_backward_that_waits_is_broken_off(monkeypatch: pytest.MonkeyPatch) ->
     assert len(backward(hook)) == 12
 
 
+def test_where_an_abort_wakes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of accelerators, on the host: the same gradients."""
+    hook, _ = hooked(Events())
+    ours = backward(hook)
+    monkeypatch.setattr("swift_ft.data_parallel._needs_waking", lambda _: False)
+    hook, _ = hooked(Events())
+    assert all(torch.equal(a, b) for a, b in zip(backward(hook), ours, strict=True))
+
+
 def test_an_optimizers_error_is_raised_by_the_backward() -> None:
     class Failing(Events):
         def reduced(self, bucket: int, parameters: Sequence[torch.Tensor]) -> None:
-            raise ValueError("no such learning rate")
+            raise RuntimeError("no such learning rate")
 
     hook, _ = hooked(Failing())
     with pytest.raises(RuntimeError, match="no such learning rate"):
         backward(hook)
+    assert hook.broken is None  # else it would count as a peer's death
 
 
 def test_what_is_not_supported() -> None:

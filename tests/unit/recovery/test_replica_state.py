@@ -75,7 +75,7 @@ class StandIn:
 
     def transfer(self, transfer: Transfer, resume: int) -> str | None:
         plan = Plan(Way.REPLICA, resume, {0: Task(None, resume, resume)}, (transfer,))
-        return Executor._transfer(cast(Executor, self), plan, cast(Any, None))
+        return Executor._transfer(cast(Executor, self), plan)
 
 
 def test_a_survivor_goes_forward_with_all_that_belongs_to_it() -> None:
