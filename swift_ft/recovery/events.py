@@ -104,6 +104,8 @@ class Reported:
         pipeline_known: the shapes of its stages' messages are known, so no live warm-up is needed.
         dirty: why its state is neither before nor after an iteration and cannot be brought back, if so.
         holds: names of the parts whose whole state is on this worker; who holds the same is a replica.
+        undoable: indices of the parameters that the last completed iteration updated, where that can still be
+            undone. Told in pipelines only, where stages may be apart.
         pipeline: tells the pipeline of its stages from the replicas of that pipeline.
         updated: indices of the parameters that the interrupted iteration has updated, and that can be undone.
     """
@@ -117,6 +119,7 @@ class Reported:
     dirty: str | None = None
     holds: tuple[str, ...] = ()
     pipeline: int = 0
+    undoable: tuple[int, ...] = ()
     updated: tuple[int, ...] = ()
 
 

@@ -159,7 +159,7 @@ class Executor:
 
     def begin(self) -> None:
         """The step of the current iteration begins."""
-        self._rollback.begin()
+        self._rollback.begin(self.iteration)
         self._replicas.begin(self.iteration)
         if self._pipeline is not None:
             self._pipeline.begin(self.iteration, self._replicas.replica)
@@ -184,6 +184,7 @@ class Executor:
 
     def complete(self) -> None:
         """The step of the current iteration is done."""
+        self._replicas.completed()
         self.iteration += 1
         if self._saver.due(self.iteration):
             assert self._log.writer is not None
@@ -283,9 +284,14 @@ class Executor:
                 dirty=self._dirty,
                 holds=self.holds,
                 pipeline=pipeline.pipeline if pipeline is not None else 0,
+                undoable=self._undoable(),
                 updated=self._updated,
             )
         )
+
+    def _undoable(self) -> tuple[int, ...]:
+        apart = self._pipeline is not None and self._replicas.attached  # else all replicas go forward
+        return self._replicas.undoable() if apart and self._has_state and not self._updated else ()
 
     def _execute(self, state: State) -> bool:
         """Do this worker's task. True when a replay begins: its steps run in the user's own loop."""
@@ -336,6 +342,9 @@ class Executor:
         assert plan is not None
         task = plan.tasks[self._context.rank]
         if task.undo:
+            if task.begin < self.iteration:  # it was completed: from here on it is one that was interrupted
+                self._rollback.back_to(task.begin)
+                self.iteration, self._updated = task.begin, task.undo
             self._replicas.undo(task)  # told as updated until all are equal: roundings make it no original
         if self._pipeline is not None:
             self._pipeline.prepare(plan)

@@ -92,19 +92,31 @@ def agree(group: Mapping[int, Reported]) -> Agreement | None:
 
 
 def retreat(group: Mapping[int, Reported], iteration: int) -> Agreement | None:
-    """Back by copy for a stage that is ahead of the others, where some replicas only got there by a copy.
+    """Back for a stage that is ahead of the others, where some replicas only got there by a copy.
 
-    Those have no log of the iteration from which they could serve it. The survivor that it was interrupted in
-    still has the state before it.
+    Those have no log of the iteration from which they could serve it. By copy, where a survivor was
+    interrupted in it and has the state before it; else each survivor undoes the iteration.
+
+    Args:
+        group: what each replica of one part reported, by rank.
+        iteration: where the other parts stand.
+
+    Returns:
+        None if there is no way back.
     """
     before = [
         r for r, s in group.items() if s.live and s.iteration == iteration and not (s.dirty or s.updated)
     ]
+    undo = {}
+    if not before:
+        undo = {
+            r: s.undoable for r, s in group.items() if s.live and s.iteration == iteration + 1 and s.undoable
+        }
+        before = list(undo)
     if not before:
         return None
-    source = min(before)
     rest = tuple(sorted(group.keys() - before))
-    return Agreement(iteration, {}, (Transfer(source, rest),) if rest else ())
+    return Agreement(iteration, undo, (Transfer(min(before), rest),) if rest else ())
 
 
 def _copies(standing: Mapping[int, Reported]) -> tuple[Transfer, ...]:

@@ -102,6 +102,22 @@ class Replicas:
                 tagged.update(optimizer.updated)
         return tuple(i for i, (_, p) in enumerate(self._state.parameters) if p in tagged)
 
+    def completed(self) -> None:
+        """The step is done: its tags are the last iteration's from now on."""
+        self._windows = {name: optimizer.windows_opened for name, optimizer in self._undoable().items()}
+
+    def undoable(self) -> tuple[int, ...]:
+        """Indices of what the last completed iteration updated; none if that cannot be undone."""
+        optimizers = self._undoable()
+        if len(optimizers) < len(self._state.optimizers):
+            return ()
+        tagged: set[torch.Tensor] = set()
+        for name, optimizer in optimizers.items():
+            if optimizer.windows_opened != self._windows.get(name) or not optimizer.updated:
+                return ()
+            tagged.update(optimizer.updated)
+        return tuple(i for i, (_, p) in enumerate(self._state.parameters) if p in tagged)
+
     def undo(self, task: Task) -> None:
         """Take back the updates that the plan names, unless an earlier plan of this step, broken off, did.
 

@@ -30,24 +30,28 @@ class Rollback:
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
+        self._iteration = -1
         self._small: dict[str, Any] = {}
+        self._previous_small: dict[str, Any] = {}
+        self._previous_buffers: dict[torch.Tensor, torch.Tensor] = {}
         self._had_gradient: list[tuple[torch.nn.Parameter, bool]] = []
         self._buffers: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
         self._updated: set[str] = set()
         self._steps = 0
-        self._ignoring = False
         self._after: dict[torch.Tensor, torch.Tensor] = {}
         for name, optimizer in state.optimizers.items():
             if isinstance(optimizer, UndoableOptimizer):
                 continue  # it can take its update back
             optimizer.register_step_post_hook(lambda *_, name=name: self._note_update(name))
 
-    def begin(self) -> None:
-        """A step begins.
+    def begin(self, iteration: int) -> None:
+        """The step of an iteration begins.
 
         Raises:
             UnsupportedError: if gradients were carried over from the step before.
         """
+        self._previous_small, self._previous_buffers = self._small, {}
+        self._iteration = iteration
         self._small = self._state.snapshot()
         self._updated.clear()
         self._after.clear()
@@ -87,6 +91,17 @@ class Rollback:
                     self._buffers[buffer] = (copy, buffer._version)
         self._state.restore(self._small)
 
+    def back_to(self, iteration: int) -> None:
+        """Go back to the beginning of the last completed step, whose update is undone."""
+        if iteration == self._iteration:  # the next one has not begun
+            self.back()
+            return
+        assert iteration == self._iteration - 1
+        with torch.no_grad():
+            for buffer, copy in self._previous_buffers.items():
+                buffer.copy_(copy)
+        self._state.restore(self._previous_small)
+
     def forward(self) -> None:
         """After :meth:`back`: the step counts as done after all, since a replica has completed it.
 
@@ -100,6 +115,8 @@ class Rollback:
         """Copy a buffer, unless it has not changed since its last copy (masks never do)."""
         kept = self._buffers.get(buffer)
         if kept is None or kept[1] != buffer._version:
+            if kept is not None:
+                self._previous_buffers[buffer] = kept[0]
             self._buffers[buffer] = (buffer.detach().clone(), buffer._version)
 
     def _note_update(self, name: str) -> None:

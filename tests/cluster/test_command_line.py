@@ -92,9 +92,10 @@ def test_script_that_is_not_there(tmp_path: Path) -> None:
     ("kind", "words"),
     [
         ("two sessions", "has a session already"),
-        ("not attached", "attach_pipeline(schedule) before the first step"),
+        ("not attached", "attach_pipeline(schedule) or session.attach_ddp(model) before the first step"),
         ("no schedule", "takes a schedule"),
-        ("own group", "process group of their own"),
+        ("no DDP", "takes a torch.nn.parallel.DistributedDataParallel"),
+        ("two pipelines", "protects one pipeline"),
         ("without with", "Write `with step:`"),
         ("gradients carried over", "zero_grad"),
     ],

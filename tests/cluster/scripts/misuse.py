@@ -21,10 +21,13 @@ if kind == "not attached":
     next(iter(session.steps(1)))
 if kind == "no schedule":
     session.attach_pipeline(model)
-group = dist.new_group(list(range(world))) if kind == "own group" else None
-stage = PipelineStage(model, rank, world, torch.device("cpu"), group=group)
+if kind == "no DDP":
+    session.attach_ddp(model)
+stage = PipelineStage(model, rank, world, torch.device("cpu"))
 schedule = Schedule1F1B(stage, 4, loss_fn=torch.nn.functional.mse_loss)
 session.attach_pipeline(schedule)
+if kind == "two pipelines":
+    session.attach_pipeline(schedule)
 for step in session.steps(3):
     if kind == "without with":
         continue

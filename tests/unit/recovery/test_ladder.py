@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -234,6 +235,16 @@ def test_a_stage_that_cannot_serve_nor_go_back() -> None:
     plan = plan_of(group(stage(0, 47), stage(1, 48), stage(0, 47), stage(1, None)))
     assert plan.way == Way.FALLBACK
     assert "would have to serve iteration 47" in plan.reason
+
+
+def test_a_stage_that_cannot_serve_undoes_what_it_completed() -> None:
+    """The replica that was interrupted is lost, and the survivor can take its last step back."""
+    ahead = replace(stage(1, 48), undoable=(0, 1, 2))
+    standings = group(stage(0, 47), stage(1, 48), stage(0, 47), stage(1, None))
+    plan = plan_of({**standings, 1: replace(ahead, rank=1)})
+    assert (plan.way, plan.resume) == (Way.REPLICA, 47)
+    assert plan.tasks[1] == Task(None, 47, 47, undo=(0, 1, 2))
+    assert plan.transfers == (whole(1, 3),)
 
 
 # ------------------------------------------------------------------------------------------- all of them
