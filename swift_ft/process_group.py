@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -14,7 +16,14 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from swift_ft.recovery.failures import is_communication
+
 __all__ = ["GenerationGroup"]
+
+_FORMING = "_new_process_group_helper"
+
+STUCK_S = 10.0
+"""After an abort, for a call of torch's communication to end: it takes milliseconds."""
 
 
 class GenerationGroup:
@@ -36,6 +45,7 @@ class GenerationGroup:
         self._operation_timeout: timedelta | None = None
         self._lock = threading.Lock()
         self._sockets: dict[int, str] = {}
+        self._stuck: threading.Timer | None = None
         self._aborted: list[Callable[[], None]] = []
         self._followed: list[tuple[list[int], Callable[[dist.ProcessGroup], None]]] = []
 
@@ -62,6 +72,10 @@ class GenerationGroup:
         if self._backend is None:
             self._remember()
         self.abort()
+        with self._lock:
+            if self._stuck is not None:
+                self._stuck.cancel()
+            self._stuck = None
         dist.destroy_process_group()
         gc.collect()
 
@@ -111,7 +125,9 @@ class GenerationGroup:
         assert world is not None
         if len(ranks) == self._world:
             return world
-        timeout = timedelta(seconds=self._timeout_s)
+        # A group of the script's has the script's patience with each operation.
+        patience = self._operation_timeout if members_only else None
+        timeout = patience or timedelta(seconds=self._timeout_s)
         group: dist.ProcessGroup = dist.new_group(
             ranks, timeout=timeout, use_local_synchronization=members_only
         )
@@ -134,6 +150,10 @@ class GenerationGroup:
                 with contextlib.suppress(OSError):
                     if str(Path(f"/proc/self/fd/{fd}").readlink()) == name:
                         _shut_down(fd)
+            if self._sockets and self._stuck is None:
+                self._stuck = threading.Timer(STUCK_S, _end_if_stuck)
+                self._stuck.daemon = True
+                self._stuck.start()
             self._sockets = {}
         for aborted in self._aborted:
             aborted()
@@ -145,6 +165,20 @@ class GenerationGroup:
         self._backend = str(dist.distributed_c10d._world.pg_map[group][0])
         backend = group._get_backend(group._device_types[0])
         self._operation_timeout = backend.options._timeout
+
+
+def _end_if_stuck() -> None:
+    """Rarely, gloo forgets to wake a thread whose connection closed in the middle of a send.
+
+    Nothing else can wake it: it counts as dead, and is replaced. A thread that computes is left alone, and so
+    is one that forms a group, which ends by itself.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None or frame.f_code.co_name == _FORMING:
+        return
+    if is_communication(frame.f_code.co_filename, frame.f_code.co_name):
+        print("swift_ft: gloo does not let go of this worker, which ends here", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _tcp_connections() -> dict[int, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-__all__ = ["is_broken_communication"]
+__all__ = ["is_broken_communication", "is_communication"]
 
 _COLLECTIVES = Path(dist.__file__).parent / "distributed_c10d.py"
 _WAITS = frozenset({"_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"})
@@ -37,4 +37,9 @@ def is_broken_communication(error: BaseException, in_backward: str | None = None
     frame = traceback.extract_tb(root.__traceback__)[-1]
     if frame.name in _ENGINES:
         return in_backward is not None or any(name in str(root) for name in _TRANSPORTS)
-    return Path(frame.filename) == _COLLECTIVES or frame.name in _WAITS
+    return is_communication(frame.filename, frame.name)
+
+
+def is_communication(filename: str, function: str) -> bool:
+    """Whether a frame of Python's is one in which torch communicates, and nothing else."""
+    return Path(filename) == _COLLECTIVES or function in _WAITS
