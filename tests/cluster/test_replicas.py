@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from harness import EXAMPLES, ClusterRun, assert_clean, assert_identical, run_cluster, training
+from harness import EXAMPLES, ITERATIONS, ClusterRun, assert_clean, assert_identical, run_cluster, training
 
 BUCKETS = ["--layers=4", "--bucket-mb=0.01"]
 """Nearly every parameter is a bucket of its own."""
@@ -45,6 +46,12 @@ def assert_restored(run: ClusterRun, reference: ClusterRun, *slots: int) -> None
     assert [recovery["way"] for recovery in run.recoveries] == ["replica"] * len(run.recoveries)
     assert {slot for recovery in run.recoveries for slot in recovery["slots"]} == set(slots)
     assert not any(lost for recovery in run.recoveries for lost in recovery["iterations_lost"].values())
+
+
+def losses_of(run: ClusterRun) -> dict[int, float]:
+    """The survivor's, by iteration; of a repeated one the last."""
+    lines = re.findall(r"\[machine 0\] iteration (\d+): loss ([\d.]+)", run.output)
+    return {int(iteration): float(loss) for iteration, loss in lines}
 
 
 POINTS = {
@@ -97,13 +104,16 @@ def test_wait_free_and_exact(bucket: int, optimizer: str, tmp_path: Path, undist
 
 
 def test_wait_free_without_residuals(tmp_path: Path, undisturbed: Reference) -> None:
-    """An undo by algebra alone has a rounding error, and that is all."""
+    """An undo by algebra alone has a rounding error, and that is all: loss curves lie on each other."""
     run = run_replicas(tmp_path, 2, "--wait-free", inject="kill machine=1 iteration=5 point=update bucket=7")
     ours, theirs = run.weights(), undisturbed(2).weights()
     assert run.recoveries[0]["way"] == "replica"
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)
+    curve, expected = losses_of(run), losses_of(undisturbed(2))
+    assert curve.keys() == expected.keys() == set(range(ITERATIONS))
+    assert all(abs(curve[at] - loss) <= 0.001 for at, loss in expected.items())  # the last printed digit
 
 
 def test_wait_free_is_the_ordinary_update(tmp_path: Path, undisturbed: Reference) -> None:
