@@ -165,8 +165,9 @@ def _class_dual(
     def at(charge: float) -> tuple[PricedChain, Dual, float]:
         priced = PricedChain(chain, (charge * rank_of).astype(np.float64))
         dual = solve_dual(priced, limit)
-        slope = _mixed_rank(dual, rank_of, chain.n, limit) - rank
-        return priced, replace(dual, bound=dual.bound - charge * rank), slope
+        mixed = _mixed_rank(dual, rank_of, chain.n, limit)
+        rounding = _ROUNDING * abs(charge) * max(mixed, rank)  # tolls can grow beyond all costs
+        return priced, replace(dual, bound=dual.bound - charge * rank - rounding), mixed - rank
 
     step = enough / max(chain.n, 1)
     sides: dict[bool, tuple[float, float, float]] = {}

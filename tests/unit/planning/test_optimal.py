@@ -4,7 +4,7 @@ import random
 
 import pytest
 from chains import brute_force, profiles
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swift_ft.planning import exact
@@ -37,6 +37,7 @@ def test_equals_brute_force_on_twelve_machines(seed: int) -> None:
 
 @settings(deadline=None, max_examples=80)
 @given(profiles(8), st.booleans(), st.floats(0, 1))
+@example(ChainProfile((1.0,) * 6, (0, 0, 0, 0, 1)), False, 0.0)  # a toll that grows beyond all costs
 def test_search_by_class_is_exact_too(profile: ChainProfile, parallel: bool, part: float) -> None:
     """With room for three labels the plain search gives up; what the classes prove must still be true."""
     chain = Chain(profile, 1e9, parallel)
