@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Trace", "kill_in_forward"]
+__all__ = ["Trace", "kill_in_forward", "process_start"]
 
 
 class Trace:
@@ -29,7 +29,7 @@ class Trace:
     def __init__(self, path: str | None, rank: int) -> None:
         self._path = Path(path) if path else None
         self._rank = rank
-        self("start", at=_process_start())
+        self("start", at=process_start())
 
     def __call__(self, event: str, iteration: int | None = None, at: float | None = None) -> None:
         """Writes one event, of now if ``at`` does not say otherwise."""
@@ -61,7 +61,7 @@ def kill_in_forward(module: nn.Module, iteration: int, microbatch: int, marker: 
     module.register_forward_pre_hook(kill_when_due)
 
 
-def _process_start() -> float:
+def process_start() -> float:
     """Returns when the system started this process, in Unix time; without a ``/proc``, the time now."""
     try:
         stat = Path("/proc/self/stat").read_text()

@@ -3,7 +3,7 @@
 SwiftError
 ├── UsageError(ValueError)        the user can fix it: one line with cause and remedy, exit code 2
 │   ├── NotLaunchedError          the script was not started by swift-run
-│   ├── NotAttachedError          a step began before a schedule was attached
+│   ├── NotAttachedError          a step began before a schedule or a model was attached
 │   ├── SessionInUseError         a second Session in the same process
 │   ├── StoreNotWritableError     the store's URL cannot be written
 │   ├── StoreInUseError           the store holds another run, and neither --resume nor --fresh was given
@@ -72,7 +72,7 @@ class NotLaunchedError(UsageError):
 
 
 class NotAttachedError(UsageError):
-    """A step began before ``session.attach_pipeline(schedule)``."""
+    """A step began before ``session.attach_pipeline(schedule)`` or ``session.attach_ddp(model)``."""
 
 
 class SessionInUseError(UsageError):

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import torch
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from instrument import process_start
 from torch import Tensor, nn
 
 WORKERS = 2
@@ -37,7 +38,7 @@ class Trace:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = (folder / f"{rank}-{os.getpid()}.jsonl").open("a", buffering=1)
-        self("start", at=_process_start())
+        self("start", at=process_start())
 
     def __call__(self, event: str, **facts: Any) -> None:
         """Writes one event, of now if ``at`` does not say otherwise."""
@@ -105,14 +106,3 @@ def parse_arguments(description: str | None, *more: tuple[str, dict[str, Any]]) 
     for flag, options in more:
         parser.add_argument(flag, **options)
     return parser.parse_args()
-
-
-def _process_start() -> float:
-    """When the system started this process; without a ``/proc``, the time now."""
-    try:
-        stat = Path("/proc/self/stat").read_text()
-    except OSError:
-        return time.time()
-    ticks_since_boot = int(stat.rpartition(")")[2].split()[19])
-    booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return booted_at + ticks_since_boot / os.sysconf("SC_CLK_TCK")

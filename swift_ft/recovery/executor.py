@@ -67,7 +67,6 @@ class Executor:
         self.iteration = 0
         self._context = context
         self._store = store
-        self._state = state
         self._seed = seed
         self._checkpointer = Checkpointer(CheckpointFolder(store), state, self._part_written)
         self._rollback = Rollback(state)

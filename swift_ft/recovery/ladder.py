@@ -10,7 +10,7 @@ A replica is defined by what it holds, not by how its gradients are averaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swift_ft.recovery.events import Reported
@@ -123,13 +123,9 @@ def _copies(standing: Mapping[int, Reported]) -> tuple[Transfer, ...]:
     """Each parameter that some replicas have updated and others have not, from the first that has not."""
     updated = {rank: frozenset(s.updated) for rank, s in standing.items()}
     routes: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for parameter in sorted(_union(updated.values())):
+    for parameter in sorted(frozenset().union(*updated.values())):
         targets = tuple(sorted(rank for rank, done in updated.items() if parameter in done))
         untouched = standing.keys() - set(targets)
         if untouched:
             routes.setdefault((min(untouched), targets), []).append(parameter)
     return tuple(Transfer(source, targets, tuple(ps)) for (source, targets), ps in sorted(routes.items()))
-
-
-def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
-    return frozenset().union(*sets)

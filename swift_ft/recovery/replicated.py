@@ -53,6 +53,7 @@ class Replicas:
         self._iteration = 0
         self._windows: dict[str, int] = {}
         self._undone: set[int] = set()
+        self._wait_free: list[tuple[UndoableOptimizer, set[torch.Tensor]]] = []
 
     def attach_ddp(self, model: Any) -> None:
         """See :meth:`swift_ft.Session.attach_ddp`."""
@@ -87,7 +88,12 @@ class Replicas:
         self._undone.clear()
         if self._hook is not None:
             self._hook.begin()
-        self._windows = {name: optimizer.windows_opened for name, optimizer in self._undoable().items()}
+        self._note_windows()
+        self._wait_free = [
+            (optimizer, {p for group in optimizer.param_groups for p in group["params"]})
+            for optimizer in self._undoable().values()
+            if optimizer.wait_free
+        ]
 
     def settle(self) -> None:
         """After an interruption: wait until nothing changes any more in the background."""
@@ -100,11 +106,11 @@ class Replicas:
         for name, optimizer in self._undoable().items():
             if optimizer.windows_opened != self._windows.get(name):  # else the tags are the last iteration's
                 tagged.update(optimizer.updated)
-        return tuple(i for i, (_, p) in enumerate(self._state.parameters) if p in tagged)
+        return self._indices(tagged)
 
     def completed(self) -> None:
         """The step is done: its tags are the last iteration's from now on."""
-        self._windows = {name: optimizer.windows_opened for name, optimizer in self._undoable().items()}
+        self._note_windows()
 
     def undoable(self) -> tuple[int, ...]:
         """Indices of what the last completed iteration updated; none if that cannot be undone."""
@@ -116,7 +122,7 @@ class Replicas:
             if optimizer.windows_opened != self._windows.get(name) or not optimizer.updated:
                 return ()
             tagged.update(optimizer.updated)
-        return tuple(i for i, (_, p) in enumerate(self._state.parameters) if p in tagged)
+        return self._indices(tagged)
 
     def undo(self, task: Task) -> None:
         """Take back the updates that the plan names, unless an earlier plan of this step, broken off, did.
@@ -244,13 +250,18 @@ class Replicas:
         for name, optimizer in self._undoable().items():
             if optimizer.windows_opened == self._windows.get(name):
                 optimizer.close_undo_window()
-            if optimizer.wait_free:
-                own = {p for group in optimizer.param_groups for p in group["params"]}
-                optimizer.update([p for p in parameters if p in own])
+        for optimizer, own in self._wait_free:
+            optimizer.update([p for p in parameters if p in own])
         self._at(Point.UPDATE, self._iteration, bucket)
 
     def _undoable(self) -> dict[str, UndoableOptimizer]:
         return {n: o for n, o in self._state.optimizers.items() if isinstance(o, UndoableOptimizer)}
+
+    def _note_windows(self) -> None:
+        self._windows = {name: optimizer.windows_opened for name, optimizer in self._undoable().items()}
+
+    def _indices(self, parameters: set[torch.Tensor]) -> tuple[int, ...]:
+        return tuple(i for i, (_, p) in enumerate(self._state.parameters) if p in parameters)
 
     def _close_windows(self) -> None:
         for optimizer in self._undoable().values():

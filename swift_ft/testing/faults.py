@@ -145,7 +145,7 @@ def _parse_one(text: str) -> Fault:
             int(facts.pop("bucket")) if "bucket" in facts else None,
         )
         if facts:
-            raise ValueError(f"unknown word {next(iter(facts))!r}")  # noqa: TRY301
+            raise ValueError(f"unknown word {next(iter(facts))!r}")  # noqa: TRY301  (told below, with all others)
     except (ValueError, KeyError, StopIteration) as error:
         raise UsageError(
             f"The fault {text!r} cannot be read ({error}); write it like "

@@ -7,19 +7,12 @@ from pathlib import Path
 
 import fsspec
 from hadoop import HdfsCluster
-from harness import assert_identical, run_cluster
+from training import replayed_from
 
 
 def test_a_killed_machine_is_replayed_from_hdfs(hdfs: HdfsCluster, tmp_path: Path) -> None:
     url = f"{hdfs.url}/{uuid.uuid4().hex}"
-    reference = run_cluster(tmp_path / "undisturbed")
-    run = run_cluster(
-        tmp_path / "killed", "--store", url, inject="kill machine=2 iteration=5 point=backward microbatch=2"
-    )
-    assert_identical(run, reference)
-    (recovery,) = run.recoveries
-    assert recovery["way"] == "replay"
-    assert recovery["slots"] == [2]
+    replayed_from(url, tmp_path, machine=2, at="point=backward microbatch=2")
     fs, root = fsspec.core.url_to_fs(url)
     files = fs.find(root)
     assert any(file.endswith("/committed.json") for file in files)

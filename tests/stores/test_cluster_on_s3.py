@@ -5,21 +5,14 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from harness import assert_identical, run_cluster
 from seaweed import BUCKET, SECRET_KEY, SeaweedServer
+from training import replayed_from
 
 
 def test_a_killed_machine_is_replayed_from_s3(seaweed: SeaweedServer, tmp_path: Path) -> None:
     name = uuid.uuid4().hex
     url = f"s3://{BUCKET}/{name}"
-    reference = run_cluster(tmp_path / "undisturbed")
-    run = run_cluster(
-        tmp_path / "killed", "--store", url, inject="kill machine=1 iteration=5 point=forward microbatch=3"
-    )
-    assert_identical(run, reference)
-    (recovery,) = run.recoveries
-    assert recovery["way"] == "replay"
-    assert recovery["slots"] == [1]
+    run = replayed_from(url, tmp_path, machine=1, at="point=forward microbatch=3")
     files = seaweed.client().find(f"{BUCKET}/{name}")
     assert any(file.endswith("/committed.json") for file in files)
     assert not [file for file in files if ".tmp" in file]

@@ -22,6 +22,7 @@ class Updates:
     """As much of what replicas have in common as needs no group."""
 
     begin, updated, undo, _undoable = Replicas.begin, Replicas.updated, Replicas.undo, Replicas._undoable
+    _note_windows, _indices = Replicas._note_windows, Replicas._indices
 
     def __init__(self, state: TrainingState) -> None:
         self._state, self._hook = state, None

@@ -1,0 +1,18 @@
+"""A real training on any store: the same for all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness import ClusterRun, assert_identical, run_cluster
+
+
+def replayed_from(url: str, folder: Path, *, machine: int, at: str) -> ClusterRun:
+    """A machine is killed and replayed from a store; the weights are those of an undisturbed run on disk."""
+    reference = run_cluster(folder / "undisturbed")
+    run = run_cluster(folder / "killed", "--store", url, inject=f"kill machine={machine} iteration=5 {at}")
+    assert_identical(run, reference)
+    (recovery,) = run.recoveries
+    assert recovery["way"] == "replay"
+    assert recovery["slots"] == [machine]
+    return run
