@@ -28,9 +28,10 @@ from swift_ft.errors import SwiftError
 from swift_ft.launch.store_service import connect
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.journal import Journal
 from swift_ft.recovery.plan import Plan, Way
-from swift_ft.recovery.protocol import Phase, State, step
+from swift_ft.recovery.protocol import step
 
 __all__ = ["Progress", "Row", "View", "Watch", "format_bytes", "format_seconds", "sentences", "show"]
 

@@ -29,8 +29,8 @@ from swift_ft.launch.sentinel import Sentinel, neighbour_of
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.worker import WorkerJob
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order
-from swift_ft.recovery.protocol import Phase, State, Verdict
 
 __all__ = ["AgentSettings", "MachineAgent"]
 

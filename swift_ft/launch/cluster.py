@@ -21,8 +21,8 @@ from swift_ft.launch.standby import preload
 from swift_ft.launch.store_service import StoreService, connect
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
+from swift_ft.recovery.job_state import Verdict
 from swift_ft.recovery.journal import Follower, Journal
-from swift_ft.recovery.protocol import Verdict
 
 __all__ = ["Cluster", "ClusterResult"]
 

@@ -19,7 +19,7 @@ from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.store_service import connect, run_is_over
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.protocol import State, Verdict
+from swift_ft.recovery.job_state import State, Verdict
 
 __all__ = ["MachineJob", "MachineLogs", "run_machine"]
 

@@ -21,9 +21,9 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.journal import Follower, Journal
 from swift_ft.recovery.orders import AgentTodo, agent_order
-from swift_ft.recovery.protocol import Phase, State
 
 __all__ = ["JournalRendezvous"]
 

@@ -20,11 +20,11 @@ from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder
 from swift_ft.recovery.claim import claim_store
 from swift_ft.recovery.coordinator import Coordinator
 from swift_ft.recovery.failures import is_broken_communication
+from swift_ft.recovery.job_state import State
 from swift_ft.recovery.ladder import Transfer
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.pipelined import LoggedPipeline
 from swift_ft.recovery.plan import Plan, Task, Way
-from swift_ft.recovery.protocol import State
 from swift_ft.recovery.replicated import Replicas
 from swift_ft.recovery.rollback import Rollback
 from swift_ft.recovery.saving import Saver

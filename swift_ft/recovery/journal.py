@@ -21,7 +21,8 @@ from torch.distributed import DistError
 
 from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.events import Entry, Event, event_from_dict, event_to_dict
-from swift_ft.recovery.protocol import State, step
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.protocol import step
 
 __all__ = ["Follower", "Journal"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from swift_ft.recovery.protocol import Phase, State
+from swift_ft.recovery.job_state import Phase, State
 
 __all__ = ["AgentOrder", "AgentTodo", "WorkerOrder", "agent_order", "commit_due", "worker_order"]
 

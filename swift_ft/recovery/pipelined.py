@@ -13,8 +13,8 @@ from swift_ft.errors import RecoveryError
 from swift_ft.logging import Direction
 from swift_ft.pipeline import PipelineHook
 from swift_ft.process_group import GenerationGroup
+from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan, Task
-from swift_ft.recovery.protocol import State
 from swift_ft.recovery.replay import LoggedTraffic
 from swift_ft.recovery.worker_log import WorkerLog, sent_tensor
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, Way
-from swift_ft.recovery.protocol import Phase, State, step
+from swift_ft.recovery.protocol import step
 
 __all__ = ["Recovery", "recoveries"]
 

@@ -15,6 +15,7 @@ FLOORS = {
     "swift_ft.errors": PURE,
     "swift_ft.planning": PURE,
     "swift_ft.recovery.events": PURE,
+    "swift_ft.recovery.job_state": PURE,
     "swift_ft.recovery.ladder": PURE,
     "swift_ft.recovery.orders": PURE,
     "swift_ft.recovery.plan": PURE,

@@ -21,8 +21,8 @@ from simulated_worker import Worker
 from simulation import Outcome, Simulation, main, run_seed
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, Way
-from swift_ft.recovery.protocol import Phase, State
 
 __all__ = ["ReplicatedSimulation", "simulate_replicas"]
 

@@ -32,10 +32,11 @@ import shlex
 from pathlib import Path
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.ladder import Transfer
 from swift_ft.recovery.orders import agent_order, commit_due, worker_order
 from swift_ft.recovery.plan import Task
-from swift_ft.recovery.protocol import Phase, State, step
+from swift_ft.recovery.protocol import step
 
 __all__ = ["Scenario", "ScenarioError"]
 

@@ -8,8 +8,8 @@ from simulated_worker import FENCED, Mode, Worker
 
 from swift_ft.launch.sentinel import neighbour_of
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, agent_order
-from swift_ft.recovery.protocol import Phase, State
 
 if TYPE_CHECKING:
     from simulation import Simulation

@@ -16,9 +16,9 @@ from simulated_store import Violation
 from simulated_worker import Mode, Saving, Worker
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
 from swift_ft.recovery.ladder import Transfer, keeper_of
 from swift_ft.recovery.plan import Way
-from swift_ft.recovery.protocol import State
 
 if TYPE_CHECKING:
     from replicated_simulation import ReplicatedSimulation

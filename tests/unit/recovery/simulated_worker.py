@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from simulated_store import GENESIS, Content, Logged, Violation, advance
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder, commit_due, worker_order
 from swift_ft.recovery.plan import Plan, Way
-from swift_ft.recovery.protocol import Phase, State
 
 if TYPE_CHECKING:
     from simulated_machine import Machine

@@ -30,8 +30,9 @@ from simulated_store import GENESIS, Content, Group, Logged, SharedStore, Violat
 from simulated_worker import Mode, Worker
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, Way
-from swift_ft.recovery.protocol import MAX_FAILED_FALLBACKS, Phase, State, step
+from swift_ft.recovery.protocol import MAX_FAILED_FALLBACKS, step
 
 __all__ = ["Outcome", "Simulation", "Violation", "main", "run_seed", "simulate"]
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from swift_ft.errors import SwiftError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import event_from_dict, event_to_dict
-from swift_ft.recovery.protocol import Phase, State, step
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.protocol import step
 
 MACHINES = st.sampled_from("ABCDE")
 RANKS = st.integers(0, 2)

@@ -15,8 +15,8 @@ from simulation import Violation
 
 from swift_ft.recovery import ladder, plan
 from swift_ft.recovery.events import Reported
+from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.plan import Way
-from swift_ft.recovery.protocol import Phase
 
 RUNGS = ("nothing", "forward", "copy", "undo", "newcomer", "half updated")
 

@@ -11,8 +11,8 @@ import pytest
 from simulation import Violation, simulate
 
 from swift_ft.recovery import protocol
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Way
-from swift_ft.recovery.protocol import Phase
 
 FAULTS_EVERYWHERE = ("kill_machine", "kill_worker", "freeze_machine", "slander")
 
@@ -74,7 +74,7 @@ def test_a_seed_is_the_same_run_every_time() -> None:
 
 
 def test_a_broken_protocol_is_found_and_its_seed_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(state: protocol.State, reason: str) -> protocol.State:
+    def forgetful(state: State, reason: str) -> State:
         return state
 
     monkeypatch.setattr(protocol, "_restart", forgetful)
