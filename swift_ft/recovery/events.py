@@ -15,8 +15,10 @@ from swift_ft.errors import SwiftError
 
 __all__ = [
     "EVENTS",
+    "WANTED_AHEAD",
     "Bare",
     "CannotReplay",
+    "CheckpointWanted",
     "Closed",
     "Committed",
     "Durable",
@@ -173,6 +175,29 @@ class Committed:
     epoch: int
 
 
+WANTED_AHEAD = 2
+"""How far before its asker an early checkpoint is: the iteration in which all learn of it lies between."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWanted:
+    """A worker asks that everybody saves before the regular checkpoint is due: its log nears its budget.
+
+    It asks between two steps, so all others have completed as many iterations as itself, or one less.
+
+    Attributes:
+        rank: who asks.
+        iteration: completed iterations to save: :data:`WANTED_AHEAD` more than the asker has completed.
+        generation: that it trains in.
+        reason: why, in words.
+    """
+
+    rank: int
+    iteration: int
+    generation: int
+    reason: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A worker has completed its last iteration; it stays until everybody has."""
@@ -239,6 +264,7 @@ Event = (
     | Interrupted
     | Durable
     | Committed
+    | CheckpointWanted
     | Finished
     | Exited
     | Failed

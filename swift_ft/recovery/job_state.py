@@ -41,6 +41,7 @@ class State:
         ``plan`` is set exactly in RECOVERING and LIVE;
         log segments of generations before ``log_since`` belong to a history that was given up;
         ``must_fall_back`` stays until a fallback is done: in the middle of it, states are of two histories;
+        ``wanted``, an early checkpoint that was asked for, is of this generation, and after ``committed``;
         ``rebuilding`` says up to where the last plan replays, by rank, until everybody is live;
         ``sessions`` is set once any worker has reported: the script is the same for all.
     """
@@ -68,6 +69,7 @@ class State:
     ready: frozenset[int] = frozenset()
     must_fall_back: str | None = None
     committed: int | None = None
+    wanted: int | None = None
     durable: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
     finished: frozenset[int] = frozenset()
     exited: frozenset[int] = frozenset()

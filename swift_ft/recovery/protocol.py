@@ -93,6 +93,7 @@ def _open_generation(state: State, fresh: list[int]) -> State:
         bare=frozenset(),
         ready=frozenset(),
         finished=frozenset(),
+        wanted=None,
         restart_all=False,
         plan=None,
     )
@@ -249,9 +250,30 @@ def _committed(state: State, event: ev.Committed) -> State:
     if event.epoch != state.epoch or (state.committed is not None and event.iteration <= state.committed):
         return state
     left = {i: parts for i, parts in state.durable.items() if i > event.iteration}
+    wanted = state.wanted if state.wanted is not None and state.wanted > event.iteration else None
     return replace(
-        state, committed=event.iteration, durable=left, interruptions=0, failed_fallbacks=0, failures=0
+        state,
+        committed=event.iteration,
+        wanted=wanted,
+        durable=left,
+        interruptions=0,
+        failed_fallbacks=0,
+        failures=0,
     )
+
+
+def _checkpoint_wanted(state: State, event: ev.CheckpointWanted) -> State:
+    """Take up a wish, unless another one is still ahead of somebody, who would not save for either then.
+
+    What is wished is no promise: who learns of it too late has no part, and then it is never committed.
+    """
+    stale = state.committed is not None and event.iteration <= state.committed
+    if event.generation != state.generation or state.phase != Phase.LIVE or stale:
+        return state
+    by_everybody = event.iteration - ev.WANTED_AHEAD - 1  # completed: by the asker at least one more
+    if state.wanted is not None and state.wanted > by_everybody:
+        return state
+    return replace(state, wanted=event.iteration)
 
 
 def _finished(state: State, event: ev.Finished) -> State:
@@ -326,6 +348,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any], State]] = {
     ev.Interrupted: _interrupted,
     ev.Durable: _durable,
     ev.Committed: _committed,
+    ev.CheckpointWanted: _checkpoint_wanted,
     ev.Finished: _finished,
     ev.Exited: _exited,
     ev.Failed: _failed,

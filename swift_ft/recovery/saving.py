@@ -1,4 +1,9 @@
-"""When a worker saves its part of the global checkpoint, and who saves it for all replicas (paper §3)."""
+"""When a worker saves its part of the global checkpoint, and who saves it for all replicas (paper §3).
+
+Everybody saves every so many iterations. In between anybody can ask for a checkpoint: once one is committed,
+older logs can go. Whoever learns of that too late does not save, and the checkpoint is never committed; the
+parts of the others are deleted when a later one is.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from swift_ft.config import WorkerContext
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import Checkpointer
 from swift_ft.recovery.coordinator import Coordinator
+from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.ladder import keeper_of
 from swift_ft.recovery.worker_log import WorkerLog
 
@@ -13,14 +19,14 @@ __all__ = ["Saver"]
 
 
 class Saver:
-    """Saves every so many iterations, and tells when a part is durable.
+    """Saves every so many iterations and when somebody asks for it, and tells when a part is durable.
 
     Args:
         context: the worker's place.
         coordinator: who is told.
         checkpointer: writes and reads the part.
         log: its generation is in the part's name.
-        every: iterations between two checkpoints.
+        every: iterations between two regular checkpoints.
     """
 
     def __init__(
@@ -39,8 +45,29 @@ class Saver:
         self._every = every
 
     def due(self, iteration: int) -> bool:
-        """Whether a checkpoint follows the completion of this many iterations."""
+        """Whether a checkpoint follows the completion of this many iterations: as ever, or as asked for."""
+        return self._regular(iteration) or iteration == self._coordinator.state.wanted
+
+    def _regular(self, iteration: int) -> bool:
         return iteration % self._every == 0
+
+    def ask(self, iteration: int, generation: int, reason: str) -> None:
+        """Ask everybody for a checkpoint before the regular one is due.
+
+        To be called between two live steps, after each as long as the need lasts: nothing is told while
+        a checkpoint is on its way, and it is told again where one was missed, or forgotten in a recovery.
+
+        Args:
+            iteration: completed iterations.
+            generation: that this worker trains in.
+            reason: why, in words.
+        """
+        state, at = self._coordinator.state, iteration + ev.WANTED_AHEAD
+        soon = any(self._regular(i) for i in range(iteration, at + 1))
+        pending = state.wanted is not None and iteration <= state.wanted  # it would not be taken up
+        if state.phase != Phase.LIVE or soon or pending or not self._checkpointer.wait(0.0):
+            return
+        self._coordinator.tell(ev.CheckpointWanted(self._context.rank, at, generation, reason))
 
     def save(self, iteration: int) -> None:
         """Begin to save the state, unless that checkpoint is committed already. One replica saves for all."""
@@ -60,8 +87,11 @@ class Saver:
             durable()
 
     def finish(self, iteration: int) -> None:
-        """Wait for the last iteration's checkpoint, if there is one."""
-        if self.due(iteration):
-            flush_s = self._context.timeouts.flush_s
-            self._checkpointer.wait(flush_s)
+        """Wait for a part that is being written, and for the commit of the last iteration's checkpoint.
+
+        Not for that of an early one: others may have learned of it too late.
+        """
+        flush_s = self._context.timeouts.flush_s
+        self._checkpointer.wait(flush_s)
+        if self._regular(iteration):
             self._coordinator.wait_for_commit(iteration, flush_s)

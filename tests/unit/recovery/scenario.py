@@ -9,7 +9,7 @@ One line each, words as in a shell, ``#`` begins a comment. ``R`` is a rank, a l
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [unknown]
                                                  [holds=model] [updated=0,1]
     ready R                                cannot-replay R "why"          interrupted R "why"
-    durable R at 20 [path=p]               committed 20
+    durable R at 20 [path=p]               committed 20                   want R at 22 ["why"]
     finished R                             exited M ...
     failed M "why" [code=3] [usage]        timed-out M ... ["why"] [phase=agreeing]
     closed "why" [code=130]
@@ -22,7 +22,7 @@ One line each, words as in a shell, ``#`` begins a comment. ``R`` is a rank, a l
     expect task R idle | serve | load 20 | replay 20..47 | load 20 replay 20..47
     expect undo R 0,1 | nothing            expect transfers 0>2,3 1>0:4,5 | nothing
     expect commit-due 20 | nothing         expect missing M ...           expect log-since 4
-    expect finished 0 1
+    expect finished 0 1                    expect wanted 22 | nothing
     expect verdict ok | failed ["part of the text"] [code=1] | nothing
 """
 
@@ -197,6 +197,11 @@ class Scenario:
     def _committed(self, line: _Line) -> list[ev.Event]:
         return [ev.Committed(int(line.take()), line.number("epoch", self.state.epoch))]
 
+    def _want(self, line: _Line) -> list[ev.Event]:
+        rank, generation = int(line.take()), self._generation(line)
+        self._word(line, "at")
+        return [ev.CheckpointWanted(rank, int(line.take()), generation, line.rest("its log is nearly full"))]
+
     def _finished(self, line: _Line) -> list[ev.Event]:
         generation = self._generation(line)
         return [ev.Finished(r, generation) for r in self._ranks(line.take())]
@@ -252,6 +257,9 @@ class Scenario:
 
     def _expect_committed(self, line: _Line) -> None:
         self._same(self.state.committed, _number(line.take()))
+
+    def _expect_wanted(self, line: _Line) -> None:
+        self._same(self.state.wanted, _number(line.take()))
 
     def _expect_commit_due(self, line: _Line) -> None:
         self._same(commit_due(self.state, 0), _number(line.take()))

@@ -30,6 +30,7 @@ EVENTS = st.one_of(
     st.builds(ev.Interrupted, RANKS, GENERATIONS, st.just("why")),
     st.builds(ev.Durable, RANKS, ITERATIONS, st.integers(0, 2), st.just("path"), st.none() | GENERATIONS),
     st.builds(ev.Committed, ITERATIONS, st.integers(0, 2)),
+    st.builds(ev.CheckpointWanted, RANKS, ITERATIONS, GENERATIONS),
     st.builds(ev.Finished, RANKS, GENERATIONS),
     st.builds(ev.Exited, MACHINES, GENERATIONS),
     st.builds(ev.Failed, MACHINES, GENERATIONS, st.just("why")),
@@ -59,6 +60,8 @@ def test_any_journal_leaves_a_sound_state(events: list[ev.Event]) -> None:
         assert state.generation >= before.generation
         assert state.epoch >= before.epoch
         assert (state.plan is not None) == (state.phase in (Phase.RECOVERING, Phase.LIVE))
+        assert state.wanted is None or state.wanted > (-1 if state.committed is None else state.committed)
+        assert state.wanted is None or state.generation == before.generation
         assert before.phase != Phase.ENDED or state is before
 
 

@@ -1,0 +1,89 @@
+"""When a worker saves, when it asks for an early checkpoint, and what it waits for at the end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.saving import Saver
+
+EVERY = 20
+
+
+class Job:
+    """A worker of a job that trains in generation 3: as much of it as a saver meets."""
+
+    def __init__(self) -> None:
+        self.state = State(phase=Phase.LIVE, generation=3, committed=20)
+        self.told: list[ev.Event] = []
+        self.waited_for: list[object] = []
+        self.idle = True
+        context = SimpleNamespace(rank=1, launched=1, timeouts=SimpleNamespace(flush_s=7.0))
+        self.saver = Saver(cast(Any, context), cast(Any, self), cast(Any, self), cast(Any, None), every=EVERY)
+
+    def tell(self, event: ev.Event) -> None:
+        self.told.append(event)
+
+    def wait(self, timeout_s: float) -> bool:
+        if timeout_s:
+            self.waited_for.append("the part")
+        return self.idle
+
+    def wait_for_commit(self, iteration: int, timeout_s: float) -> None:
+        self.waited_for.append(iteration)
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+def test_a_checkpoint_is_due_regularly_and_as_asked_for(job: Job) -> None:
+    assert [i for i in range(20, 61) if job.saver.due(i)] == [20, 40, 60]
+    job.state = State(wanted=33)
+    assert [i for i in range(20, 61) if job.saver.due(i)] == [20, 33, 40, 60]
+
+
+def test_who_asks_leaves_an_iteration_to_learn_of_it(job: Job) -> None:
+    job.saver.ask(30, 3, "its log is nearly full")
+    assert job.told == [ev.CheckpointWanted(1, 32, 3, "its log is nearly full")]
+
+
+@pytest.mark.parametrize("iteration", [38, 39, 40])
+def test_nobody_asks_when_a_regular_one_is_near(job: Job, iteration: int) -> None:
+    job.saver.ask(iteration, 3, "")
+    assert not job.told
+
+
+def test_nobody_asks_while_a_part_is_being_written(job: Job) -> None:
+    job.idle = False
+    job.saver.ask(30, 3, "")
+    assert not job.told
+
+
+def test_nobody_asks_in_a_recovery(job: Job) -> None:
+    job.state = State(phase=Phase.AGREEING, generation=4)
+    job.saver.ask(30, 3, "")
+    assert not job.told
+
+
+def test_a_wish_is_repeated_once_everybody_has_gone_past_the_first(job: Job) -> None:
+    job.state = State(phase=Phase.LIVE, wanted=32)
+    for iteration in (30, 31, 32):
+        job.saver.ask(iteration, 3, "")
+    assert not job.told
+    job.saver.ask(33, 3, "")
+    assert job.told == [ev.CheckpointWanted(1, 35, 3, "")]
+
+
+def test_only_the_commit_of_a_regular_checkpoint_is_waited_for(job: Job) -> None:
+    """One that was asked for may lack a part for ever."""
+    job.state = State(wanted=33)
+    job.saver.finish(33)
+    assert job.waited_for == ["the part"]
+    job.saver.finish(40)
+    assert job.waited_for == ["the part", "the part", 40]
