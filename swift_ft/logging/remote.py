@@ -92,7 +92,8 @@ class S3Files(RemoteFiles):
     def abandoned(self, directory: str) -> int:
         """Uploads of several parts that nobody will complete."""
         bucket, prefix, _ = self.fs.split_path(directory)
-        pages = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/")
+        below = f"{prefix}/" if prefix else ""
+        pages = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=below)
         uploads = pages.get("Uploads", [])
         for upload in uploads:
             self.fs.call_s3(

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -150,6 +150,8 @@ class Store:
 
     def __init__(self, url: str | os.PathLike[str], *, patience_s: float = 60.0) -> None:
         self._given = os.fspath(url)
+        found = re.search(r"://([^/@]*:[^/]*@)", self._given)
+        self._credentials = found[1] if found else ""
         if self._given.startswith("hdfs:"):
             hdfs_class()
         try:
@@ -169,12 +171,21 @@ class Store:
     @property
     def url(self) -> str:
         """The store's URL without credentials, for people to read."""
-        return re.sub(r"://[^/@]*:[^/]*@", "://", self._given)
+        return self.shown(self._given)
+
+    def shown(self, what: object) -> str:
+        """An error, or whatever else is told to people, without the credentials of the store's URL."""
+        return str(what).replace(self._credentials, "")
 
     @property
     def remote(self) -> bool:
         """True for a store behind a network: a file is brought to this machine before it is read."""
         return self._files.fetched
+
+    @property
+    def patience_s(self) -> float:
+        """How long an operation is tried again while the store does not answer; 0 for one of this machine."""
+        return self._patience_s
 
     def child_url(self, path: str) -> str:
         """The full URL of a path inside, credentials included, for another library's fsspec."""
@@ -199,7 +210,8 @@ class Store:
             return back
 
         try:
-            back = patiently(try_all, min(self._patience_s, _PROBE_PATIENCE_S))
+            with self._tidy(self._absolute(path)):
+                back = patiently(try_all, min(self._patience_s, _PROBE_PATIENCE_S))
         except Exception as error:
             raise self._not_writable(error) from error
         if back != token:
@@ -232,6 +244,8 @@ class Store:
 
         with contextlib.suppress(FileNotFoundError):
             self._patiently(remove)
+        if recursive:
+            self._abort_uploads(path)
 
     def delete_all(self) -> None:
         """Empties the store.
@@ -243,13 +257,14 @@ class Store:
             raise UsageError(f"{self.url} will not be emptied: give the run a directory of its own")
         for name in self.list(""):
             self.delete(name, recursive=True)
+        self._abort_uploads("")
 
     def sweep(self, directory: str) -> builtins.list[str]:
         """Deletes what dead writers left in a directory; returns the names of their temporary files."""
         leftovers = [name for name in self.list(directory) if name.endswith(TEMPORARY_SUFFIX)]
         for name in leftovers:
             self.delete(f"{directory}/{name}" if directory else name)
-        self._patiently(lambda: self._files.abandoned(self._absolute(directory)))
+        self._abort_uploads(directory)
         return leftovers
 
     def read_json(self, path: str) -> dict[str, Any] | None:
@@ -271,17 +286,19 @@ class Store:
         """Writes or replaces a JSON file atomically and durably."""
         temporary, full = self._absolute(self._temporary_name(path)), self._absolute(path)
         self._make_parent(full)
-        self._patiently(lambda: self._files.put(temporary, full, _encoded(content)))
+        with self._tidy(temporary):
+            self._patiently(lambda: self._files.put(temporary, full, _encoded(content)))
 
     def create_json(self, path: str, content: dict[str, Any]) -> bool:
         """Writes a JSON file that must not exist yet; of several writers exactly one gets True."""
         temporary, full = self._absolute(self._temporary_name(path)), self._absolute(path)
         self._make_parent(full)
-        self._patiently(lambda: self._files.stage(temporary, _encoded(content)))
-        try:
-            self._patiently(lambda: self._files.create(temporary, full, _encoded(content)))
-        except FileExistsError:
-            return False
+        with self._tidy(temporary):
+            self._patiently(lambda: self._files.stage(temporary, _encoded(content)))
+            try:
+                self._patiently(lambda: self._files.create(temporary, full, _encoded(content)))
+            except FileExistsError:
+                return False
         return True
 
     def open_write(self, path: str) -> PendingFile:
@@ -297,7 +314,8 @@ class Store:
         """Copies a file of this machine into the store, where it appears when it is complete."""
         temporary, full = self._absolute(self._temporary_name(path)), self._absolute(path)
         self._make_parent(full)
-        self._patiently(lambda: self._files.upload(local, temporary, full))
+        with self._tidy(temporary):
+            self._patiently(lambda: self._files.upload(local, temporary, full))
 
     def _temporary_name(self, path: str) -> str:
         return f"{path}.{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
@@ -307,6 +325,19 @@ class Store:
 
     def _make_parent(self, full: str) -> None:
         self._patiently(lambda: self._files.make_parent(full))
+
+    @contextlib.contextmanager
+    def _tidy(self, temporary: str) -> Iterator[None]:
+        """Removes a temporary file when its use fails: the attempts to fill a full disk must not fill it."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):  # tried once: the error that is told is the one above
+                self._fs.rm_file(temporary)
+            raise
+
+    def _abort_uploads(self, directory: str) -> None:
+        self._patiently(lambda: self._files.abandoned(self._absolute(directory)))
 
     def _patiently(self, action: Callable[[], T]) -> T:
         return patiently(action, self._patience_s)
@@ -325,7 +356,7 @@ class Store:
         else:
             remedy = "choose a directory that this user can write on every machine"
         return StoreNotWritableError(
-            f"the store {self.url} cannot be written ({type(error).__name__}: {error}): {remedy}",
+            f"the store {self.url} cannot be written ({type(error).__name__}: {self.shown(error)}): {remedy}",
             url=self.url,
         )
 

@@ -8,29 +8,30 @@ Each worker saves and loads its own part without talking to anybody, so a replac
 
 from __future__ import annotations
 
+import gc
+import pickle
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from swift_ft.errors import CheckpointError
 from swift_ft.logging import Store
+from swift_ft.logging.retry import is_transient, lacks_room, patiently
+from swift_ft.recovery.part import PartReader, staged, write_part
 from swift_ft.recovery.state import TensorKind, TrainingState
 
 __all__ = ["CheckpointFolder", "Checkpointer"]
 
-# That DCP works without a group is meant; it warns in threads, where no context manager reaches.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-
 _SAVE_S = 1800.0
+_PATIENCE_S = 600.0  # with a store that takes no checkpoint; the next one's time may end it before
 _ROOT = "checkpoints"
 _MARKER = "committed.json"
+# How torch says that what it reads is no checkpoint, or another one.
+_DAMAGE = (pickle.UnpicklingError, EOFError, LookupError, AssertionError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,15 @@ class CheckpointFolder:
         return sorted(int(name) for name in self._all() if self.store.exists(f"{_ROOT}/{name}/{_MARKER}"))
 
     def commit(self, iteration: int, parts: Mapping[int, str], run_id: str) -> None:
-        """Write the marker, last of all."""
+        """Write the marker, last of all, unless the very same is there.
+
+        A commit is repeated when it is not known whether an earlier one got through. It often did; and a
+        second marker that is not written leaves nothing behind when its writer ends in the midst of it.
+        """
         marker = {"iteration": iteration, "run_id": run_id, "parts": {str(r): p for r, p in parts.items()}}
-        self.store.write_json(f"{_ROOT}/{iteration:08d}/{_MARKER}", marker)
+        path = f"{_ROOT}/{iteration:08d}/{_MARKER}"
+        if self.store.read_json(path) != marker:
+            self.store.write_json(path, marker)
 
     def part_of(self, iteration: int, rank: int) -> str:
         """Where a worker's part of a committed checkpoint is.
@@ -79,14 +86,18 @@ class CheckpointFolder:
             if int(name) < known and int(name) not in kept:
                 self.store.delete(f"{_ROOT}/{name}", recursive=True)
         for iteration in kept:
-            self._drop_orphans(iteration)
+            self._drop_orphans(iteration, known)
 
-    def _drop_orphans(self, iteration: int) -> None:
+    def _drop_orphans(self, iteration: int, known: int) -> None:
         folder = f"{_ROOT}/{iteration:08d}"
-        marker = self.store.read_json(f"{folder}/{_MARKER}") or {"parts": {}}
+        marker = self.store.read_json(f"{folder}/{_MARKER}")
+        if marker is None:  # whatever became of it, the parts may be all that there is
+            return
         kept = {path.rsplit("/", 1)[-1] for path in marker["parts"].values()} | {_MARKER}
         for name in self.store.list(folder):
-            if name not in kept:
+            # The newest commit may just be repeated by another worker; the next clean-up knows a newer one.
+            being_written = name.startswith(f"{_MARKER}.") and iteration == known
+            if name not in kept and not being_written:
                 self.store.delete(f"{folder}/{name}", recursive=True)
 
     def _all(self) -> list[str]:
@@ -108,15 +119,18 @@ class Checkpointer:
         self.folder = folder
         self._state = state
         self._on_written = on_written
-        self._saving: Future[Any] | None = None
         self._idle = threading.Event()
         self._idle.set()
+        self._next_is_due = threading.Event()
+        self._copy: dict[str, Any] = {}  # the saving thread's while it is not idle
 
     def save(self, iteration: int, path: str, on_durable: Callable[[], None]) -> None:
-        """Copy the state now and write it in the background; waits for a save that is still going on.
+        """Copy the state now and write it in the background.
 
-        A failed save is reported as a warning: the last committed checkpoint and the logs since then stay,
-        and the next save tries again.
+        While the store does not take it, the copy is kept and written again, until the next save is due: that
+        waits for an attempt that is going on, but for no further one, so that there is one copy at a time.
+        A save that failed is reported as a warning: the last committed checkpoint and the logs since then
+        stay.
 
         Args:
             iteration: completed iterations.
@@ -126,32 +140,44 @@ class Checkpointer:
         Raises:
             CheckpointError: if the save before it does not come to an end.
         """
+        self._next_is_due.set()
         if not self._idle.wait(_SAVE_S):
             raise CheckpointError(
                 f"The save of an earlier checkpoint has not ended within {_SAVE_S:g} s: "
                 f"{self.folder.store.url} does not answer, or checkpoint_every is too small for it.",
                 iteration=iteration,
             )
+        self._next_is_due.clear()
+        self._copy = staged(self._state.to_save())
         self._idle.clear()
-        writer = FsspecWriter(self.folder.store.child_url(path))
-        future = state_dict_saver.async_save(self._state.to_save(), storage_writer=writer, no_dist=True)
-        assert isinstance(future, Future)
+        threading.Thread(
+            target=self._write, args=(iteration, path, on_durable), name="swift-checkpoint", daemon=True
+        ).start()
 
-        def finished(done: Future[Any]) -> None:
-            try:
-                done.result()
-                self._on_written(iteration)
-                on_durable()
-            except Exception as error:
-                warnings.warn(
-                    f"The checkpoint of iteration {iteration} could not be written to {path}: {error}. "
-                    "The one before it stays valid, and the next one is tried at its time.",
-                    stacklevel=2,
-                )
-            finally:
-                self._idle.set()
+    def _write(self, iteration: int, path: str, on_durable: Callable[[], None]) -> None:
+        store = self.folder.store
+        failures = 0
 
-        future.add_done_callback(finished)
+        def may_pass(error: BaseException) -> bool:
+            nonlocal failures
+            failures += 1
+            return is_transient(error) or lacks_room(error)
+
+        try:
+            patiently(lambda: write_part(store, path, self._copy), _PATIENCE_S, may_pass, self._next_is_due)
+            self._on_written(iteration)
+            on_durable()
+        except Exception as error:
+            warnings.warn(
+                f"The checkpoint of iteration {iteration} could not be written to {path}: "
+                f"{store.shown(error)}. The one before it stays valid, the next one is tried at its time.",
+                stacklevel=2,
+            )
+        finally:
+            self._copy = {}
+            if failures:
+                gc.collect()  # the frames of failed attempts refer to each other, and so to the copy
+            self._idle.set()
 
     def load(self, iteration: int, rank: int) -> None:
         """Load a worker's part of a committed checkpoint into the state at hand.
@@ -159,27 +185,40 @@ class Checkpointer:
         Raises:
             CheckpointError: if it cannot be read.
         """
-        path = self.folder.part_of(iteration, rank)
+        store = self.folder.store
+        path = ""
         try:
-            reader = FsspecReader(self.folder.store.child_url(path))
-            stored = reader.read_metadata()
-            paths = stored.planner_data or {}
-            kinds = {
-                paths.get(flat, tuple(flat.split("."))): TensorKind(meta.properties.dtype, tuple(meta.size))
-                for flat, meta in stored.state_dict_metadata.items()
-                if isinstance(meta, TensorStorageMetadata)
-            }
-            state = self._state.to_load(kinds)
-            state_dict_loader.load(state, storage_reader=reader, no_dist=True)
-            self._state.take_over(state)
+            path = self.folder.part_of(iteration, rank)
+            patiently(lambda: self._load(path), store.patience_s, _may_pass)
+        except CheckpointError:
+            raise
         except Exception as error:
             raise CheckpointError(
-                f"Worker {rank} cannot load the checkpoint of iteration {iteration} from {path}: {error}",
+                f"Worker {rank} cannot load the checkpoint of iteration {iteration} from "
+                f"{path or self.folder.store.url}: {store.shown(error)}",
                 iteration=iteration,
                 rank=rank,
                 path=path,
             ) from error
 
+    def _load(self, path: str) -> None:
+        reader = PartReader(self.folder.store, path)
+        stored = reader.read_metadata()
+        paths = stored.planner_data or {}
+        kinds = {
+            paths.get(flat, tuple(flat.split("."))): TensorKind(meta.properties.dtype, tuple(meta.size))
+            for flat, meta in stored.state_dict_metadata.items()
+            if isinstance(meta, TensorStorageMetadata)
+        }
+        state = self._state.to_load(kinds)
+        reader.fill(state)
+        self._state.take_over(state)
+
     def wait(self, timeout_s: float) -> bool:
         """Wait for a save that is going on; False when the deadline passed first."""
         return self._idle.wait(timeout_s)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """A store that does not answer, and not a part that is damaged."""
+    return is_transient(error) and not isinstance(error, _DAMAGE)

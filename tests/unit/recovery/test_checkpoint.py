@@ -1,0 +1,297 @@
+"""Saving and loading a worker's part while the store fails, and what damaged or forged parts can do."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from torch import nn
+
+from swift_ft.errors import CheckpointError
+from swift_ft.logging import Store
+from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder
+from swift_ft.recovery.part import staged, write_part
+from swift_ft.recovery.state import TrainingState
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected an existing")
+
+DEADLINE_S = 60.0
+PART = "checkpoints/00000010/rank-00000.g00001"
+
+
+class FlakyFileSystem(MemoryFileSystem):
+    """A store behind a network that loses connections: as many opens as a test wants, or all while down."""
+
+    protocol = "flaky"
+    failures: ClassVar[int] = 0
+    down: ClassVar[bool] = False
+    suffix: ClassVar[str] = ""
+    mode: ClassVar[str] = "wb"
+    attempted: ClassVar[threading.Event] = threading.Event()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("flaky:/")))
+
+    def _open(self, path: str, mode: str = "rb", *args: Any, **options: Any) -> Any:
+        cls = type(self)
+        if mode == cls.mode and path.endswith(cls.suffix):
+            cls.attempted.set()
+            if cls.down or cls.failures:
+                cls.failures = max(0, cls.failures - 1)
+                raise ConnectionResetError(104, "Connection reset by peer")
+        return super()._open(path, mode, *args, **options)
+
+
+@pytest.fixture
+def flaky() -> Iterator[type[FlakyFileSystem]]:
+    fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
+    cls = FlakyFileSystem
+    cls.failures, cls.down, cls.suffix, cls.mode, cls.attempted = 0, False, "", "wb", threading.Event()
+    yield cls
+    cls.failures, cls.down = 0, False
+
+
+@pytest.fixture
+def store(flaky: type[FlakyFileSystem]) -> Store:
+    return Store(f"flaky://{uuid.uuid4().hex}")
+
+
+class Worker:
+    """A state, and what its checkpointer tells."""
+
+    def __init__(self, store: Store) -> None:
+        self.model = nn.Linear(20, 20)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.train()
+        self.told: list[Any] = []
+        state = TrainingState({"model": self.model, "optimizer": self.optimizer})
+        self.checkpointer = Checkpointer(CheckpointFolder(store), state, self.told.append)
+
+    def train(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(3, 20)).sum().backward()
+        self.optimizer.step()
+
+    def save(self, iteration: int) -> None:
+        folder = self.checkpointer.folder
+        path = folder.part(iteration, 0, 1)
+
+        def durable() -> None:
+            self.told.append(path)
+            folder.commit(iteration, {0: path}, "run")
+
+        self.checkpointer.save(iteration, path, durable)
+
+    def tensors(self) -> list[torch.Tensor]:
+        moments = [v for state in self.optimizer.state.values() for v in state.values()]
+        return [tensor.detach().clone() for tensor in (*self.model.parameters(), *moments)]
+
+
+def assert_holds(store: Store, iteration: int, tensors: list[torch.Tensor]) -> None:
+    reader = Worker(store)
+    reader.checkpointer.load(iteration, 0)
+    assert all(torch.equal(a, b) for a, b in zip(reader.tensors(), tensors, strict=True))
+
+
+@pytest.mark.parametrize("suffix", [".distcp", ".metadata.tmp"])
+def test_a_save_outlasts_an_outage(suffix: str, flaky: type[FlakyFileSystem], store: Store) -> None:
+    """And what is written in the end is the state at the save, not what training has made of it since."""
+    worker = Worker(store)
+    at_save = worker.tensors()
+    flaky.suffix, flaky.failures = suffix, 3
+    worker.save(10)
+    worker.train()
+    assert worker.checkpointer.wait(DEADLINE_S)
+    assert flaky.failures == 0
+    assert worker.told == [10, PART]
+    assert_holds(store, 10, at_save)
+
+
+def test_training_does_not_wait_for_a_store_that_is_down(
+    flaky: type[FlakyFileSystem], store: Store, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The next save takes the place of one that only waits for its store."""
+    worker = Worker(store)
+    flaky.down = True
+    worker.save(10)
+    assert flaky.attempted.wait(DEADLINE_S)
+    worker.train()
+    at_save = worker.tensors()
+    worker.save(20)
+    flaky.down = False
+    assert worker.checkpointer.wait(DEADLINE_S)
+    assert worker.told == [20, PART.replace("10", "20", 1)]
+    assert_holds(store, 20, at_save)
+    (warned,) = [str(w.message) for w in recwarn if "checkpoint of iteration" in str(w.message)]
+    assert "iteration 10 could not be written" in warned
+    assert "Connection reset by peer" in warned
+
+
+def test_one_copy_at_a_time(flaky: type[FlakyFileSystem], store: Store) -> None:
+    """Failed attempts leave frames that refer to the copy: they are let go before the next save copies."""
+    worker = Worker(store)
+    marked = worker.model.register_buffer("marked", torch.zeros(4321))  # no other tensor has that shape
+    assert marked is None
+
+    def copies() -> int:
+        return sum(1 for o in gc.get_objects() if type(o) is torch.Tensor and o.shape == (4321,)) - 1
+
+    gc.collect()
+    assert copies() == 0
+    gc.disable()
+    try:
+        flaky.failures = 2
+        worker.save(10)
+        assert worker.checkpointer.wait(DEADLINE_S)
+        assert copies() == 0
+    finally:
+        gc.enable()
+
+
+def test_a_save_that_cannot_succeed_is_a_warning(
+    store: Store, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    worker = Worker(store)
+    monkeypatch.setattr(FlakyFileSystem, "_open", _refuse)
+    worker.save(10)
+    assert worker.checkpointer.wait(DEADLINE_S)
+    assert worker.told == []
+    assert [str(w.message) for w in recwarn if "iteration 10 could not be written" in str(w.message)]
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("this store is read-only")
+
+
+def test_a_disk_that_is_full_for_a_while(
+    flaky: type[FlakyFileSystem], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(store)
+    whole = FlakyFileSystem._open
+    left = [OSError(28, "No space left on device"), PermissionError(13, "Permission denied")]
+
+    def full(self: FlakyFileSystem, path: str, mode: str = "rb", **options: Any) -> Any:
+        if mode == "wb" and left:
+            raise left.pop()
+        return whole(self, path, mode, **options)
+
+    monkeypatch.setattr(FlakyFileSystem, "_open", full)
+    worker.save(10)
+    assert worker.checkpointer.wait(DEADLINE_S)
+    assert left == []
+    assert worker.told == [10, PART]
+
+
+# ------------------------------------------------------------------------------------------------- loading
+
+
+def saved(store: Store) -> list[torch.Tensor]:
+    worker = Worker(store)
+    worker.save(10)
+    assert worker.checkpointer.wait(DEADLINE_S)
+    return worker.tensors()
+
+
+@pytest.mark.parametrize("suffix", [".distcp", ".metadata"])
+def test_a_load_outlasts_an_outage(suffix: str, flaky: type[FlakyFileSystem], store: Store) -> None:
+    tensors = saved(store)
+    flaky.mode, flaky.suffix, flaky.failures = "rb", suffix, 3
+    assert_holds(store, 10, tensors)
+    assert flaky.failures == 0
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut], ids=["absent", "cut short"])
+@pytest.mark.parametrize("name", [f"{PART}/.metadata", f"{PART}/__0_0.distcp", "checkpoints/00000010"])
+def test_a_damaged_part_is_an_error_of_ours(
+    name: str, damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """DCP's own is no ``Exception``, and would end the worker instead of the attempt."""
+    store = Store(str(tmp_path))
+    saved(store)
+    damage(tmp_path / (name if name.startswith(PART) else f"{name}/committed.json"))
+    with pytest.raises(CheckpointError, match="iteration 10") as caught:
+        Worker(store).checkpointer.load(10, 0)
+    assert caught.value.fields["iteration"] == 10
+
+
+class Forged:
+    """Unpickling it runs a command."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (os.environ["SWIFT_TEST_PROOF"],)
+
+
+@pytest.mark.parametrize("where", ["description", "bytes"])
+def test_a_forged_part_executes_nothing(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = tmp_path / "proof"
+    monkeypatch.setenv("SWIFT_TEST_PROOF", str(proof))
+    store = Store(str(tmp_path / "store"))
+    saved(store)
+    if where == "description":
+        (tmp_path / "store" / PART / ".metadata").write_bytes(pickle.dumps(Forged()))
+    else:
+        state = TrainingState({"model": nn.Linear(20, 20)}).to_save()
+        write_part(store, PART, staged(state) | {"plain": {"bytes": Forged()}})
+    with pytest.raises(CheckpointError, match=r"names posix.mkdir|[Uu]nsupported"):
+        Worker(store).checkpointer.load(10, 0)
+    assert not proof.exists()
+
+
+def test_credentials_of_the_url_are_in_no_file_and_no_error(recwarn: pytest.WarningsRecorder) -> None:
+    store = Store(f"memory://user:se@cret@{uuid.uuid4().hex}/run")
+    saved(store)
+    files = fsspec.filesystem("memory").find("/")
+    assert any(file.endswith(".metadata") for file in files)
+    for file in files:
+        assert b"cret" not in fsspec.filesystem("memory").cat_file(file)
+    store.delete(f"{PART}/.metadata")
+    with pytest.raises(CheckpointError) as caught:
+        Worker(store).checkpointer.load(10, 0)
+    assert "cret" not in str(caught.value)
+    assert not [w for w in recwarn if "cret" in str(w.message)]
+
+
+# ------------------------------------------------------------------------------------------------- markers
+
+
+def test_a_repeated_commit_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be cut off by the end of its process, and would leave a temporary file beside the marker."""
+    folder = CheckpointFolder(Store(str(tmp_path)))
+    folder.commit(20, {0: "a"}, "run")
+
+    def refuse(self: Store, path: str, content: dict[str, Any]) -> None:
+        raise AssertionError(f"{path} is written again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "write_json", refuse)
+        folder.commit(20, {0: "a"}, "run")
+    folder.commit(20, {0: "b"}, "run")  # of a later generation: the earlier one was never told
+    assert folder.part_of(20, 0) == "b"
+
+
+def test_the_marker_that_another_worker_writes_right_now_is_left_alone(tmp_path: Path) -> None:
+    folder = CheckpointFolder(Store(str(tmp_path)))
+    for iteration in (10, 20):
+        folder.commit(iteration, {}, "run")
+        folder.store.write_json(f"checkpoints/{iteration:08d}/committed.json.0123456789ab.tmp", {})
+    folder.clean(keep=2, known=20)
+    assert folder.store.list("checkpoints/00000010") == ["committed.json"]
+    assert folder.store.list("checkpoints/00000020") == ["committed.json", "committed.json.0123456789ab.tmp"]
+    folder.commit(30, {}, "run")
+    folder.clean(keep=2, known=30)
+    assert folder.store.list("checkpoints/00000020") == ["committed.json"]
