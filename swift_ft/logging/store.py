@@ -245,7 +245,7 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             self._patiently(remove)
         if recursive:
-            self._abort_uploads(path)
+            self.abort_uploads(path)
 
     def delete_all(self) -> None:
         """Empties the store.
@@ -257,15 +257,23 @@ class Store:
             raise UsageError(f"{self.url} will not be emptied: give the run a directory of its own")
         for name in self.list(""):
             self.delete(name, recursive=True)
-        self._abort_uploads("")
+        self.abort_uploads("")
 
     def sweep(self, directory: str) -> builtins.list[str]:
         """Deletes what dead writers left in a directory; returns the names of their temporary files."""
         leftovers = [name for name in self.list(directory) if name.endswith(TEMPORARY_SUFFIX)]
         for name in leftovers:
             self.delete(f"{directory}/{name}" if directory else name)
-        self._abort_uploads(directory)
+        self.abort_uploads(directory)
         return leftovers
+
+    def abort_uploads(self, directory: str) -> None:
+        """Lets go of what dead writers have sent in parts below a directory, and no listing shows.
+
+        Where that is not permitted, it is left to the bucket's own rules.
+        """
+        with contextlib.suppress(PermissionError):
+            self._patiently(lambda: self._files.abandoned(self._absolute(directory)))
 
     def read_json(self, path: str) -> dict[str, Any] | None:
         """The content of a JSON file; None if it is absent. Raises SwiftError if it is not a JSON object."""
@@ -335,9 +343,6 @@ class Store:
             with contextlib.suppress(Exception):  # tried once: the error that is told is the one above
                 self._fs.rm_file(temporary)
             raise
-
-    def _abort_uploads(self, directory: str) -> None:
-        self._patiently(lambda: self._files.abandoned(self._absolute(directory)))
 
     def _patiently(self, action: Callable[[], T]) -> T:
         return patiently(action, self._patience_s)

@@ -99,6 +99,7 @@ class CheckpointFolder:
             being_written = name.startswith(f"{_MARKER}.") and iteration == known
             if name not in kept and not being_written:
                 self.store.delete(f"{folder}/{name}", recursive=True)
+        self.store.abort_uploads(folder)  # of attempts that failed
 
     def _all(self) -> list[str]:
         return [name for name in self.store.list(_ROOT) if name.isdigit()]

@@ -16,7 +16,7 @@ import torch
 from logging_helpers import LOG, RUN, identity, key
 
 from swift_ft.errors import SwiftError
-from swift_ft.logging import LogReader, LogTimeoutError, LogWriter, Ship, Store
+from swift_ft.logging import LogBudget, LogOptions, LogReader, LogTimeoutError, LogWriter, Ship, Store
 from swift_ft.logging.ahead import ReadAhead
 from swift_ft.logging.shipping import Spool
 
@@ -38,7 +38,7 @@ class FailingStore(Store):
 
 
 def writer_for(store: Store, tmp_path: Path, ship: Ship = Ship.ALWAYS) -> LogWriter:
-    return LogWriter(store, LOG, identity(), ship=ship, local=tmp_path / "local")
+    return LogWriter(store, LOG, identity(), LogOptions(ship=ship, local=tmp_path / "local"))
 
 
 def append(writer: LogWriter, iterations: range) -> None:
@@ -141,7 +141,7 @@ def test_a_full_disk_is_waited_for(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * (600 << 10))
     store = Store(str(small_disk / "store"))
-    writer = LogWriter(store, LOG, identity(), budget_bytes=100_000)
+    writer = LogWriter(store, LOG, identity(), LogOptions(LogBudget(100_000)))
     full = threading.Event()
 
     def clock() -> float:  # asked when a sender begins to wait for room in the queue
@@ -167,10 +167,33 @@ def test_a_full_disk_is_waited_for(small_disk: Path) -> None:
 
 
 def test_a_disk_that_stays_full_is_told(small_disk: Path) -> None:
-    writer = LogWriter(Store(str(small_disk / "store")), LOG, identity(), stall_timeout_s=0.0)
+    writer = LogWriter(Store(str(small_disk / "store")), LOG, identity(), LogOptions(stall_timeout_s=0.0))
     writer.append_message(key(0), torch.zeros(1 << 20))
     with pytest.raises(SwiftError, match=r"No space left on device.*make room"):
         writer.flush(60)
+
+
+def test_attempts_that_fail_for_want_of_room_leave_nothing(small_disk: Path, tmp_path: Path) -> None:
+    """Each has a temporary name of its own: together they would fill whatever room somebody makes."""
+    store = Store(str(small_disk / "store"))
+    store.write_json("run.json", {"run_id": "a"})
+    segment = tmp_path / "segment"
+    segment.write_bytes(b"x" * (2 << 20))
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left on device"):
+            store.upload(segment, "log/segment.arrow")
+    (small_disk / "ballast").touch()
+    with contextlib.suppress(OSError), (small_disk / "ballast").open("wb", buffering=0) as ballast:
+        while ballast.write(b"x" * 4096):
+            pass
+    for write in (store.write_json, store.create_json):
+        with pytest.raises(OSError, match="No space left on device"):
+            write("claim.json", {"text": "y" * 8192})
+    with pytest.raises(OSError, match="No space left on device"):
+        store.write_json("run.json", {"text": "y" * 8192})
+    assert store.list("log") == []
+    assert store.list("") == ["log", "run.json"]
+    assert store.read_json("run.json") == {"run_id": "a"}
 
 
 # --------------------------------------------------------------------------------------------- read-ahead
