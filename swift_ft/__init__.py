@@ -6,14 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swift_ft.determinism import deterministic
+    from swift_ft.logging import LogBudget
+    from swift_ft.metrics import SessionMetrics
     from swift_ft.optim import wrap_optimizer
     from swift_ft.session import Session, Step
     from swift_ft.undo.support import undo_support
 
-__all__ = ["Session", "Step", "deterministic", "undo_support", "wrap_optimizer"]
+__all__ = [
+    "LogBudget",
+    "Session",
+    "SessionMetrics",
+    "Step",
+    "deterministic",
+    "undo_support",
+    "wrap_optimizer",
+]
 
 _HOMES = {
+    "LogBudget": "swift_ft.logging",
     "Session": "swift_ft.session",
+    "SessionMetrics": "swift_ft.metrics",
     "Step": "swift_ft.session",
     "deterministic": "swift_ft.determinism",
     "undo_support": "swift_ft.undo.support",

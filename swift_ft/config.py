@@ -64,6 +64,7 @@ class WorkerContext:
         launched: the generation in which this process was started.
         store_mode: ``""``, ``"resume"`` or ``"fresh"``: what to do with a store that is not empty.
         inject: faults to inject, as text (`testing/faults.py`).
+        metrics_port: worker r serves its metrics at this port + r; None for nobody.
         timeouts: all deadlines.
     """
 
@@ -79,6 +80,7 @@ class WorkerContext:
     store_mode: str
     inject: str
     timeouts: Timeouts
+    metrics_port: int | None = None
 
     @property
     def slot(self) -> int:
@@ -99,6 +101,7 @@ class WorkerContext:
             "SWIFT_STORE_MODE": self.store_mode,
             "SWIFT_INJECT": self.inject,
             "SWIFT_TIMEOUTS": self.timeouts.to_text(),
+            "SWIFT_METRICS_PORT": "" if self.metrics_port is None else str(self.metrics_port),
         }
 
     @classmethod
@@ -126,4 +129,5 @@ class WorkerContext:
             store_mode=env["SWIFT_STORE_MODE"],
             inject=env["SWIFT_INJECT"],
             timeouts=Timeouts.from_text(env["SWIFT_TIMEOUTS"]),
+            metrics_port=int(env["SWIFT_METRICS_PORT"]) if env["SWIFT_METRICS_PORT"] else None,
         )

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining._utils import InferenceMode, _StageMeta, _TensorMeta
+from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     PipelineScheduleSingle,
@@ -28,10 +28,9 @@ from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
 
 from swift_ft.errors import UnsupportedError
 from swift_ft.logging import Direction, MessageKey
+from swift_ft.shapes import shapes_of, stage_meta
 
 __all__ = ["Message", "PipelineHook", "Traffic"]
-
-_META_FIELDS = ("inputs", "outputs", "input_grads", "output_grads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +55,9 @@ class Traffic(Protocol):
 
     def receiving(self, message: Message) -> bool:
         """A message is about to be received; False when the buffer was filled instead."""
+
+    def waiting(self) -> None:
+        """The schedule is about to wait for messages, which :meth:`received` ends."""
 
     def received(self, message: Message) -> None:
         """A message has arrived and is about to be used."""
@@ -98,6 +100,9 @@ class PipelineHook:
         self._wrap_initialisation()
         for stage in self.stages:
             self._wrap_stage(stage)
+        if isinstance(schedule, _PipelineScheduleRuntime):
+            schedule.fwd_recv_ops = _Awaited(traffic.waiting)
+            schedule.bwd_recv_ops = _Awaited(traffic.waiting)
 
     @property
     def stage_indices(self) -> tuple[int, ...]:
@@ -125,6 +130,10 @@ class PipelineHook:
     def num_stages(self) -> int:
         """All stages of the pipeline."""
         return self.stages[0].num_stages
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(self.stages[0].device)
 
     @property
     def microbatches(self) -> int:
@@ -158,11 +167,15 @@ class PipelineHook:
     ) -> Callable[[int], list[Any]]:
         def get_recv_ops(microbatch: int) -> list[Any]:
             pairs = zip(original(microbatch), self._receives(stage, microbatch, direction), strict=True)
-            return [
+            operations = [
                 operation
                 for operation, (route, buffer) in pairs
                 if self._traffic.receiving(self._message(stage, microbatch, route, buffer))
             ]
+            # Other schedules wait at once for what they ask for.
+            if operations and not isinstance(self._schedule, _PipelineScheduleRuntime):
+                self._traffic.waiting()
+            return operations
 
         return get_recv_ops
 
@@ -257,23 +270,10 @@ class PipelineHook:
         def wrapped(*args: Any, **kwargs: Any) -> None:
             known = self.initialised
             original(*args, **kwargs)
-            if not known and (metadata := self._metadata()) is not None:
+            if not known and (metadata := shapes_of(self.stages)) is not None:
                 self._on_metadata(metadata)
 
         setattr(self._schedule, name, wrapped)
-
-    def _metadata(self) -> dict[int, dict[str, Any]] | None:
-        """The shapes of all messages, JSON-ready; None for kinds that cannot be written down (DTensor)."""
-        if not all(isinstance(stage, PipelineStage) for stage in self.stages):
-            return None
-        metas = {s.stage_index: {f: getattr(s._stage_meta, f) for f in _META_FIELDS} for s in self.stages}
-        every = [m for fields in metas.values() for metas in fields.values() if metas for m in metas if m]
-        if any(type(m) is not _TensorMeta for m in every):
-            return None
-        return {
-            index: {name: _metas_to_json(value) for name, value in fields.items()}
-            for index, fields in metas.items()
-        }
 
     def adopt_metadata(self, metadata: dict[int, dict[str, Any]]) -> None:
         """Start from known shapes, without talking to anybody."""
@@ -281,10 +281,8 @@ class PipelineHook:
         single = isinstance(schedule, PipelineScheduleSingle)
         for stage in self.stages:
             assert isinstance(stage, PipelineStage)
-            known = metadata[stage.stage_index]
             stage.has_backward = schedule._has_backward
-            fields: dict[str, Any] = {name: _metas_from_json(known[name]) for name in _META_FIELDS}
-            stage._user_meta = _StageMeta(**fields)
+            stage._user_meta = stage_meta(metadata[stage.stage_index])
             stage._inference_mode = InferenceMode.STATIC
             stage._prepare_forward_infra(self.microbatches, None, None, has_backward=schedule._has_backward)
         setattr(schedule, self._flag("forward", single), True)
@@ -316,13 +314,15 @@ class PipelineHook:
             stage.backward_state.clear()
             stage.dw_runner.clear()
 
-    def serve(self, sent: Callable[[MessageKey], torch.Tensor], live: Callable[[int], bool]) -> None:
+    def serve(
+        self, sent: Callable[[MessageKey, torch.device], torch.Tensor], live: Callable[[int], bool]
+    ) -> None:
         """Take part in an iteration that this worker has completed before, without computing anything.
 
         What the others send is received and handed to ``traffic.received``; what they need is sent again.
 
         Args:
-            sent: the tensor that was sent under a key.
+            sent: the tensor that was sent under a key, on a device.
             live: whether a rank computes this iteration.
         """
         receives: list[Message] = []
@@ -341,7 +341,11 @@ class PipelineHook:
             [dist.P2POp(dist.irecv, t, m.peer, self.group) for t, m in zip(scratch, receives, strict=True)]
         )
         works += _batch_p2p(
-            [dist.P2POp(dist.isend, sent(m.key), m.peer, self.group) for m in sends if live(m.peer)]
+            [
+                dist.P2POp(dist.isend, sent(m.key, self._device), m.peer, self.group)
+                for m in sends
+                if live(m.peer)
+            ]
         )
         _wait_batch_p2p(works)
         for tensor, message in zip(scratch, receives, strict=True):
@@ -379,30 +383,15 @@ class _Route:
     slot: int
 
 
-def _metas_to_json(metas: tuple[Any, ...] | None) -> list[Any] | None:
-    if metas is None:
-        return None
-    return [
-        None
-        if m is None
-        else {
-            "shape": list(m.shape),
-            "stride": list(m.stride),
-            "dtype": str(m.dtype).removeprefix("torch."),
-            "requires_grad": m.requires_grad,
-        }
-        for m in metas
-    ]
+class _Awaited(dict[tuple[int, int], list[dist.Work]]):
+    """Receives under way, by stage and microbatch: a runtime schedule takes out those that it waits for."""
 
+    def __init__(self, on_wait: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_wait = on_wait
 
-def _metas_from_json(metas: list[Any] | None) -> tuple[_TensorMeta | None, ...] | None:
-    if metas is None:
-        return None
-    return tuple(
-        None
-        if m is None
-        else _TensorMeta(
-            torch.Size(m["shape"]), tuple(m["stride"]), getattr(torch, m["dtype"]), m["requires_grad"]
-        )
-        for m in metas
-    )
+    def pop(self, key: tuple[int, int], *default: Any) -> Any:
+        works = super().pop(key, *default)
+        if works:
+            self._on_wait()
+        return works

@@ -9,21 +9,30 @@ for step in session.steps(10_000):
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from swift_ft.config import WorkerContext
 from swift_ft.errors import NotAttachedError, RecoveryError, SessionInUseError, UsageError
-from swift_ft.logging import Store
+from swift_ft.logging import Compress, LogBudget, LogOptions, Ship, Store
+from swift_ft.metrics import SessionMetrics, serve_as_told
 from swift_ft.recovery.executor import Executor
 from swift_ft.recovery.state import TrainingState
 
 __all__ = ["Session", "Step"]
 
+E = TypeVar("E", bound=StrEnum)
+
 _active: Session | None = None
+
+_BUDGET = LogBudget()
+_SMALLEST_BUDGET_BYTES = 1 << 20
 
 
 class Step:
@@ -70,7 +79,13 @@ class Session:
         checkpoint_every: iterations between two global checkpoints. Logs are kept for so long.
         keep_checkpoints: committed checkpoints to keep.
         seed: of torch's random state inside steps, which is derived per (seed, iteration, stage, microbatch).
-        log_budget_bytes: messages that may wait in memory to be written; then senders wait.
+        log_budget_bytes: what the log of one machine may take, of memory and of disk. A plain number is for
+            each of the two.
+        ship: ``"always"``, or ``"on-failure"`` to keep segments on the local disk until a machine is lost.
+        local: folder on the local disk for segments on their way to the store. A store behind a network has
+            one in any case, by default among the system's temporary files.
+        compress: ``"auto"`` packs messages while the store takes fewer bytes a second than a core packs;
+            ``"never"``, ``"always"``.
 
     Raises:
         NotLaunchedError: outside of ``swift-run``.
@@ -87,7 +102,10 @@ class Session:
         checkpoint_every: int = 100,
         keep_checkpoints: int = 2,
         seed: int = 0,
-        log_budget_bytes: int = 256 * 2**20,
+        log_budget_bytes: int | LogBudget = _BUDGET,
+        ship: str = Ship.ALWAYS,
+        local: str | os.PathLike[str] | None = None,
+        compress: str = Compress.AUTO,
     ) -> None:
         global _active
         if _active is not None:
@@ -105,10 +123,12 @@ class Session:
             checkpoint_every=checkpoint_every,
             keep_checkpoints=keep_checkpoints,
             seed=seed,
-            log_budget_bytes=log_budget_bytes,
+            log=_log_options(log_budget_bytes, ship, local, compress, context.workers),
         )
         self._attached: set[str] = set()
         self._started = False
+        if context.metrics_port is not None:
+            serve_as_told(context.metrics_port, context.rank, self.metrics)
         _active = self
 
     def attach_pipeline(self, schedule: Any) -> None:
@@ -173,6 +193,10 @@ class Session:
         """Iterations that the state has completed."""
         return self._executor.iteration
 
+    def metrics(self) -> SessionMetrics:
+        """What this worker does and what logging costs it. May be called from any thread."""
+        return self._executor.metrics()
+
     @property
     def bytes_logged(self) -> int:
         """Payload of the messages that this worker has logged."""
@@ -193,3 +217,30 @@ def _check_arguments(state: Mapping[str, Any], checkpoint_every: int, keep_check
             raise UsageError(f"{name!r} has no state_dict() and load_state_dict(): a {type(part).__name__}.")
     if checkpoint_every < 1 or keep_checkpoints < 1:
         raise UsageError("checkpoint_every and keep_checkpoints must be at least 1.")
+
+
+def _log_options(
+    budget: int | LogBudget, ship: str, local: str | os.PathLike[str] | None, compress: str, workers: int
+) -> LogOptions:
+    if isinstance(budget, int):
+        budget = LogBudget(budget, budget)
+    share = budget.of_worker(workers)
+    for name, size in (("memory", share.memory_bytes), ("disk", share.disk_bytes)):
+        if size is not None and size < _SMALLEST_BUDGET_BYTES:
+            raise UsageError(
+                f"log_budget_bytes gives a worker {size} bytes of {name}: it needs at least 1 MiB."
+            )
+    place = Path(local) if local is not None else None
+    return LogOptions(
+        share,
+        ship=_choice("ship", ship, Ship),
+        local=place,
+        compress=_choice("compress", compress, Compress),
+    )
+
+
+def _choice(name: str, value: str, kind: type[E]) -> E:
+    if value not in list(kind):
+        known = ", ".join(repr(str(choice)) for choice in kind)
+        raise UsageError(f"{name} must be one of {known}, not {value!r}.")
+    return kind(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import json
 import os
@@ -83,6 +84,12 @@ def _parser() -> argparse.ArgumentParser:
         help="lost machines since the last checkpoint before the job stops",
     )
     own.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve Prometheus metrics: worker r at PORT + r (needs swift-ft[metrics])",
+    )
+    own.add_argument(
         "--events-out", metavar="FILE", help="with --standalone: write all events and recoveries as JSON"
     )
     own.add_argument(
@@ -97,6 +104,7 @@ def _run(args: argparse.Namespace) -> int:
     parse_faults(args.inject)
     if not args.no_python and not args.module and not Path(args.training_script).is_file():
         raise UsageError(f"There is no script {args.training_script!r}: check the path.")
+    _check_metrics(args.metrics_port)
     standalone = args.standalone or args.machines is not None or args.nnodes in ("1", "1:1")
     if args.machines is not None and args.machines < 1:
         raise UsageError(f"--machines must be at least 1, not {args.machines}.")
@@ -112,6 +120,15 @@ def _run(args: argparse.Namespace) -> int:
         job = MachineJob(config, _settings(args, "127.0.0.1", 0), run_id, opened)
         return _run_cluster(args, job)
     return _run_one_machine(args, config, run_id, opened)
+
+
+def _check_metrics(port: int | None) -> None:
+    if port is None:
+        return
+    if not 1 <= port <= 65535:
+        raise UsageError(f"--metrics-port must be between 1 and 65535, not {port}.")
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise UsageError("--metrics-port needs prometheus_client: pip install 'swift-ft[metrics]'.")
 
 
 def _launch_config(args: argparse.Namespace) -> LaunchConfig:
@@ -143,6 +160,7 @@ def _settings(args: argparse.Namespace, host: str, port: int) -> AgentSettings:
         port=port,
         store_mode="resume" if args.resume else "fresh" if args.fresh else "",
         inject=args.inject,
+        metrics_port=args.metrics_port,
         timeouts=Timeouts(
             heartbeat_s=args.heartbeat_timeout,
             join_s=args.join_timeout,

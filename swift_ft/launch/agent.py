@@ -50,6 +50,7 @@ class AgentSettings:
         timeouts: all deadlines.
         shutdown_s: seconds that workers get to end before they are killed.
         address: this host, as the other agents reach it.
+        metrics_port: see :class:`swift_ft.config.WorkerContext`.
         spare: join only once all slots are filled.
     """
 
@@ -63,6 +64,7 @@ class AgentSettings:
     timeouts: Timeouts
     shutdown_s: int
     address: str
+    metrics_port: int | None = None
     spare: bool = False
 
 
@@ -226,6 +228,7 @@ class MachineAgent(LocalElasticAgent):
             launched=generation,
             store_mode=settings.store_mode,
             inject=settings.inject,
+            metrics_port=settings.metrics_port,
             timeouts=settings.timeouts,
         )
         env = {

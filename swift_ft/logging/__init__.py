@@ -1,6 +1,10 @@
 """The log of messages: what is kept, how it is written, and how a replay reads it."""
 
+from swift_ft.logging.choice import CodecChoice
 from swift_ft.logging.codec import Codec, codec_for, pack, unpack
+from swift_ft.logging.ledger import Account, Ledger
+from swift_ft.logging.message_log import MessageLog
+from swift_ft.logging.options import Compress, LogBudget, LogOptions, Ship
 from swift_ft.logging.reader import LogReader
 from swift_ft.logging.record import (
     Direction,
@@ -22,20 +26,27 @@ from swift_ft.logging.segment import (
     parse_segment_name,
     read_segment,
 )
-from swift_ft.logging.shipping import LogTimeoutError, Ship, Shipper
+from swift_ft.logging.shipping import LogTimeoutError, Shipper
 from swift_ft.logging.store import PendingFile, Store
 from swift_ft.logging.writer import LogWriter, LogWriterMetrics
 
 __all__ = [
     "FORMAT_VERSION",
+    "Account",
     "Codec",
+    "CodecChoice",
+    "Compress",
     "Direction",
     "Kind",
+    "Ledger",
+    "LogBudget",
+    "LogOptions",
     "LogReader",
     "LogTimeoutError",
     "LogWriter",
     "LogWriterMetrics",
     "MessageKey",
+    "MessageLog",
     "PendingFile",
     "Record",
     "SegmentIdentity",

@@ -34,10 +34,8 @@ class Codec(StrEnum):
     ZSTD_PLANES = "zstd-planes"  # one zstd frame over the byte planes of the elements
 
 
-def codec_for(dtype: str, *, compress: bool) -> Codec:
-    """What pays for a dtype, as measured: planes for floating-point numbers of several bytes."""
-    if not compress:
-        return Codec.NONE
+def codec_for(dtype: str) -> Codec:
+    """What packs a dtype best, as measured: planes for floating-point numbers of several bytes."""
     kind = getattr(torch, dtype)
     return Codec.ZSTD_PLANES if kind.is_floating_point and kind.itemsize > 1 else Codec.ZSTD
 

@@ -13,18 +13,20 @@ from typing import Any
 import torch
 import xxhash
 
-from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError
+from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError, UsageError
 
 __all__ = [
     "Direction",
     "Kind",
     "MessageKey",
     "Record",
+    "changed_in_place",
     "checksum_of",
     "copy_into",
     "dtype_name",
     "tensor_bytes",
     "verify",
+    "version_of",
 ]
 
 
@@ -110,6 +112,20 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 def checksum_of(data: torch.Tensor | Any) -> int:
     """xxh3_64 of a tensor's raw bytes, or of anything that offers the buffer protocol."""
     return xxhash.xxh3_64_intdigest(tensor_bytes(data) if isinstance(data, torch.Tensor) else data)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Grows with each change in place, but for inference tensors, which do not count theirs."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def changed_in_place(key: MessageKey) -> UsageError:
+    """What is raised where a tensor is not any more what was sent."""
+    return UsageError(
+        f"the tensor of {key} was changed in place after it had been sent, and before it was logged: send a "
+        "clone of it, or change a clone",
+        key=key,
+    )
 
 
 def copy_into(record: Record, tensor: torch.Tensor) -> None:

@@ -33,6 +33,7 @@ from swift_ft.logging.store import Store
 
 __all__ = [
     "FORMAT_VERSION",
+    "FRAMING_BYTES",
     "SCHEMA",
     "SegmentIdentity",
     "SegmentName",
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_FRAMING_BYTES = 8192  # more than a record without its payload, and the footer
+FRAMING_BYTES = 8192  # more than a record without its payload, and the footer
 _NAME = re.compile(r"g(\d{5,})-s(\d{6,})-i(\d{8,})-(\d{8,})\.arrow")
 
 
@@ -102,7 +103,7 @@ class SegmentWriter:
 
     def reserve(self, record: Record) -> None:
         """Takes room on the disk for a record and the footer. Raises OSError where there is none."""
-        self._file.reserve((record.payload.nbytes if record.payload else 0) + _FRAMING_BYTES)
+        self._file.reserve((record.payload.nbytes if record.payload else 0) + FRAMING_BYTES)
 
     def append(self, record: Record) -> None:
         """Writes one record. The payload is handed to the file as it is, without a copy."""

@@ -11,16 +11,19 @@ import fcntl
 import shutil
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 
 from swift_ft.errors import SwiftError
+from swift_ft.logging.choice import CodecChoice
+from swift_ft.logging.disk import DiskUse
+from swift_ft.logging.options import LogOptions, Ship
 from swift_ft.logging.segment import SegmentName, parse_segment_name
 from swift_ft.logging.store import Store
 
-__all__ = ["LogTimeoutError", "Ship", "Shipper", "Spool"]
+__all__ = ["LogTimeoutError", "Shipper", "Spool"]
 
 _PREFIX = "swift-ft-spool-"
 _RETRY_S = 1.0  # the store itself was patient before
@@ -28,15 +31,6 @@ _RETRY_S = 1.0  # the store itself was patient before
 
 class LogTimeoutError(SwiftError, TimeoutError):
     """The store did not take the log in time."""
-
-
-class Ship(StrEnum):
-    """When segments go from the local disk to the store."""
-
-    ALWAYS = "always"
-    """As soon as they are complete."""
-    ON_FAILURE = "on-failure"
-    """When the log is flushed: after a failure, and at the end."""
 
 
 class Spool:
@@ -76,17 +70,22 @@ class Shipper:
     Args:
         store: where segments go.
         directory: the log's directory there.
-        ship: when.
-        parent: folder for the local tier.
+        options: when, and in which folder the local tier is.
+        disk: what the local tier takes.
+        choice: is told how fast the store takes segments.
 
     Attributes:
         local: where the log is written.
     """
 
-    def __init__(self, store: Store, directory: str, ship: Ship, parent: Path | None = None) -> None:
+    def __init__(
+        self, store: Store, directory: str, options: LogOptions, disk: DiskUse, choice: CodecChoice
+    ) -> None:
         self._store = store
         self._directory = directory
-        self._spool = Spool(parent)
+        self._disk = disk
+        self._choice = choice
+        self._spool = Spool(options.local)
         self.local = Store(self._spool.path / "log")
 
         self._changed = threading.Condition()
@@ -94,7 +93,7 @@ class Shipper:
         self._waiting: deque[str] = deque()
         self._unwanted: set[str] = set()
         self._wanted_there = 0  # how many of the waiting ones may be shipped now
-        self._always = ship is Ship.ALWAYS
+        self._always = options.ship is Ship.ALWAYS
         self._error: Exception | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="swift_ft log shipper", daemon=True)
@@ -107,15 +106,25 @@ class Shipper:
             self._wanted_there += self._always
             self._changed.notify_all()
 
+    @property
+    def waiting(self) -> int:
+        """Segments that are complete and not in the store yet."""
+        return len(self._waiting)
+
+    def hurry(self) -> None:
+        """Ship all that was offered, whenever it would have been its time."""
+        with self._changed:
+            self._wanted_there = len(self._waiting)
+            self._changed.notify_all()
+
     def flush(self, timeout_s: float) -> None:
         """Waits until all that was offered is in the store.
 
         Raises:
             LogTimeoutError: it was not within ``timeout_s`` seconds; with the store's last error.
         """
+        self.hurry()
         with self._changed:
-            self._wanted_there = len(self._waiting)
-            self._changed.notify_all()
             if self._changed.wait_for(lambda: not self._waiting, timeout_s):
                 return
             count, error = len(self._waiting), self._error
@@ -171,7 +180,11 @@ class Shipper:
 
     def _ship(self, path: str) -> None:
         if path not in self._unwanted:
-            self._store.upload(Path(self.local.child_url(path).removeprefix("file://")), path)
+            local = Path(self.local.child_url(path).removeprefix("file://"))
+            started = time.perf_counter()
+            self._store.upload(local, path)
+            self._choice.shipped(local.stat().st_size, time.perf_counter() - started)
         if path in self._unwanted:
             self._store.delete(path)
         self.local.delete(path)
+        self._disk.remove(path)

@@ -13,18 +13,22 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 
 from swift_ft.errors import SwiftError, UnsupportedError, UsageError
-from swift_ft.logging.codec import codec_for, pack
-from swift_ft.logging.record import Kind, MessageKey, Record, checksum_of, dtype_name, tensor_bytes
+from swift_ft.logging.choice import CodecChoice
+from swift_ft.logging.codec import Codec, pack
+from swift_ft.logging.disk import DiskUse
+from swift_ft.logging.ledger import Account, Ledger
+from swift_ft.logging.options import LogOptions
+from swift_ft.logging.queued import Cut, Item, QueuedReceipt, QueuedTensor
+from swift_ft.logging.record import Kind, MessageKey, Record, changed_in_place, version_of
 from swift_ft.logging.retry import is_transient
-from swift_ft.logging.rotation import SegmentRotation, drop_segments
+from swift_ft.logging.rotation import SegmentRotation
 from swift_ft.logging.segment import SegmentIdentity, SegmentName
-from swift_ft.logging.shipping import LogTimeoutError, Ship, Shipper
+from swift_ft.logging.shipping import LogTimeoutError, Shipper
 from swift_ft.logging.store import Store
 
 __all__ = ["LogTimeoutError", "LogWriter", "LogWriterMetrics"]
@@ -38,30 +42,24 @@ class LogWriterMetrics:
         bytes: written to segments, framing included.
         records: messages and receipts written.
         segments: committed.
-        held_back_s: seconds that senders waited for room in the queue.
-        queue_high_water_bytes: most payload bytes that were queued at once.
+        disk_bytes: of segments on the tier that is written to, those of earlier writers included.
+        waiting_segments: complete, and not in the store yet.
     """
 
-    bytes: int
-    records: int
-    segments: int
-    held_back_s: float
-    queue_high_water_bytes: int
+    bytes: int = 0
+    records: int = 0
+    segments: int = 0
+    disk_bytes: int = 0
+    waiting_segments: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    key: MessageKey
-    tensor: torch.Tensor
-    version: int
-    size: int
-
-
-class _Cut:
-    """Closes the segment that is open when its turn comes."""
-
-
-_Item = _Message | Record | _Cut
+    def plus(self, later: LogWriterMetrics) -> LogWriterMetrics:
+        """Both together; what is there now is there for the later one."""
+        return replace(
+            later,
+            bytes=self.bytes + later.bytes,
+            records=self.records + later.records,
+            segments=self.segments + later.segments,
+        )
 
 
 class LogWriter:
@@ -74,15 +72,11 @@ class LogWriter:
         store: where.
         directory: the log's directory in the store; one writer at a time.
         identity: goes into every segment.
-        budget_bytes: payload that may wait in the queue. A larger message is admitted alone.
-        segment_bytes: a segment is closed when it is as large as this.
-        stall_timeout_s: how long a sender waits for room, and the thread for a disk that is full or must not
-            be written, before they give up.
-        compress: pack payloads as :func:`swift_ft.logging.codec.codec_for` says. It pays where the store is
-            slower than a core packs.
-        ship: when segments go from the local disk to the store, where there are two tiers.
-        local: folder for the local tier. A store behind a network has one in any case, by default among the
-            system's temporary files; any other has one if this is given.
+        options: budgets, tiers, packing.
+        ledger: where held-back senders and the queue are accounted for.
+        choice: of the codec; outlives the writer where it is given.
+        lazy: let the thread rest until :meth:`wake`, or until half of the memory is used. Training that wakes
+            it when it is about to wait itself does not compete with it for the interpreter.
         clock: seconds, monotonic.
     """
 
@@ -91,43 +85,52 @@ class LogWriter:
         store: Store,
         directory: str,
         identity: SegmentIdentity,
+        options: LogOptions | None = None,
         *,
-        budget_bytes: int = 256 << 20,
-        segment_bytes: int = 64 << 20,
-        stall_timeout_s: float = 600.0,
-        compress: bool = False,
-        ship: Ship = Ship.ALWAYS,
-        local: Path | None = None,
+        ledger: Ledger | None = None,
+        choice: CodecChoice | None = None,
+        lazy: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        options = options or LogOptions()
         self._store = store
         self._directory = directory
-        self._budget_bytes = budget_bytes
-        self._stall_timeout_s = stall_timeout_s
-        self._compress = compress
+        self._budget_bytes = options.budget.memory_bytes
+        self._stall_timeout_s = options.stall_timeout_s
+        self._ledger = ledger or Ledger()
+        self._choice = choice or CodecChoice(options.compress)
+        self._lazy = lazy
         self._clock = clock
-        two_tiers = store.remote or local is not None
-        self._shipper = Shipper(store, directory, ship, local) if two_tiers else None
+        self._disk = DiskUse(options.budget.disk_bytes)
+        two_tiers = store.remote or options.local is not None
+        self._shipper = Shipper(store, directory, options, self._disk, self._choice) if two_tiers else None
         self._rotation = SegmentRotation(  # the thread's
-            store, directory, identity, segment_bytes, shipper=self._shipper, patience_s=stall_timeout_s
+            store, directory, identity, options, disk=self._disk, shipper=self._shipper
         )
 
         lock = threading.Lock()
         self._filled = threading.Condition(lock)
         self._drained = threading.Condition(lock)
-        self._queue: deque[_Item] = deque()
+        self._queue: deque[Item] = deque()
         self._queued_bytes = 0
         self._enqueued = self._completed = 0  # completed <= enqueued; between them: queue, thread's hands
+        self._awake = not lazy  # the thread has been told to empty the queue
         self._closing = False
         self._error: BaseException | None = None
-        self._bytes = self._records = self._segments = self._high_water_bytes = 0
-        self._held_back_s = 0.0
+        self._bytes = self._records = self._segments = 0
         self._thread = threading.Thread(target=self._run, name="swift_ft log writer", daemon=True)
         self._thread.start()
 
-    def append_message(self, key: MessageKey, tensor: torch.Tensor) -> None:
+    def append_message(
+        self, key: MessageKey, tensor: torch.Tensor, release: Callable[[], None] | None = None
+    ) -> None:
         """Queues a message that this worker sends. The tensor is kept by reference and must not change any
         more.
+
+        Args:
+            key: the message's.
+            tensor: its content, in host memory.
+            release: called, in any thread, when the tensor is not needed any more.
 
         Raises:
             UnsupportedError: the tensor is not in host memory.
@@ -135,21 +138,26 @@ class LogWriter:
             UsageError: the writer is closed, or an earlier tensor was changed after it had been handed over.
             SwiftError: an earlier record could not be written.
         """
-        if tensor.device.type != "cpu":
-            raise UnsupportedError(
-                f"{key}: a {tensor.device} tensor must be copied to the host before it is logged"
-            )
-        # Detached: the queue must not keep the autograd graph. Storage and version counter stay shared.
-        tensor = tensor.detach()
-        self._put(_Message(key, tensor, _version_of(tensor), tensor.nbytes), tensor.nbytes)
+        self._append(Kind.MESSAGE, key, tensor, release)
+
+    def append_received(
+        self, key: MessageKey, tensor: torch.Tensor, release: Callable[[], None] | None = None
+    ) -> None:
+        """Queues the receipt of a message, whose checksum the thread computes; as ``append_message``."""
+        self._append(Kind.RECEIPT, key, tensor, release)
 
     def append_receipt(self, key: MessageKey, checksum: int, dtype: str, shape: tuple[int, ...]) -> None:
         """Queues the checksum of a message that this worker received; raises as ``append_message`` does."""
-        self._put(Record(Kind.RECEIPT, key, dtype, tuple(shape), checksum, None), 0)
+        self._put(QueuedReceipt(Record(Kind.RECEIPT, key, dtype, tuple(shape), checksum, None)))
+
+    def wake(self) -> None:
+        """Now is a good time to write what is queued. Does not wait."""
+        with self._filled:
+            self._wake()
 
     def cut(self) -> None:
         """Closes the segment after what is queued so far, without waiting for it."""
-        self._put(_Cut(), 0)
+        self._put(Cut(), urgent=True)
 
     def flush(self, timeout_s: float) -> None:
         """Waits until all that was queued before the call is committed.
@@ -159,8 +167,8 @@ class LogWriter:
             SwiftError: it could not be written.
         """
         deadline = time.monotonic() + timeout_s
-        ticket = self._put(_Cut(), 0)
-        with self._drained:
+        ticket = self._put(Cut(), urgent=True)
+        with self._disk.lifted(), self._drained:
             if not self._drained.wait_for(lambda: self._completed >= ticket or self._error, timeout_s):
                 raise self._late(f"was not written within {timeout_s} s")
             self._raise_error()
@@ -195,18 +203,38 @@ class LogWriter:
         """Deletes committed segments of generations before ``generation``; returns their names."""
         return self._drop(lambda name: name.generation < generation)
 
+    def nearly_full(self) -> bool:
+        """Whether the disk budget is nearly used up, so that a checkpoint should let older segments go.
+
+        Raises:
+            UsageError: the budget is too small for any checkpoint to come in time.
+        """
+        return self._disk.nearly_full(self._ledger.largest_bytes)
+
     def metrics(self) -> LogWriterMetrics:
         """A snapshot."""
+        waiting = self._shipper.waiting if self._shipper else 0
         with self._drained:
-            return LogWriterMetrics(
-                self._bytes, self._records, self._segments, self._held_back_s, self._high_water_bytes
-            )
+            return LogWriterMetrics(self._bytes, self._records, self._segments, self._disk.bytes, waiting)
 
     # -- the callers' side
 
-    def _put(self, item: _Item, size: int) -> int:
+    def _append(
+        self, kind: Kind, key: MessageKey, tensor: torch.Tensor, release: Callable[[], None] | None
+    ) -> None:
+        if tensor.device.type != "cpu":
+            raise UnsupportedError(
+                f"{key}: a {tensor.device} tensor must be copied to the host before it is logged"
+            )
+        # Detached: the queue must not keep the autograd graph. Storage and version counter stay shared.
+        tensor = tensor.detach()
+        self._put(QueuedTensor(kind, key, tensor, version_of(tensor), release))
+
+    def _put(self, item: Item, *, urgent: bool = False) -> int:
+        size = item.size
         with self._filled:
             if self._queued_bytes and self._queued_bytes + size > self._budget_bytes:
+                self._wake()
                 self._wait_for_room(size)
             self._raise_error()
             if self._closing:
@@ -214,9 +242,17 @@ class LogWriter:
             self._queue.append(item)
             self._enqueued += 1
             self._queued_bytes += size
-            self._high_water_bytes = max(self._high_water_bytes, self._queued_bytes)
-            self._filled.notify()
-            return self._enqueued
+            queued = self._queued_bytes
+            if urgent or not self._lazy or 2 * queued >= self._budget_bytes:
+                self._wake()
+            ticket = self._enqueued
+        message = isinstance(item, QueuedTensor) and item.kind is Kind.MESSAGE
+        self._ledger.add(Account(int(message), message * size, queue_high_water_bytes=queued))
+        return ticket
+
+    def _wake(self) -> None:
+        self._awake = True
+        self._filled.notify()
 
     def _wait_for_room(self, size: int) -> None:
         def admitted() -> bool:
@@ -229,7 +265,7 @@ class LogWriter:
             if not self._drained.wait_for(admitted, self._stall_timeout_s):
                 raise self._late(f"had no room for another message within {self._stall_timeout_s} s")
         finally:
-            self._held_back_s += self._clock() - started
+            self._ledger.add(Account(held_back_s=self._clock() - started))
 
     def _raise_error(self) -> None:
         error = self._error
@@ -256,7 +292,7 @@ class LogWriter:
             self._raise_error()
         waiting = self._shipper.drop(unwanted) if self._shipper else []
         try:
-            return waiting + drop_segments(self._store, self._directory, unwanted)
+            return waiting + self._rotation.drop(unwanted)
         except Exception as error:
             if not (self._store.remote and is_transient(error)):
                 raise
@@ -278,53 +314,49 @@ class LogWriter:
                 self._rotation.abort()
             with self._drained:
                 self._error = error
+                lost = list(self._queue)
                 self._queue.clear()
                 self._queued_bytes = 0
                 self._drained.notify_all()
+            for item in lost:
+                item.release()
 
     def _step(self) -> bool:
         # A function of its own, so that no local variable keeps the last tensor while the thread waits.
         with self._filled:
-            while not self._queue:
+            while not (self._queue and self._awake):
                 if self._closing:
                     return False
                 self._filled.wait()
             item = self._queue.popleft()
-        if isinstance(item, _Cut):
+            if self._lazy and not self._queue:
+                self._awake = False
+        if isinstance(item, Cut):
             self._rotation.cut()
         else:
             self._write(item)
+            item.release()
         with self._drained:
             self._completed += 1
             self._bytes = self._rotation.bytes_written
             self._segments = self._rotation.segments
-            if isinstance(item, _Message):
-                self._queued_bytes -= item.size
-            self._records += not isinstance(item, _Cut)
+            self._queued_bytes -= item.size
+            self._records += not isinstance(item, Cut)
             self._drained.notify_all()
         return True
 
-    def _write(self, item: _Message | Record) -> None:
-        record = item if isinstance(item, Record) else _recorded(item)
-        self._rotation.write(pack(record, codec_for(record.dtype, compress=self._compress)))
+    def _write(self, item: QueuedTensor | QueuedReceipt) -> None:
+        self._rotation.write(self._packed(item.record()))
         # Looked at after the write: a change before it or during it is seen, too.
-        if isinstance(item, _Message) and _version_of(item.tensor) != item.version:
-            raise UsageError(
-                f"the tensor of {item.key} was changed in place after it had been sent, and before it was "
-                "logged: send a clone of it, or change a clone",
-                key=item.key,
-            )
+        if isinstance(item, QueuedTensor) and version_of(item.tensor) != item.version:
+            raise changed_in_place(item.key)
         self._rotation.cut_if_full()
 
-
-def _recorded(item: _Message) -> Record:
-    payload = tensor_bytes(item.tensor)
-    tensor = item.tensor
-    return Record(
-        Kind.MESSAGE, item.key, dtype_name(tensor.dtype), tuple(tensor.shape), checksum_of(payload), payload
-    )
-
-
-def _version_of(tensor: torch.Tensor) -> int:
-    # Inference tensors do not count their changes.
-    return 0 if tensor.is_inference() else tensor._version
+    def _packed(self, record: Record) -> Record:
+        codec = self._choice.codec(record.dtype) if record.payload else Codec.NONE
+        if codec is Codec.NONE or record.payload is None:
+            return record
+        started = time.perf_counter()
+        packed = pack(record, codec)
+        self._choice.packed(record.payload.nbytes, time.perf_counter() - started)
+        return packed

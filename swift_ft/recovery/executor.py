@@ -14,7 +14,8 @@ import torch.distributed as dist
 from swift_ft.config import WorkerContext
 from swift_ft.determinism import derive_seed, seed_host, seed_torch
 from swift_ft.errors import RecoveryError
-from swift_ft.logging import Direction, Store
+from swift_ft.logging import Direction, LogOptions, Store
+from swift_ft.metrics import SessionMetrics
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder
 from swift_ft.recovery.claim import claim_store
@@ -46,7 +47,7 @@ class Executor:
         checkpoint_every: iterations between global checkpoints.
         keep_checkpoints: committed checkpoints to keep.
         seed: of all random state inside steps.
-        log_budget_bytes: messages that may wait to be written.
+        log: how messages are logged; the budget is this worker's share.
 
     Attributes:
         iteration: iterations that the state has completed.
@@ -62,7 +63,7 @@ class Executor:
         checkpoint_every: int,
         keep_checkpoints: int,
         seed: int,
-        log_budget_bytes: int,
+        log: LogOptions,
     ) -> None:
         self.iteration = 0
         self._context = context
@@ -70,12 +71,13 @@ class Executor:
         self._seed = seed
         self._checkpointer = Checkpointer(CheckpointFolder(store), state, self._part_written)
         self._rollback = Rollback(state)
-        self._log = WorkerLog(store, context, budget_bytes=log_budget_bytes)
+        self._log = WorkerLog(store, context, log)
         self._has_state = False
         self._dirty: str | None = None
         self._updated: tuple[int, ...] = ()
         self._replay_until = 0
         self._replayed = 0
+        self._recoveries = 0
         self._pipeline: LoggedPipeline | None = None
         self._coordinator = Coordinator(
             context,
@@ -185,16 +187,18 @@ class Executor:
         """The step of the current iteration is done."""
         self._replicas.completed()
         self.iteration += 1
+        self._log.messages.end_iteration()
         if self._saver.due(self.iteration):
-            assert self._log.writer is not None
-            self._log.writer.cut()
+            self._log.cut()
             self._saver.save(self.iteration)
         if self.replaying:
             self._replayed += 1
             if self.iteration == self._replay_until:
                 self._end_replay()
-        else:
-            self._injector.at(Point.BETWEEN, self.iteration - 1)
+            return
+        if self._log.nearly_full():
+            self._saver.ask(self.iteration, self._log.generation, "the log nears its budget of disk")
+        self._injector.at(Point.BETWEEN, self.iteration - 1)
 
     def interrupted(self, cause: str, failure: RecoveryError | None) -> None:
         """The step was interrupted by a broken connection, or its replay turned out impossible."""
@@ -270,7 +274,7 @@ class Executor:
         self._log.close()
         pipeline = self._pipeline
         if pipeline is not None:
-            pipeline.leave()
+            pipeline.give_up_replay()
         self._coordinator.tell_progress(self.iteration, "waiting")
         self._coordinator.tell(
             ev.Reported(
@@ -302,18 +306,13 @@ class Executor:
             self._checkpointer.load(task.load, self._context.rank)
             self._dirty, self._updated = None, ()
         self.iteration = task.begin
-        self._enter_generation(state)
+        self._log.open(state.generation, since=state.log_since)
         if task.begin < task.replay_until:
             self._begin_replay(state, task)
             return True
         self._has_state = True
         self._ready(state.generation)
         return False
-
-    def _enter_generation(self, state: State) -> None:
-        self._log.open(state.generation, since=state.log_since)
-        if self._pipeline is not None:
-            self._pipeline.enter(state)
 
     def _begin_replay(self, state: State, task: Task) -> None:
         """Serve the next steps from the neighbours' logs."""
@@ -347,7 +346,7 @@ class Executor:
             self._replicas.undo(task)  # told as updated until all are equal: roundings make it no original
         if self._pipeline is not None:
             self._pipeline.prepare(plan)
-        self._enter_generation(state)
+        self._log.open(state.generation, since=state.log_since)
         if not coordinator.enter_group(state.generation):
             return False
         self._replicas.reset(plan.resume)
@@ -358,6 +357,7 @@ class Executor:
             coordinator.lose_touch(cause)
             return False
         self._has_state, self._dirty, self._updated = True, None, ()
+        self._recoveries += plan.way != Way.START
         if state.committed is None and plan.way == Way.START:
             self._saver.save(self.iteration)  # so that there is always a checkpoint to return to
         return True
@@ -391,6 +391,14 @@ class Executor:
         self.iteration, self._has_state, self._dirty, self._updated = at, True, None, ()
 
     # ---------------------------------------------------------------------------- logs and checkpoints
+
+    def metrics(self) -> SessionMetrics:
+        """See :meth:`swift_ft.Session.metrics`."""
+        committed, log = self._coordinator.state.committed, self._log
+        return SessionMetrics(
+            *(self._context.rank, log.generation, self.iteration, self.replaying, self._recoveries),
+            *(committed, log.metrics()),
+        )
 
     @property
     def bytes_logged(self) -> int:

@@ -48,7 +48,7 @@ class LoggedPipeline:
         self._context = context
         self._log = log
         self._rendezvous = rendezvous
-        self._traffic = LoggedTraffic(context.rank, context.workers, seed, on_compute)
+        self._traffic = LoggedTraffic(context.rank, context.workers, seed, log.messages, on_compute)
         self._hook = PipelineHook(schedule, self._traffic, self._publish_metadata)
         group.follow(self._hook.group, self._hook.renew)
 
@@ -85,17 +85,9 @@ class LoggedPipeline:
         """Forget an aborted step."""
         self._hook.reset()
 
-    def leave(self) -> None:
-        """Between two generations: there is no log to write to, and nothing to replay from."""
-        self._traffic.log = self._traffic.source = None
-
     def give_up_replay(self) -> None:
         """The replay is over, or turned out to be impossible."""
         self._traffic.source = None
-
-    def enter(self, state: State) -> None:
-        """From now on messages belong to a generation."""
-        self._traffic.log = self._log.open(state.generation, since=state.log_since)
 
     def begin_replay(self, state: State, task: Task) -> None:
         """Serve the next steps from the neighbours' logs.
@@ -134,7 +126,7 @@ class LoggedPipeline:
         self._traffic.iteration = plan.resume
         self._traffic.expected = own.receipt
         try:
-            self._hook.serve(lambda key: sent_tensor(own, key), live)
+            self._hook.serve(lambda key, device: sent_tensor(own, key, device), live)
         except RuntimeError as error:
             return str(error).splitlines()[0]
         finally:

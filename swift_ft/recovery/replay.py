@@ -10,11 +10,10 @@ from swift_ft.errors import DivergenceError
 from swift_ft.logging import (
     Direction,
     LogReader,
-    LogWriter,
     MessageKey,
+    MessageLog,
     checksum_of,
     copy_into,
-    dtype_name,
 )
 from swift_ft.pipeline import Message
 
@@ -33,10 +32,10 @@ class LoggedTraffic:
         rank: this worker.
         workers: workers per machine; messages inside a machine are not logged.
         seed: of the run.
-        replica: of this pipeline; replicas draw different numbers.
+        log: where messages go.
         on_compute: told before each computation (faults of tests).
+        replica: of this pipeline; replicas draw different numbers.
         iteration: the one that is running.
-        log: where messages go; set for each generation.
         source: what a replay reads; None when live.
         expected: while an earlier iteration is served, the checksum that came with a key before.
     """
@@ -44,18 +43,17 @@ class LoggedTraffic:
     rank: int
     workers: int
     seed: int
+    log: MessageLog
     on_compute: Callable[[int, int, Direction], None]
     replica: int = 0
     iteration: int = 0
-    log: LogWriter | None = None
     source: LogReader | None = None
     expected: Callable[[MessageKey], int | None] | None = None
 
     def sending(self, message: Message) -> bool:
         """Log it; in a replay compare it and drop it."""
         if self._crosses(message):
-            assert self.log is not None
-            self.log.append_message(message.key, message.tensor)
+            self.log.sent(message.key, message.tensor)
         if self.source is None:
             return True
         self._compare(
@@ -65,20 +63,24 @@ class LoggedTraffic:
 
     def receiving(self, message: Message) -> bool:
         """In a replay fill the buffer from the log."""
+        if self._crosses(message):
+            self.log.overwriting(message.tensor)
         if self.source is None:
             return True
         copy_into(self.source.message(message.key), message.tensor)
         return False
 
+    def waiting(self) -> None:
+        """The bubble is when the log's own work is done."""
+        self.log.bubble_begins()
+
     def received(self, message: Message) -> None:
         """Keep the checksum; while serving, also compare with what came before."""
+        self.log.bubble_ends()
         if self.expected is not None:
             self._compare(message, self.expected(message.key), "other bytes came before")
         if self._crosses(message):
-            assert self.log is not None
-            checksum = checksum_of(message.tensor)
-            tensor = message.tensor
-            self.log.append_receipt(message.key, checksum, dtype_name(tensor.dtype), tuple(tensor.shape))
+            self.log.received(message.key, message.tensor)
 
     def computing(self, stage: int, microbatch: int, direction: Direction) -> None:
         """Derive the random state, so that a replay on any worker draws the same numbers."""

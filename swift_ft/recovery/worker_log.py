@@ -7,7 +7,20 @@ from collections.abc import Iterable
 import torch
 
 from swift_ft.config import WorkerContext
-from swift_ft.logging import LogReader, LogWriter, MessageKey, SegmentIdentity, Store, copy_into
+from swift_ft.logging import (
+    CodecChoice,
+    Ledger,
+    LogOptions,
+    LogReader,
+    LogWriter,
+    LogWriterMetrics,
+    MessageKey,
+    MessageLog,
+    SegmentIdentity,
+    Store,
+    copy_into,
+)
+from swift_ft.metrics import LogMetrics
 from swift_ft.recovery.claim import log_directory
 
 __all__ = ["WorkerLog", "sent_tensor"]
@@ -19,49 +32,86 @@ class WorkerLog:
     Args:
         store: where.
         context: the worker's place.
-        budget_bytes: messages that may wait to be written.
+        options: how; its budget is this worker's share.
 
     Attributes:
-        writer: the open writer; None between two generations.
-        generation: of that writer, or of the last one.
+        messages: what is logged of messages.
+        ledger: what that cost.
+        generation: of the open writer, or of the last one.
     """
 
-    def __init__(self, store: Store, context: WorkerContext, *, budget_bytes: int) -> None:
+    def __init__(self, store: Store, context: WorkerContext, options: LogOptions) -> None:
         self._store = store
         self._context = context
-        self._budget_bytes = budget_bytes
-        self._closed_bytes = 0
-        self.writer: LogWriter | None = None
+        self._options = options
+        self._closed = LogWriterMetrics()
+        self.ledger = Ledger()
+        self._choice = CodecChoice(options.compress)
+        self.messages = MessageLog(options, self.ledger)
         self.generation = 0
+
+    @property
+    def writer(self) -> LogWriter | None:
+        """The open writer; None between two generations."""
+        return self.messages.writer
 
     @property
     def bytes_logged(self) -> int:
         """Payload of all messages so far."""
-        return self._closed_bytes + (self.writer.metrics().bytes if self.writer is not None else 0)
+        return self.ledger.total.bytes
 
-    def open(self, generation: int, *, since: int) -> LogWriter:
-        """The writer of a generation; logs of a history that was given up (before ``since``) go."""
+    def metrics(self) -> LogMetrics:
+        """Of all generations so far."""
+        writer, budget = self.writer, self._options.budget
+        return LogMetrics(
+            self.ledger.last,
+            self.ledger.total,
+            self._closed.plus(writer.metrics()) if writer is not None else self._closed,
+            budget.memory_bytes,
+            budget.disk_bytes,
+            self._choice.store_bytes_per_s,
+            self._choice.packing,
+        )
+
+    def open(self, generation: int, *, since: int) -> None:
+        """Begin a generation; logs of a history that was given up (before ``since``) go."""
         if self.writer is not None and self.generation == generation:
-            return self.writer
+            return
         self.close()
-        identity = SegmentIdentity(self._context.run_id, self._context.rank, generation)
-        directory = log_directory(self._context.rank)
-        self.writer = LogWriter(self._store, directory, identity, budget_bytes=self._budget_bytes)
-        self.writer.drop_generations_before(since)
-        self.generation = generation
-        return self.writer
+        writer = LogWriter(
+            self._store,
+            log_directory(self._context.rank),
+            SegmentIdentity(self._context.run_id, self._context.rank, generation),
+            self._options,
+            ledger=self.ledger,
+            choice=self._choice,
+            lazy=True,
+        )
+        writer.drop_generations_before(since)
+        self.messages.writer, self.generation = writer, generation
+
+    def nearly_full(self) -> bool:
+        """Whether an early checkpoint should let older segments go. Raises as the writer's does."""
+        return self.writer is not None and self.writer.nearly_full()
+
+    def cut(self) -> None:
+        """End the segment here: a checkpoint is about to be saved."""
+        if self.writer is not None:
+            self.writer.cut()
 
     def flush(self) -> None:
         """Everything logged so far is in the store when this returns."""
         if self.writer is not None:
+            self.messages.drain(self._context.timeouts.flush_s)
             self.writer.flush(self._context.timeouts.flush_s)
 
     def close(self) -> None:
         """Flush, and let go of the writer."""
-        if self.writer is not None:
-            self.writer.close(self._context.timeouts.flush_s)
-            self._closed_bytes += self.writer.metrics().bytes
-        self.writer = None
+        if (writer := self.writer) is not None:
+            self.messages.drain(self._context.timeouts.flush_s)
+            writer.close(self._context.timeouts.flush_s)
+            self._closed = self._closed.plus(writer.metrics())
+        self.messages.writer = None
 
     def drop_before(self, iteration: int) -> None:
         """A checkpoint is committed and everybody knows: what came before it can go (§5.1)."""
@@ -85,9 +135,9 @@ class WorkerLog:
         return reader
 
 
-def sent_tensor(reader: LogReader, key: MessageKey) -> torch.Tensor:
+def sent_tensor(reader: LogReader, key: MessageKey, device: torch.device) -> torch.Tensor:
     """The tensor that was sent under a key, read back from the sender's log."""
     record = reader.message(key)
     tensor = torch.empty(record.shape, dtype=getattr(torch, record.dtype.removeprefix("torch.")))
     copy_into(record, tensor)
-    return tensor
+    return tensor.to(device)

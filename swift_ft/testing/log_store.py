@@ -23,6 +23,7 @@ import torch
 from swift_ft.errors import LogTornError, SwiftError, UsageError
 from swift_ft.logging import (
     Direction,
+    LogOptions,
     LogReader,
     LogWriter,
     MessageKey,
@@ -290,7 +291,7 @@ def _key(iteration: int) -> MessageKey:
 
 
 def _writer(store: Store, segment_bytes: int = 64 << 20) -> LogWriter:
-    return LogWriter(store, _LOG, SegmentIdentity("run", 0, 1), segment_bytes=segment_bytes)
+    return LogWriter(store, _LOG, SegmentIdentity("run", 0, 1), LogOptions(segment_bytes=segment_bytes))
 
 
 def _reader(store: Store) -> LogReader:

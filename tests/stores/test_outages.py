@@ -17,6 +17,7 @@ from seaweed import BUCKET, SeaweedServer
 
 from swift_ft.logging import (
     Direction,
+    LogOptions,
     LogReader,
     LogTimeoutError,
     LogWriter,
@@ -80,7 +81,9 @@ def assert_all_there(store: Store, count: int) -> None:
 
 
 def writer_for(store: Store, tmp_path: Path, ship: Ship = Ship.ALWAYS) -> LogWriter:
-    return LogWriter(store, LOG, SegmentIdentity("run", 1, 0), ship=ship, local=tmp_path / "local")
+    return LogWriter(
+        store, LOG, SegmentIdentity("run", 1, 0), LogOptions(ship=ship, local=tmp_path / "local")
+    )
 
 
 def test_a_server_that_is_killed_and_comes_back(own_seaweed: SeaweedServer, tmp_path: Path) -> None:

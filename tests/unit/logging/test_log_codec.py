@@ -10,7 +10,19 @@ from logging_helpers import LOG, RUN, identity, key, message
 from test_log_record import DTYPES, bits, random_tensor
 
 from swift_ft.errors import LogCorruptError
-from swift_ft.logging import Codec, LogReader, LogWriter, Store, codec_for, copy_into, pack, unpack, verify
+from swift_ft.logging import (
+    Codec,
+    Compress,
+    LogOptions,
+    LogReader,
+    LogWriter,
+    Store,
+    codec_for,
+    copy_into,
+    pack,
+    unpack,
+    verify,
+)
 
 
 @pytest.mark.parametrize("codec", [Codec.ZSTD, Codec.ZSTD_PLANES])
@@ -35,14 +47,13 @@ def test_what_does_not_get_smaller_stays_as_it_is() -> None:
 
 
 def test_a_dtype_has_the_codec_that_was_measured_best() -> None:
-    assert codec_for("float32", compress=True) == codec_for("bfloat16", compress=True) == Codec.ZSTD_PLANES
-    assert codec_for("int64", compress=True) == codec_for("uint8", compress=True) == Codec.ZSTD
-    assert codec_for("float32", compress=False) == Codec.NONE
+    assert codec_for("float32") == codec_for("bfloat16") == Codec.ZSTD_PLANES
+    assert codec_for("int64") == codec_for("uint8") == Codec.ZSTD
 
 
 def test_a_packed_log_is_replayed(store: Store) -> None:
     tensor = torch.linspace(1, 2, 50_000).to(torch.bfloat16)
-    writer = LogWriter(store, LOG, identity(), compress=True)
+    writer = LogWriter(store, LOG, identity(), LogOptions(compress=Compress.ALWAYS))
     writer.append_message(key(), tensor)
     writer.close(60)
     assert writer.metrics().bytes < tensor.nbytes

@@ -10,11 +10,30 @@ import torch
 from logging_helpers import LOG, RUN, BlockedStore, FullStore, identity, key, message, write_segment
 
 from swift_ft.errors import SwiftError, UnsupportedError, UsageError
-from swift_ft.logging import Kind, LogReader, LogTimeoutError, LogWriter, Store, checksum_of, read_segment
+from swift_ft.logging import (
+    Kind,
+    Ledger,
+    LogBudget,
+    LogOptions,
+    LogReader,
+    LogTimeoutError,
+    LogWriter,
+    Store,
+    checksum_of,
+    read_segment,
+)
 
 
-def writer_for(store: Store, **options: object) -> LogWriter:
-    return LogWriter(store, LOG, identity(generation=1), **options)  # type: ignore[arg-type]
+def writer_for(
+    store: Store,
+    *,
+    budget_bytes: int = 256 << 20,
+    segment_bytes: int = 64 << 20,
+    stall_timeout_s: float = 600.0,
+    **parts: Any,
+) -> LogWriter:
+    options = LogOptions(LogBudget(budget_bytes), segment_bytes, stall_timeout_s)
+    return LogWriter(store, LOG, identity(generation=1), options, **parts)
 
 
 def log_of(store: Store) -> LogReader:
@@ -67,14 +86,15 @@ def test_metrics_count_what_is_in_the_store(store: Store) -> None:
     assert metrics.records == 4
     assert metrics.segments == 1
     assert metrics.bytes == sum(store.size(f"{LOG}/{name}") for name in store.list(LOG))
-    assert metrics.held_back_s == 0.0
+    assert metrics.disk_bytes == metrics.bytes
+    assert metrics.waiting_segments == 0
     writer.close(60)
 
 
 def test_a_sender_waits_while_the_budget_is_used_up(url: str) -> None:
     """Nothing is dropped: the third message enters only after a first has left."""
-    store = BlockedStore(url)
-    writer = writer_for(store, budget_bytes=800)
+    store, ledger = BlockedStore(url), Ledger()
+    writer = writer_for(store, budget_bytes=800, ledger=ledger)
     writer.append_message(key(0), torch.zeros(100))
     writer.append_message(key(1), torch.zeros(100))
     assert store.waiting.wait(60)
@@ -87,12 +107,12 @@ def test_a_sender_waits_while_the_budget_is_used_up(url: str) -> None:
     sender = threading.Thread(target=third)
     sender.start()
     assert not entered.is_set()
-    assert writer.metrics().queue_high_water_bytes == 800
+    assert ledger.total.queue_high_water_bytes == 800
     store.gate.set()
     sender.join(60)
     assert entered.is_set()
     writer.close(60)
-    assert writer.metrics().queue_high_water_bytes == 800
+    assert ledger.total.queue_high_water_bytes == 800
     assert [record.key.iteration for i in range(3) for record in log_of(store).messages(i)] == [0, 1, 2]
 
 
@@ -105,19 +125,21 @@ def test_the_wait_is_counted(url: str) -> None:
         store.gate.set()
         return next(ticks)
 
-    writer = writer_for(store, budget_bytes=400, clock=clock)
+    ledger = Ledger()
+    writer = writer_for(store, budget_bytes=400, clock=clock, ledger=ledger)
     writer.append_message(key(0), torch.zeros(100))
     writer.append_message(key(1), torch.zeros(100))
     writer.close(60)
-    assert writer.metrics().held_back_s == 2.5
+    assert ledger.total.held_back_s == 2.5
 
 
 def test_a_message_larger_than_the_budget_is_admitted_alone(store: Store) -> None:
-    writer = writer_for(store, budget_bytes=8)
+    ledger = Ledger()
+    writer = writer_for(store, budget_bytes=8, ledger=ledger)
     for i in range(3):
         writer.append_message(key(i), torch.full((100,), float(i)))
     writer.close(60)
-    assert writer.metrics().queue_high_water_bytes == 400
+    assert ledger.total.queue_high_water_bytes == 400
     assert all(log_of(store).has(key(i)) for i in range(3))
 
 
@@ -184,7 +206,8 @@ def test_an_error_frees_a_sender_that_waits(url: str) -> None:
         store.gate.set()
         return 0.0
 
-    writer = writer_for(store, budget_bytes=400, clock=clock)
+    ledger = Ledger()
+    writer = writer_for(store, budget_bytes=400, clock=clock, ledger=ledger)
     writer.append_message(key(0), torch.zeros(100))
     try:
         writer.append_message(key(1), torch.zeros(100))
