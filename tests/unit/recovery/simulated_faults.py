@@ -94,14 +94,13 @@ class Faults:
     def freeze_machine(self) -> bool:
         machine = self._some_machine()
         if machine is not None:
-            self.sim.freeze(machine)
+            self.sim.time.freeze(machine)
         return machine is not None
 
     def freeze_worker(self) -> bool:
         worker = self._some_worker()
         if worker is not None:
-            worker.frozen = True
-            self.sim.thaws.append((self.sim.ticks + self.sim.rng.choice((20, 100, 400)), worker))
+            self.sim.time.freeze_worker(worker)
         self.sim.stale = True
         return worker is not None
 
@@ -154,7 +153,7 @@ class Faults:
         """A deadline was too short."""
         waiting = [w for w in self.sim.running if w.mode == Mode.RECOVER and w.view.missing()]
         if waiting:
-            self.sim.time_out(self.sim.rng.choice(waiting))
+            self.sim.time.time_out(self.sim.rng.choice(waiting))
         return bool(waiting)
 
     def script(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulated_worker import FENCED, Mode, Worker
+from simulated_process import FENCED
+from simulated_worker import Mode, Worker
 
 from swift_ft.launch.sentinel import neighbour_of
 from swift_ft.recovery import events as ev

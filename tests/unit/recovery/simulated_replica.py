@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, cast
 
+from simulated_process import Saving
 from simulated_store import Violation
-from simulated_worker import Mode, Saving, Worker
+from simulated_worker import Mode, Worker
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
@@ -358,8 +359,9 @@ class ReplicaWorker(Worker):
         self.model = replace(self.model, iteration=self.model.iteration + 1)
         self.updated.clear()
         self.stage = 0
-        if self.model.iteration % self.sim.checkpoint_every == 0:
+        if self.due(self.model.iteration):
             self._save(self.view)
+        self._ask_now_and_then()
 
     def abandon_step(self) -> None:
         """What is under way may still arrive; then everything small is put back."""

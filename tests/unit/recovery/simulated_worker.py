@@ -1,4 +1,4 @@
-"""A worker of the simulated network: what coordinator and executor do with the protocol's orders, in small.
+"""A worker of the simulated network: what the executor does with the protocol's orders, in small.
 
 BOOT ──▶ RECOVER ──▶ REPLAY ──▶ RECOVER ──▶ JOIN ──▶ SERVE ──▶ RUN ──▶ FINISHING ──▶ exit
             ▲                                 │        │        │
@@ -8,25 +8,23 @@ BOOT ──▶ RECOVER ──▶ REPLAY ──▶ RECOVER ──▶ JOIN ──�
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from simulated_store import GENESIS, Content, Logged, Violation, advance
+from simulated_process import Process
+from simulated_promises import check_served
+from simulated_store import GENESIS, Content, Violation
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.orders import WorkerOrder, commit_due, worker_order
+from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Plan, Way
 
 if TYPE_CHECKING:
     from simulated_machine import Machine
     from simulation import Simulation
 
-__all__ = ["FENCED", "Mode", "Worker"]
-
-FENCED = 117
-"""Exit code of a worker that found itself replaced."""
+__all__ = ["Mode", "Worker"]
 
 
 class Mode(Enum):
@@ -44,56 +42,19 @@ class Mode(Enum):
     BARE = auto()
 
 
-@dataclass(slots=True)
-class Saving:
-    """A part of a checkpoint that a background thread writes."""
-
-    content: Content
-    epoch: int
-    path: str
-    written: bool = False
-
-
-@dataclass(slots=True)
-class Committing:
-    """A commit that the housekeeper is at: first the marker, then the word about it."""
-
-    iteration: int
-    state: State
-    written: bool = False
-
-
-class Worker:
-    """One process. It knows the journal up to ``position`` only."""
+class Worker(Process):
+    """One process, with what its training thread does."""
 
     def __init__(self, sim: Simulation, machine: Machine, rank: int, launched: int) -> None:
-        self.sim, self.machine, self.rank, self.launched = sim, machine, rank, launched
-        self.name = machine.name
-        self.position = 0
-        self.exit_code: int | None = None
-        self.frozen = False
+        super().__init__(sim, machine, rank, launched)
         self.mode = Mode.BARE if sim.bare else Mode.BOOT
-        self.content: Content | None = None
-        self.live = False  # not in a replay
         self.dirty: str | None = None
-        self.in_flight: ev.Event | None = None  # decided, and not written yet
         self.source = False
         self.until = 0
-        self.log_generation = 0
-        self.log_since = 0
-        self.unflushed: dict[int, Logged] = {}
-        self.running: int | None = None
-        self.joining: int | None = None
         self.plan: Plan | None = None
         self.history = 0
         self.stage = 0
-        self.savings: list[Saving] = []
-        self.committings: list[Committing] = []
-        self.commits_begun: set[tuple[int, int]] = set()
-        self.cleaned = -1
-        self.cleanings: list[int] = []
         self.bare_work = 0
-        self.position = len(sim.events)  # the follower catches up before the script begins
         self._acts: dict[Mode, Callable[[State], bool]] = {
             Mode.BOOT: self._boot,
             Mode.RECOVER: self._recover,
@@ -110,63 +71,6 @@ class Worker:
         at = self.content.iteration if self.content else None
         return f"worker {self.rank} of {self.name} (launched {self.launched}, {self.mode.name}, at {at})"
 
-    # --------------------------------------------------------------------------- the journal, the process
-
-    @property
-    def alive(self) -> bool:
-        return self.exit_code is None
-
-    @property
-    def view(self) -> State:
-        """The state as far as this worker has read."""
-        return self.sim.states[self.position]
-
-    def order(self, state: State) -> WorkerOrder:
-        return worker_order(state, machine=self.name, rank=self.rank, launched=self.launched)
-
-    def disturbed(self, state: State) -> bool:
-        return self.running is not None and (
-            self.order(state) != WorkerOrder.RUN or state.generation != self.running
-        )
-
-    def read(self, until: int) -> bool:
-        """The follower's thread: everything up to a position. False if the process ended over it."""
-        if self.sim.bare:
-            self.position = until
-            return True
-        states = self.sim.states
-        while self.position < until:
-            self.position += 1
-            state = states[self.position]
-            if self.rank == 0 and (due := commit_due(state, 0)) is not None:
-                self._begin_commit(due, state)
-            known = state.committed
-            if state.phase == Phase.LIVE and known is not None and known > self.cleaned:
-                self.cleaned = known
-                self.cleanings.append(self.cleaned)
-        if self.order(self.view) == WorkerOrder.DIE:
-            self.exit(FENCED)
-            return False
-        return True
-
-    def tell(self, event: ev.Event) -> bool:
-        if self.sim.holds_back(self, event):
-            self.in_flight = event
-            return True
-        return self.read(self.sim.append(event, repr(self)))
-
-    def exit(self, code: int) -> None:
-        """The process ends, whatever it was doing."""
-        self.leave_group()
-        self.exit_code = code
-        self.sim.workers_changed()
-
-    def leave_group(self) -> None:
-        for generation in (self.running, self.joining):
-            if generation is not None:
-                self.sim.group(generation).gone.add(self.rank)
-        self.running = self.joining = None
-
     # ----------------------------------------------------------------------------------- one small step
 
     def act(self) -> bool:
@@ -178,41 +82,6 @@ class Worker:
         ) and self.sim.rng.random() < self.sim.background_rate:
             return self.background()
         return self._acts[self.mode](self.view)
-
-    def background(self) -> bool:
-        """The threads that save and keep house."""
-        if self.savings:
-            saving = self.savings[0]
-            if not saving.written:
-                self.sim.store.parts[saving.path] = saving.content
-                saving.written = True
-            else:
-                self.savings.pop(0)
-                iteration = saving.content.iteration
-                self.tell(ev.Durable(self.rank, iteration, saving.epoch, saving.path, self.launched))
-            return True
-        if self.committings:
-            commit = self.committings[0]
-            if not commit.written:
-                parts = commit.state.durable[commit.iteration]
-                self.sim.store.commit(commit.iteration, parts, commit.state.world)
-                commit.written = True
-            else:
-                self.committings.pop(0)
-                self.tell(ev.Committed(commit.iteration, commit.state.epoch))
-            return True
-        if self.cleanings:
-            iteration = self.cleanings.pop(0)
-            self.sim.store.drop_before(self.rank, iteration)
-            if self.rank == 0:
-                self.sim.store.clean(iteration, self.sim.keep)
-            return True
-        return False
-
-    def _begin_commit(self, due: int, state: State) -> None:
-        if (due, state.epoch) not in self.commits_begun:
-            self.commits_begun.add((due, state.epoch))
-            self.committings.append(Committing(due, state))
 
     # ----------------------------------------------------------------------------------------- recovery
 
@@ -269,11 +138,6 @@ class Worker:
             self.source, self.until, self.mode = True, task.replay_until, Mode.REPLAY
         else:
             self.tell(ev.Ready(self.rank, state.generation))
-
-    def _outdated(self, state: State) -> bool:
-        """What this worker does was called off, and it has not read that yet."""
-        newest = self.sim.states[-1]
-        return newest.generation != state.generation or self.order(newest) != self.order(state)
 
     def _cannot(self, generation: int, reason: str) -> None:
         self.source, self.mode = False, Mode.RECOVER
@@ -381,7 +245,7 @@ class Worker:
             got = self._receive(peer, iteration)
             if got is None:
                 return self.mode == Mode.CONFIRM
-            self.sim.check_served(self, peer, iteration, got)
+            check_served(self, peer, iteration, got)
         self.stage, self.mode = 0, Mode.RUN
         self.sim.seen["served"] += 1
         return True
@@ -409,6 +273,7 @@ class Worker:
                     return True
             case _:
                 self._apply(iteration, self.history)
+                self._ask_now_and_then()
                 self.stage = -1
         self.stage += 1
         return True
@@ -437,22 +302,13 @@ class Worker:
             return False
         if self.background():
             return True
-        wanted = self.sim.iterations % self.sim.checkpoint_every == 0
-        if wanted and (state.committed or 0) < self.sim.iterations and state.phase != Phase.ENDED:
+        regular = self.sim.iterations % self.sim.checkpoint_every == 0
+        if regular and (state.committed or 0) < self.sim.iterations and state.phase != Phase.ENDED:
             return False  # until a deadline
         self.done()
         return True
 
-    def done(self) -> None:
-        """The script returns."""
-        assert self.content is not None
-        self.sim.results[self.rank] = self.content
-        self.exit(0)
-
     # ----------------------------------------------------------------------------------- communication
-
-    def neighbours(self) -> list[int]:
-        return [r for r in (self.rank - 1, self.rank + 1) if 0 <= r < self.sim.world]
 
     def broken(self) -> None:
         """Communication failed: let go of the group, then wait for the word about who died."""
@@ -515,36 +371,6 @@ class Worker:
         if mail is not None and mail != (self.content.chain, self.history):
             raise Violation(f"{self} got a message of another history from rank {peer}")
         return mail is not None
-
-    # ------------------------------------------------------------------------------ logs and checkpoints
-
-    def _apply(self, iteration: int, history: int) -> None:
-        assert self.content is not None
-        self.unflushed[iteration] = Logged(self.content.chain, history)
-        self.content = advance(self.content, iteration, history)
-        if self.content.iteration % self.sim.checkpoint_every == 0:
-            self.flush()  # the segment is cut
-            self._save(self.view)
-        elif self.sim.rng.random() < 0.2:
-            self.flush()  # the segment is full
-
-    def flush(self) -> None:
-        if self.unflushed:
-            self.sim.store.write_log(self.rank, self.log_generation, self.unflushed)
-            self.unflushed = {}
-
-    def _open_log(self, state: State) -> None:
-        if self.log_generation != state.generation:
-            self.flush()
-            self.log_generation, self.log_since = state.generation, state.log_since
-            self.sim.store.drop_generations_before(self.rank, state.log_since)
-
-    def _save(self, state: State) -> None:
-        assert self.content is not None
-        iteration = self.content.iteration
-        if state.committed is None or iteration > state.committed:
-            path = f"{iteration}/rank-{self.rank}.g{state.generation}"
-            self.savings.append(Saving(self.content, state.epoch, path))
 
     # ---------------------------------------------------------------------------------- without a session
 

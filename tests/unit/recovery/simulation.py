@@ -26,12 +26,14 @@ if __name__ == "__main__":  # run as a script: the modules beside this one are t
 
 from simulated_faults import FAULTS, Faults
 from simulated_machine import Machine
+from simulated_promises import check_contents, check_plan, check_step, check_wish
 from simulated_store import GENESIS, Content, Group, Logged, SharedStore, Violation, advance
-from simulated_worker import Mode, Worker
+from simulated_time import Time
+from simulated_worker import Worker
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.plan import Plan, Way
+from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.protocol import MAX_FAILED_FALLBACKS, step
 
 __all__ = ["Outcome", "Simulation", "Violation", "main", "run_seed", "simulate"]
@@ -41,10 +43,6 @@ MAX_TICKS = 30_000
 
 _ENOUGH_IDLE = 30
 """Picks without anything to do, in a row, before it is looked whether a deadline has to pass."""
-
-
-_HELD_BACK = {ev.Durable: 0.003, ev.Committed: 0.003, ev.CannotReplay: 0.6}
-"""How often an event waits in a machine that freezes, for those that are told often or seldom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +98,8 @@ class Simulation:
         self.checkpoint_every = rng.choice((1, 1, 2, 3, 4, 9))
         self.keep = rng.randint(1, 2)
         self.background_rate = rng.choice((0.4, 0.4, 0.04))
+        self.ask_rate = rng.choice((0.0, 0.0, 0.1, 0.5))
+        self._news_rate = rng.choice((1.0, 1.0, 0.1))
         self.worker_class = worker_class
         self.store = SharedStore()
         self.resume = rng.randint(1, 2) * self.checkpoint_every if rng.random() < 0.2 and not bare else None
@@ -114,7 +114,7 @@ class Simulation:
         self.running: list[Worker] = []
         self._picks: list[Worker | Machine] = []
         self.stale = True
-        self.thaws: list[tuple[int, Worker | Machine]] = []
+        self.time = Time(self)
         self.budget = rng.choice((0, 1, 2, 2, 3, 4, 5, 7))
         self._patient = rng.random() < self.patience
         self._quiet_until = MAX_TICKS if self._patient else rng.choice((0, 100, 150, 200, 300, 400))
@@ -207,9 +207,8 @@ class Simulation:
             self.tempt(0.8, (1, 2, 4, 10, 20, 40))
         else:
             self.tempt(0.4 if after.generation > 1 else 0.1, (1, 4, 10, 20, 40))
-        if self.thaws and self.rng.random() < (0.9 if after.phase == Phase.RECOVERING else 0.1):
-            _, frozen = self.thaws.pop(self._next_to_thaw())
-            self.thaws.insert(0, (self.ticks + self.rng.choice((1, 4, 10, 30)), frozen))
+        if self.time.thaws and self.rng.random() < (0.9 if after.phase == Phase.RECOVERING else 0.1):
+            self.time.thaw_soon()
         if after.plan is not None and before.plan is None:
             self.seen[f"way: {after.plan.way}"] += 1
             self._check_plan(after, after.plan)
@@ -218,11 +217,6 @@ class Simulation:
         """A fault may come soon, if any is left."""
         if self.budget and self.rng.random() < chance:
             self._fuse = self.ticks + self.rng.choice(delays)
-
-    def _next_to_thaw(self) -> int:
-        """Rather one with something to say, which comes late then."""
-        waiting = (i for i, (_, who) in enumerate(self.thaws) if isinstance(who, Machine) and who.holds_back)
-        return next(waiting, 0)
 
     def _print(self, event: ev.Event, by: str, before: State, after: State) -> None:
         print(f"{self.ticks:5d} {by:60s} {event}{'' if after is not before else '   (no news)'}")
@@ -235,55 +229,13 @@ class Simulation:
 
     def _check(self, before: State, after: State) -> None:
         """What the state machine promises, whatever comes in."""
-        if before.phase == Phase.ENDED:
-            raise Violation("a state changed after the end")
-        if after.generation not in (before.generation, before.generation + 1) and not (
-            isinstance(self.events[-1], ev.TimedOut)
-        ):
-            raise Violation(f"generation {before.generation} became {after.generation}")
-        if after.epoch < before.epoch or after.log_since < before.log_since:
-            raise Violation("an epoch went back")
-        if before.committed is not None and (after.committed or 0) < before.committed:
-            raise Violation(f"committed went back from {before.committed} to {after.committed}")
-        if (after.plan is not None) != (after.phase in (Phase.RECOVERING, Phase.LIVE)):
-            raise Violation(f"plan {after.plan} in phase {after.phase}")
-        members = [m for m in after.members if m is not None]
-        exited = {after.members[slot] for slot in after.exited}
-        spares = {m for m, _ in after.spares}
-        if len(members) != len(set(members)) or spares & set(members):
-            raise Violation("a machine has two places")
-        live_places = set(members) - exited if after.phase != Phase.ENDED else set()
-        if (live_places | spares) & after.fenced:
-            raise Violation("a fenced machine has a place")
-        if any(launched > after.generation for launched in after.launched):
-            raise Violation("workers were launched for a generation to come")
-        if after.phase != Phase.ENDED and after.machines:
-            if (after.phase == Phase.FORMING) != (None in after.members):
-                raise Violation(f"phase {after.phase} with members {after.members}")
-            if after.phase == Phase.LIVE and len(after.ready) != after.world:
-                raise Violation("live before everybody was ready")
-            if after.finished and after.phase not in (Phase.LIVE, Phase.FORMING):
-                raise Violation(f"finished in phase {after.phase}")
+        check_step(before, after, self.events[-1])
+        check_wish(before, after, self.events[-1], self.running)
+        if after.committed not in (None, before.committed) and after.committed % self.checkpoint_every:
+            self.seen["early checkpoint committed"] += 1
 
     def _check_plan(self, state: State, plan: Plan) -> None:
-        if set(plan.tasks) != set(range(state.world)):
-            raise Violation(f"a plan for ranks {sorted(plan.tasks)} of {state.world}")
-        if plan.way == Way.START and self.resume is not None and state.committed is None:
-            raise Violation("a resumed run began from nothing")
-        for rank, task in plan.tasks.items():
-            if task.load is not None and task.load != state.committed:
-                raise Violation(f"rank {rank} is to load {task.load}, and {state.committed} is committed")
-            if plan.way in (Way.REPLAY, Way.CONTINUE) and state.reports[rank].iteration is not None:
-                at = state.reports[rank].iteration
-                if (task.load, task.begin) != (None, at) or at not in (
-                    plan.resume + 1,
-                    *range(plan.resume + 1),
-                ):
-                    raise Violation(f"rank {rank} at {at} is to do {task} and to resume at {plan.resume}")
-        if plan.way == Way.FALLBACK and not plan.reason:
-            raise Violation("a fallback without a reason")
-        if any(never in plan.reason for never in ("iterations apart", "after the consensus")):
-            raise Violation(f"a pipeline cannot come to this: {plan.reason}")
+        check_plan(state, plan, resumed=self.resume is not None)
 
     def check_formed(self, generation: int, plan: Plan) -> None:
         """When a group is formed: all states are of one history, before anybody takes a step."""
@@ -297,121 +249,7 @@ class Simulation:
         self.seen["formed"] += 1
 
     def _check_contents(self, generation: int, plan: Plan, group: list[Worker]) -> None:
-        at: dict[int, set[Content | None]] = {0: set(), 1: set()}
-        histories = {w.history for w in group}
-        for worker in group:
-            at[plan.tasks[worker.rank].serve].add(worker.content)
-        if len(at[0]) != 1 or len(at[1]) > 1 or len(histories) != 1:
-            raise Violation(
-                f"generation {generation} goes live from different states: {at}, histories {histories}"
-            )
-        behind, ahead = next(iter(at[0])), next(iter(at[1]), None)
-        assert behind is not None
-        if ahead is not None and ahead != advance(behind, behind.iteration, histories.pop()):
-            raise Violation(f"generation {generation}: who is ahead is of another history")
-
-    def check_served(self, worker: Worker, peer: int, iteration: int, got: tuple[int, int]) -> None:
-        """Who serves gets again what it got before."""
-        own = self.store.read_log(worker.rank, iteration, worker.log_since)
-        if not isinstance(own, str) and got != (own.chain, own.history):
-            raise Violation(f"{worker} serves, and rank {peer} sends other bytes than before")
-
-    # -------------------------------------------------------------------------------------- frozen machines
-
-    def freeze(self, machine: Machine, times: Sequence[int] = (20, 100, 400, 1000)) -> None:
-        machine.frozen = True
-        for worker in machine.workers:
-            worker.frozen = True
-        self.thaws.append((self.ticks + self.rng.choice(times), machine))
-        self.stale = True
-
-    def holds_back(self, worker: Worker, event: ev.Event) -> bool:
-        """Whether a machine freezes between its worker's decision to write an event and the write."""
-        machine = worker.machine
-        if not self.budget or machine.frozen or worker not in machine.workers:
-            return False
-        if self.rng.random() > _HELD_BACK.get(type(event), 0.03):
-            return False
-        self.budget -= 1
-        self.faulty = True
-        self.seen["held back"] += 1
-        self.freeze(machine, (400, 1000))
-        if self.trace:
-            print(f"{self.ticks:5d} *** {machine} freezes before it writes")
-        return True
-
-    # ---------------------------------------------------------------------------------------- deadlines
-
-    def time_out(self, worker: Worker) -> None:
-        view = worker.view
-        self.seen[f"timed out while {view.phase}"] += 1
-        worker.tell(ev.TimedOut(view.generation, view.phase, view.missing(), f"no answer while {view.phase}"))
-
-    def _deadline(self) -> bool:
-        """Nobody has anything to do: some deadline passes. False if there is none."""
-        agents = [m for m in self.machines if m.alive and not m.frozen]
-        self.rng.shuffle(agents)
-        if any(agent.silence() for agent in agents):
-            return True
-        workers = [w for w in self.running if not w.frozen]
-        self.rng.shuffle(workers)
-        for worker in workers:
-            if worker.mode == Mode.CONFIRM:
-                worker.interrupt()
-                return True
-        for worker in workers:
-            if worker.mode == Mode.JOIN or (worker.mode == Mode.BARE and worker.joining is not None):
-                if worker.mode == Mode.BARE:
-                    worker.exit(1)
-                    return True
-                worker.running, worker.joining = worker.joining, None
-                worker.broken()
-                return True
-        for worker in workers:
-            if worker.mode == Mode.FINISHING and len(worker.view.finished) == self.world:
-                worker.done()
-                return True
-        for worker in workers:
-            if worker.mode == Mode.RECOVER and worker.view.missing():
-                self.time_out(worker)
-                return True
-        if self.thaws:
-            self._thaw(0)
-            return True
-        return self._nobody_comes(agents)
-
-    def _nobody_comes(self, agents: list[Machine]) -> bool:
-        if self.states[-1].phase == Phase.FORMING or not agents:
-            if self.supply:
-                self.supply -= 1
-                self.new_machine()
-                return True
-            if agents:
-                agents[0].tell(ev.Closed("no machine came"))
-                return True
-        return False
-
-    def _thaw(self, index: int) -> None:
-        _, frozen = self.thaws.pop(index)
-        if self.trace:
-            print(f"{self.ticks:5d} *** {frozen} thaws")
-        frozen.frozen = False
-        self.seen["thawed"] += 1
-        self.stale = True
-        if isinstance(frozen, Machine) and frozen.alive and self.rng.random() < 0.2:
-            frozen.wake_up()
-        for worker in [*frozen.workers] if isinstance(frozen, Machine) else [frozen]:
-            worker.frozen = False
-            if worker.alive and worker.in_flight is not None:
-                event, worker.in_flight = worker.in_flight, None
-                worker.tell(event)
-            if (
-                worker.alive and not worker.frozen and self.rng.random() < 0.7
-            ):  # it goes on where it was, before it reads any news
-                if worker.mode == Mode.CONFIRM:
-                    worker.interrupt()
-                else:
-                    worker.act()
+        check_contents(generation, plan, group)
 
     # -------------------------------------------------------------------------------------------- running
 
@@ -442,18 +280,18 @@ class Simulation:
             ):
                 self._faults.strike()
                 continue
-            if self.thaws and self.thaws[0][0] <= self.ticks:
-                self._thaw(0)
+            if self.time.thaws and self.time.thaws[0][0] <= self.ticks:
+                self.time.thaw(0)
                 continue
             if not self._picks:
-                if not self._revive():
+                if not self.time.revive():
                     break
                 continue
             who = self._picks[int(rng.random() * len(self._picks))]
             idle = 0 if self._let_act(who) else idle + 1
             if idle > _ENOUGH_IDLE and not self._anybody():
                 idle = 0
-                if not self._deadline():
+                if not self.time.pass_deadline():
                     raise Violation(f"stuck in phase {self.states[-1].phase}: {self.running}")
         return self._outcome()
 
@@ -462,7 +300,7 @@ class Simulation:
         rng, end = self.rng, len(self.events)
         behind = end - who.position
         read = 0
-        if behind:
+        if behind and rng.random() < self._news_rate:
             chance = rng.random()
             if chance < 0.5:
                 read = behind
@@ -489,17 +327,6 @@ class Simulation:
                     acted = True
                 acted = (who.alive and who.act()) or acted
         return acted
-
-    def _revive(self) -> bool:
-        """All machines are gone, or frozen: some thaw, or new ones come."""
-        if self.thaws:
-            self._thaw(0)
-            return True
-        if self.states[-1].phase == Phase.ENDED or not self.supply:
-            return False
-        self.supply -= 1
-        self.new_machine()
-        return True
 
     def _outcome(self) -> Outcome:
         state = self.states[-1]

@@ -46,6 +46,7 @@ def test_three_replicas() -> None:
     for what in ("survivor kept its own state", "survivor took a whole state", "restarted"):
         assert seen[what] > 5, what
     assert seen["broken in an update"] > 500
+    assert seen["early checkpoint committed"] > 250
     assert seen["finished"] > 5 * seen["gave up"]
 
 

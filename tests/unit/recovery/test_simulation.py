@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import simulated_process
 from simulation import Violation, simulate
 
 from swift_ft.recovery import protocol
@@ -46,6 +47,8 @@ def test_a_pipeline_of_four() -> None:
         "CannotReplay while recovering",
     ):
         assert seen[f"late {late}"], late
+    assert seen["early checkpoint committed"] > 500
+    assert seen["missed an early checkpoint"] > 50
     assert seen["finished"] > 10 * seen["gave up"] / 2
 
 
@@ -79,4 +82,16 @@ def test_a_broken_protocol_is_found_and_its_seed_named(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(protocol, "_restart", forgetful)
     with pytest.raises(Violation, match=r"seed \d+: .*\nto see it: python .*simulation.py \d+ --shape 4x1"):
+        run_all(4, 1, 300)
+
+
+def test_a_checkpoint_without_the_part_of_one_who_was_not_asked_in_time_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hasty(state: State, rank: int) -> int | None:
+        parts = state.durable.get(state.wanted, {}) if state.wanted is not None else {}
+        return state.wanted if rank == 0 and len(parts) >= state.world - 1 else None
+
+    monkeypatch.setattr(simulated_process, "commit_due", hasty)
+    with pytest.raises(Violation, match="names parts that are not there"):
         run_all(4, 1, 300)

@@ -1,0 +1,217 @@
+"""A worker's process in the simulated network: what its coordinator and its background threads do, in small.
+
+It follows the journal, tells events, writes logs and parts of checkpoints, commits and cleans up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simulated_store import Content, Logged, advance
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.orders import WorkerOrder, commit_due, worker_order
+
+if TYPE_CHECKING:
+    from simulated_machine import Machine
+    from simulation import Simulation
+
+__all__ = ["FENCED", "Process", "Saving"]
+
+FENCED = 117
+"""Exit code of a worker that found itself replaced."""
+
+
+@dataclass(slots=True)
+class Saving:
+    """A part of a checkpoint that a background thread writes."""
+
+    content: Content
+    epoch: int
+    path: str
+    written: bool = False
+
+
+@dataclass(slots=True)
+class Committing:
+    """A commit that the housekeeper is at: first the marker, then the word about it."""
+
+    iteration: int
+    state: State
+    written: bool = False
+
+
+class Process:
+    """One process. It knows the journal up to ``position`` only."""
+
+    def __init__(self, sim: Simulation, machine: Machine, rank: int, launched: int) -> None:
+        self.sim, self.machine, self.rank, self.launched = sim, machine, rank, launched
+        self.name = machine.name
+        self.position = len(sim.events)  # the follower catches up before the script begins
+        self.exit_code: int | None = None
+        self.frozen = False
+        self.in_flight: ev.Event | None = None  # decided, and not written yet
+        self.content: Content | None = None
+        self.running: int | None = None
+        self.joining: int | None = None
+        self.log_generation = 0
+        self.log_since = 0
+        self.unflushed: dict[int, Logged] = {}
+        self.savings: list[Saving] = []
+        self.committings: list[Committing] = []
+        self.commits_begun: set[tuple[int, int]] = set()
+        self.cleaned = -1
+        self.cleanings: list[int] = []
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code is None
+
+    @property
+    def view(self) -> State:
+        """The state as far as this worker has read."""
+        return self.sim.states[self.position]
+
+    def order(self, state: State) -> WorkerOrder:
+        return worker_order(state, machine=self.name, rank=self.rank, launched=self.launched)
+
+    def disturbed(self, state: State) -> bool:
+        return self.running is not None and (
+            self.order(state) != WorkerOrder.RUN or state.generation != self.running
+        )
+
+    def _outdated(self, state: State) -> bool:
+        """What this worker does was called off, and it has not read that yet."""
+        newest = self.sim.states[-1]
+        return newest.generation != state.generation or self.order(newest) != self.order(state)
+
+    def neighbours(self) -> list[int]:
+        return [r for r in (self.rank - 1, self.rank + 1) if 0 <= r < self.sim.world]
+
+    def read(self, until: int) -> bool:
+        """The follower's thread: everything up to a position. False if the process ended over it."""
+        if self.sim.bare:
+            self.position = until
+            return True
+        states = self.sim.states
+        while self.position < until:
+            self.position += 1
+            state = states[self.position]
+            if self.rank == 0 and (due := commit_due(state, 0)) is not None:
+                self._begin_commit(due, state)
+            known = state.committed
+            if state.phase == Phase.LIVE and known is not None and known > self.cleaned:
+                self.cleaned = known
+                self.cleanings.append(self.cleaned)
+        if self.order(self.view) == WorkerOrder.DIE:
+            self.exit(FENCED)
+            return False
+        return True
+
+    def tell(self, event: ev.Event) -> bool:
+        if self.sim.time.holds_back(self, event):
+            self.in_flight = event
+            return True
+        return self.read(self.sim.append(event, repr(self)))
+
+    def exit(self, code: int) -> None:
+        """The process ends, whatever it was doing."""
+        self.leave_group()
+        self.exit_code = code
+        self.sim.workers_changed()
+
+    def done(self) -> None:
+        """The script returns."""
+        assert self.content is not None
+        self.sim.results[self.rank] = self.content
+        self.exit(0)
+
+    def leave_group(self) -> None:
+        for generation in (self.running, self.joining):
+            if generation is not None:
+                self.sim.group(generation).gone.add(self.rank)
+        self.running = self.joining = None
+
+    # ----------------------------------------------------------------------------------- background threads
+
+    def background(self) -> bool:
+        """The threads that save and keep house."""
+        if self.savings:
+            saving = self.savings[0]
+            if not saving.written:
+                self.sim.store.parts[saving.path] = saving.content
+                saving.written = True
+            else:
+                self.savings.pop(0)
+                iteration = saving.content.iteration
+                self.tell(ev.Durable(self.rank, iteration, saving.epoch, saving.path, self.launched))
+            return True
+        if self.committings:
+            commit = self.committings[0]
+            if not commit.written:
+                parts = commit.state.durable[commit.iteration]
+                self.sim.store.commit(commit.iteration, parts, commit.state.world)
+                commit.written = True
+            else:
+                self.committings.pop(0)
+                self.tell(ev.Committed(commit.iteration, commit.state.epoch))
+            return True
+        if self.cleanings:
+            iteration = self.cleanings.pop(0)
+            self.sim.store.drop_before(self.rank, iteration)
+            if self.rank == 0:
+                self.sim.store.clean(iteration, self.sim.keep)
+            return True
+        return False
+
+    def _begin_commit(self, due: int, state: State) -> None:
+        if (due, state.epoch) not in self.commits_begun:
+            self.commits_begun.add((due, state.epoch))
+            self.committings.append(Committing(due, state))
+
+    # ------------------------------------------------------------------------------ logs and checkpoints
+
+    def _apply(self, iteration: int, history: int) -> None:
+        assert self.content is not None
+        self.unflushed[iteration] = Logged(self.content.chain, history)
+        self.content = advance(self.content, iteration, history)
+        if self.due(self.content.iteration):
+            self.flush()  # the segment is cut
+            self._save(self.view)
+        elif self.sim.rng.random() < 0.2:
+            self.flush()  # the segment is full
+
+    def due(self, iteration: int) -> bool:
+        """Whether a checkpoint follows, as far as this process knows."""
+        regular = iteration % self.sim.checkpoint_every == 0
+        if not regular and iteration == self.sim.states[-1].wanted != self.view.wanted:
+            self.sim.seen["missed an early checkpoint"] += 1
+        return regular or iteration == self.view.wanted
+
+    def _ask_now_and_then(self) -> None:
+        """Between two steps, as a worker whose log nears its budget; more often than a patient one would."""
+        assert self.content is not None
+        assert self.running is not None
+        if self.sim.rng.random() < self.sim.ask_rate:
+            at = self.content.iteration + ev.WANTED_AHEAD
+            self.tell(ev.CheckpointWanted(self.rank, at, self.running))
+
+    def flush(self) -> None:
+        if self.unflushed:
+            self.sim.store.write_log(self.rank, self.log_generation, self.unflushed)
+            self.unflushed = {}
+
+    def _open_log(self, state: State) -> None:
+        if self.log_generation != state.generation:
+            self.flush()
+            self.log_generation, self.log_since = state.generation, state.log_since
+            self.sim.store.drop_generations_before(self.rank, state.log_since)
+
+    def _save(self, state: State) -> None:
+        assert self.content is not None
+        iteration = self.content.iteration
+        if state.committed is None or iteration > state.committed:
+            path = f"{iteration}/rank-{self.rank}.g{state.generation}"
+            self.savings.append(Saving(self.content, state.epoch, path))
