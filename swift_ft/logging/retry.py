@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -51,10 +50,7 @@ def lacks_room(error: BaseException) -> bool:
 
 
 def patiently(
-    action: Callable[[], T],
-    patience_s: float,
-    passes: Callable[[BaseException], bool] = is_transient,
-    enough: threading.Event | None = None,
+    action: Callable[[], T], patience_s: float, passes: Callable[[BaseException], bool] = is_transient
 ) -> T:
     """Calls until it succeeds, fails for good, or ``patience_s`` seconds are over; waits longer each time.
 
@@ -62,7 +58,6 @@ def patiently(
         action: must do no harm if it is done twice, since an answer that got lost looks like a failure.
         patience_s: no attempt is begun later than this after the first.
         passes: tells which errors are waited for.
-        enough: when it is set, the waiting ends and no further attempt is begun.
 
     Returns:
         What the action returned.
@@ -72,13 +67,11 @@ def patiently(
     """
     if patience_s <= 0:
         return action()
-    enough = enough or threading.Event()
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(passes),
         # Random, so that workers whose store comes back do not all call at once.
         wait=tenacity.wait_random_exponential(_FIRST_WAIT_S, _LONGEST_WAIT_S),
-        stop=tenacity.stop_after_delay(patience_s) | tenacity.stop_when_event_set(enough),
-        sleep=tenacity.sleep_using_event(enough),
+        stop=tenacity.stop_after_delay(patience_s),
         reraise=True,
     )
     return retrying(action)

@@ -9,6 +9,7 @@ Each worker saves and loads its own part without talking to anybody, so a replac
 from __future__ import annotations
 
 import gc
+import math
 import pickle
 import threading
 import warnings
@@ -18,7 +19,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from swift_ft.errors import CheckpointError
+from swift_ft.errors import CheckpointError, StoreNotWritableError
 from swift_ft.logging import Store
 from swift_ft.logging.retry import is_transient, lacks_room, patiently
 from swift_ft.recovery.part import PartReader, staged, write_part
@@ -27,7 +28,6 @@ from swift_ft.recovery.state import TensorKind, TrainingState
 __all__ = ["CheckpointFolder", "Checkpointer"]
 
 _SAVE_S = 1800.0
-_PATIENCE_S = 600.0  # with a store that takes no checkpoint; the next one's time may end it before
 _ROOT = "checkpoints"
 _MARKER = "committed.json"
 # How torch says that what it reads is no checkpoint, or another one.
@@ -105,6 +105,18 @@ class CheckpointFolder:
         return [name for name in self.store.list(_ROOT) if name.isdigit()]
 
 
+@dataclass(frozen=True, slots=True)
+class _Save:
+    iteration: int
+    path: str
+    copy: dict[str, Any]
+    on_durable: Callable[[], None]
+
+
+class _NotTakenError(Exception):
+    """The store did not take a part, and may later."""
+
+
 class Checkpointer:
     """Saves and loads one worker's part.
 
@@ -120,18 +132,20 @@ class Checkpointer:
         self.folder = folder
         self._state = state
         self._on_written = on_written
-        self._idle = threading.Event()
-        self._idle.set()
-        self._next_is_due = threading.Event()
-        self._copy: dict[str, Any] = {}  # the saving thread's while it is not idle
+        self._changed = threading.Condition()
+        # What is to be written. While ``_writing`` it is the thread's; at other times a newer one may take
+        # its place. The thread lives as long as there is one.
+        self._due: _Save | None = None
+        self._writing = False
+        self._failure = ""
 
     def save(self, iteration: int, path: str, on_durable: Callable[[], None]) -> None:
         """Copy the state now and write it in the background.
 
-        While the store does not take it, the copy is kept and written again, until the next save is due: that
-        waits for an attempt that is going on, but for no further one, so that there is one copy at a time.
-        A save that failed is reported as a warning: the last committed checkpoint and the logs since then
-        stay.
+        While the store does not take it, the copy is kept and written again, until the next save takes its
+        place. That waits for a save that is being written, but not for a store that is down: there is one
+        copy at a time. A save that failed for good is reported as a warning: the last committed checkpoint
+        and the logs since then stay.
 
         Args:
             iteration: completed iterations.
@@ -141,44 +155,66 @@ class Checkpointer:
         Raises:
             CheckpointError: if the save before it does not come to an end.
         """
-        self._next_is_due.set()
-        if not self._idle.wait(_SAVE_S):
-            raise CheckpointError(
-                f"The save of an earlier checkpoint has not ended within {_SAVE_S:g} s: "
-                f"{self.folder.store.url} does not answer, or checkpoint_every is too small for it.",
-                iteration=iteration,
-            )
-        self._next_is_due.clear()
-        self._copy = staged(self._state.to_save())
-        self._idle.clear()
-        threading.Thread(
-            target=self._write, args=(iteration, path, on_durable), name="swift-checkpoint", daemon=True
-        ).start()
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._writing, _SAVE_S):
+                raise CheckpointError(
+                    f"The save of an earlier checkpoint has not ended within {_SAVE_S:g} s: "
+                    f"{self.folder.store.url} does not answer, or checkpoint_every is too small for it.",
+                    iteration=iteration,
+                )
+            if (waiting := self._due) is not None:
+                _warn(waiting, self._failure)
+                _let_go(waiting.copy)  # before the next one is made
+                self._due = None
+            else:
+                self._failure = ""
+                threading.Thread(target=self._run, name="swift-checkpoint", daemon=True).start()
+            self._due = _Save(iteration, path, staged(self._state.to_save()), on_durable)
 
-    def _write(self, iteration: int, path: str, on_durable: Callable[[], None]) -> None:
+    def _run(self) -> None:
+        patiently(
+            self._attempt, math.inf, lambda error: isinstance(error, _NotTakenError | StoreNotWritableError)
+        )
+
+    def _attempt(self) -> None:
+        """Write what is due now, which may be newer than at the last attempt."""
         store = self.folder.store
-        failures = 0
-
-        def may_pass(error: BaseException) -> bool:
-            nonlocal failures
-            failures += 1
-            return is_transient(error) or lacks_room(error)
-
+        if self._failure:
+            store.probe()  # clients try for long: until the store answers, the copy is free to be replaced
+        with self._changed:
+            due = self._due
+            if due is None:
+                return
+            self._writing = True
+        failure, may_pass = "", False
         try:
-            patiently(lambda: write_part(store, path, self._copy), _PATIENCE_S, may_pass, self._next_is_due)
-            self._on_written(iteration)
-            on_durable()
+            write_part(store, due.path, due.copy)
         except Exception as error:
-            warnings.warn(
-                f"The checkpoint of iteration {iteration} could not be written to {path}: "
-                f"{store.shown(error)}. The one before it stays valid, the next one is tried at its time.",
-                stacklevel=2,
-            )
-        finally:
-            self._copy = {}
-            if failures:
-                gc.collect()  # the frames of failed attempts refer to each other, and so to the copy
-            self._idle.set()
+            failure, may_pass = store.shown(error), _may_be_put_right(error)
+        else:
+            failure = self._tell(due)
+        if failure and not may_pass:
+            _warn(due, failure)
+        if not may_pass:
+            _let_go(due.copy)
+        if failure:
+            gc.collect()  # frames of failed attempts refer to each other, and to the copy's tensors
+        with self._changed:
+            self._failure, self._writing = failure, False
+            if not may_pass:
+                self._due = None
+            self._changed.notify_all()
+        if may_pass:
+            raise _NotTakenError(failure)
+
+    def _tell(self, done: _Save) -> str:
+        """Tell that a part is there; returns why that failed, if it did."""
+        try:
+            self._on_written(done.iteration)
+            done.on_durable()
+        except Exception as error:
+            return str(error)
+        return ""
 
     def load(self, iteration: int, rank: int) -> None:
         """Load a worker's part of a committed checkpoint into the state at hand.
@@ -217,7 +253,29 @@ class Checkpointer:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a save that is going on; False when the deadline passed first."""
-        return self._idle.wait(timeout_s)
+        with self._changed:
+            return self._changed.wait_for(lambda: self._due is None, timeout_s)
+
+
+def _may_be_put_right(error: BaseException) -> bool:
+    """A store that does not answer, is full, or must not be written for now."""
+    return is_transient(error) or lacks_room(error) or isinstance(error, PermissionError)
+
+
+def _let_go(state: dict[str, Any]) -> None:
+    """Empty a copy: DCP leaves circles of objects behind that refer to it."""
+    for value in state.values():
+        if isinstance(value, dict):
+            _let_go(value)
+    state.clear()
+
+
+def _warn(save: _Save, failure: str) -> None:
+    warnings.warn(
+        f"The checkpoint of iteration {save.iteration} could not be written to {save.path}: {failure}. "
+        "The one before it stays valid, the next one is tried at its time.",
+        stacklevel=3,
+    )
 
 
 def _may_pass(error: BaseException) -> bool:

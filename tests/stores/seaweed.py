@@ -14,6 +14,8 @@ import s3fs
 from ports import free_ports, is_listening, wait_until
 
 ACCESS_KEY, SECRET_KEY = "test-access-key", "test-secret-that-no-log-may-show"
+_OWNER, _OWNERS_SECRET = "the-owner", "of-the-server"
+_EVERYTHING = ["Admin", "Read", "List", "Tagging", "Write"]
 BUCKET = "runs"
 
 
@@ -25,10 +27,7 @@ class SeaweedServer:
         (folder / "data").mkdir(parents=True)
         # Each port's gRPC twin is 10000 above it.
         self.ports = free_ports(4, 10000)
-        actions = ["Admin", "Read", "List", "Tagging", "Write"]
-        credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
-        identities = [{"name": "tests", "credentials": credentials, "actions": actions}]
-        (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+        self._permit(_EVERYTHING)
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -57,8 +56,10 @@ class SeaweedServer:
             *("-master.volumeSizeLimitMB=1024", "-volume.max=0", "-master.telemetry=false"),
             "-master.electionTimeout=300ms",
         ]
+        # It would take the clients' variables for an administrator's credentials.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, env=environment)
         wait_until(self._answers, lambda: self.process is not None and self.process.poll() is None, "weed")
 
     def kill(self) -> None:
@@ -66,10 +67,27 @@ class SeaweedServer:
             self.process.kill()
             self.process.wait()
 
+    def restart(self, *, permitted: bool) -> None:
+        """The same server, on which the tests may write or not."""
+        self.kill()
+        self._permit(_EVERYTHING if permitted else ["Read", "List"])
+        self.start()
+
     def client(self) -> Any:
+        """A client that may do everything at any time."""
         return s3fs.S3FileSystem(
-            key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=self.endpoint, skip_instance_cache=True
+            key=_OWNER, secret=_OWNERS_SECRET, endpoint_url=self.endpoint, skip_instance_cache=True
         )
+
+    def _permit(self, actions: list[str]) -> None:
+        identities = [
+            {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": allowed}
+            for name, key, secret, allowed in (
+                ("tests", ACCESS_KEY, SECRET_KEY, actions),
+                ("owner", _OWNER, _OWNERS_SECRET, _EVERYTHING),
+            )
+        ]
+        (self.folder / "s3.json").write_text(json.dumps({"identities": identities}))
 
     def _answers(self) -> bool:
         if not is_listening(self.ports[3]):

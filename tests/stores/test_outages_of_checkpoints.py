@@ -1,0 +1,117 @@
+"""Checkpoints that fall due while their store is down, or must not be written."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import s3fs
+import torch
+from harness import CHECKPOINT_EVERY, assert_identical, run_cluster, training
+from seaweed import BUCKET, SeaweedServer
+
+from swift_ft.logging import Store, parse_segment_name
+from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder
+from swift_ft.recovery.state import TrainingState
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+SCRIPT = Path(__file__).parent / "scripts" / "failed_saves.py"
+ITERATIONS = 2 * CHECKPOINT_EVERY
+MACHINES = 4
+DEADLINE_S = 120.0
+
+
+@pytest.fixture
+def own_seaweed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SeaweedServer]:
+    """A server that a test may kill."""
+    server = SeaweedServer(tmp_path / "seaweed")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+def when(condition: Callable[[], bool], over: threading.Event) -> bool:
+    """Poll until a condition holds; False when all is over before."""
+    while not condition():
+        if over.wait(0.02):
+            return False
+    return True
+
+
+def test_a_checkpoint_that_falls_due_in_an_outage_is_committed_after_it(
+    own_seaweed: SeaweedServer, tmp_path: Path
+) -> None:
+    """The server is away until every worker has failed to save its part of the only checkpoint."""
+    folder = tmp_path / "outage"
+    reference = run_cluster(
+        tmp_path / "undisturbed", script=training(tmp_path / "undisturbed", iterations=ITERATIONS)
+    )
+    # What an earlier checkpoint covers is gone from a log (§5.1).
+    names = [parse_segment_name(path.name) for path in (reference.store / "log").rglob("*.arrow")]
+    assert all(name is None or name.max_iteration >= CHECKPOINT_EVERY for name in names)
+    over = threading.Event()
+    first = f"{BUCKET}/run/checkpoints/00000000/committed.json"
+    client = own_seaweed.client()
+
+    def is_committed() -> bool:
+        client.invalidate_cache()
+        return bool(client.exists(first))
+
+    def all_failed() -> bool:
+        return len(list(folder.glob(f"failed-{ITERATIONS:08d}-*"))) == MACHINES
+
+    def outage() -> None:
+        if when(is_committed, over):
+            own_seaweed.kill()
+            when(all_failed, over)
+            own_seaweed.start()
+
+    saboteur = threading.Thread(target=outage)
+    saboteur.start()
+    try:
+        script = training(folder, SCRIPT, iterations=ITERATIONS)
+        script += ["--store", f"s3://{BUCKET}/run", "--checkpoint-every", str(ITERATIONS)]
+        run = run_cluster(folder, script=script)
+    finally:
+        over.set()
+        saboteur.join()
+    assert_identical(run, reference)
+    assert all_failed()
+    assert run.recoveries == []
+    assert max(event["iteration"] for event in run.events("Committed")) == ITERATIONS
+    store = Store(f"s3://{BUCKET}/run")
+    assert max(CheckpointFolder(store).committed()) == ITERATIONS
+
+
+def test_a_permission_that_is_lost_for_a_while_costs_no_checkpoint(own_seaweed: SeaweedServer) -> None:
+    """The server says so itself; when it is given back, the very same save goes through."""
+    store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
+    model = torch.nn.Linear(8, 8)
+    durable = threading.Event()
+    checkpointer = Checkpointer(CheckpointFolder(store), TrainingState({"model": model}), lambda _: None)
+    path = checkpointer.folder.part(10, 0, 1)
+    saved = model.weight.detach().clone()
+    own_seaweed.restart(permitted=False)
+    with pytest.raises(PermissionError):
+        store.write_json("anything.json", {})
+    checkpointer.save(10, path, durable.set)
+    with torch.no_grad():
+        model.weight.zero_()
+    while not checkpointer._failure:  # the first attempt is over
+        assert not durable.wait(0.02)
+    own_seaweed.restart(permitted=True)
+    assert checkpointer.wait(DEADLINE_S)
+    assert durable.is_set()
+    checkpointer.folder.commit(10, {0: path}, "run")
+    checkpointer.load(10, 0)
+    assert torch.equal(model.weight, saved)
