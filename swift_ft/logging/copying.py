@@ -66,36 +66,34 @@ class _Kept:
     host: torch.Tensor | None = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Copies:
-    """What one bubble copies."""
+    """What is copied in one go, up to a point of the side stream."""
 
     kept: list[_Kept]
-    begin: Mark
     end: Mark
 
 
 @dataclass(slots=True)
 class _Bubble:
-    """From the end of the computation before a wait to the arrival of what was waited for."""
+    """From the end of the computation before a wait to the arrival of what was waited for.
+
+    ``copies``: begin and end of those that were begun in it. No tensor: these are released earlier.
+    """
 
     begin: Mark
     end: Mark | None = None
-    copies: list[_Copies] = field(default_factory=list)
+    copies: list[tuple[Mark, Mark]] = field(default_factory=list)
 
     def known(self) -> bool:
-        return (
-            self.end is not None
-            and self.end.reached()
-            and all(copies.end.reached() for copies in self.copies)
-        )
+        return self.end is not None and self.end.reached() and all(end.reached() for _, end in self.copies)
 
     def account(self) -> Account:
         assert self.end is not None
         inside = outside = 0.0
-        for copies in self.copies:
-            whole = copies.end.seconds_since(copies.begin)
-            within = min(whole, max(0.0, self.end.seconds_since(copies.begin)))
+        for begin, end in self.copies:
+            whole = end.seconds_since(begin)
+            within = min(whole, max(0.0, self.end.seconds_since(begin)))
             inside, outside = inside + within, outside + whole - within
         return Account(
             bubble_s=self.end.seconds_since(self.begin),
@@ -225,13 +223,12 @@ class Copier:
         if not ready:
             return
         pairs = [(kept.tensor, kept.host) for kept in ready if kept.host is not None]
-        copies = _Copies(ready, *self._device.copy(pairs, self._device.mark()))
-        self._copying.append(copies)
+        begin, end = self._device.copy(pairs, self._device.mark())
+        self._copying.append(_Copies(ready, end))
         if bubble is None:  # copied beside computation, all of it
-            point = copies.begin
-            self._ended.append(_Bubble(point, point, [copies]))
+            self._ended.append(_Bubble(begin, begin, [(begin, end)]))
         else:
-            bubble.copies.append(copies)
+            bubble.copies.append((begin, end))
         self._ledger.add(Account(pool_high_water_bytes=self._pool.used_bytes))
 
     def _make_room(self, deadline: float) -> None:

@@ -65,6 +65,7 @@ class MessageLog:
 
     def sent(self, key: MessageKey, tensor: torch.Tensor) -> None:
         """A message was sent: keep its content."""
+        self._ledger.add(Account(1, tensor.nbytes))
         if (copier := self._copier(tensor.device)) is not None:
             copier.keep(Kind.MESSAGE, key, tensor)
         else:
@@ -87,21 +88,18 @@ class MessageLog:
         """The training thread is about to wait for a message."""
         for copier in self._in_use():
             copier.bubble_begins()
-        if self._waits_since is None:
+        if not self._in_use() and self._waits_since is None:  # a device measures by its own streams
             self._waits_since = self._clock()
         if self.writer is not None:
             self.writer.wake()
 
     def bubble_ends(self) -> None:
         """What it waited for is there. Without a bubble, nothing."""
-        if self._waits_since is None:
-            return
-        waited = self._clock() - self._waits_since
-        self._waits_since = None
         for copier in self._in_use():
             copier.bubble_ends()
-        if not self._in_use():  # a device's bubbles are those of its own streams
-            self._ledger.add(Account(bubble_s=waited))
+        if self._waits_since is not None:
+            self._ledger.add(Account(bubble_s=self._clock() - self._waits_since))
+            self._waits_since = None
 
     def end_iteration(self) -> Account:
         """Nothing is kept on a device for longer than an iteration."""

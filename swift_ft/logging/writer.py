@@ -246,8 +246,7 @@ class LogWriter:
             if urgent or not self._lazy or 2 * queued >= self._budget_bytes:
                 self._wake()
             ticket = self._enqueued
-        message = isinstance(item, QueuedTensor) and item.kind is Kind.MESSAGE
-        self._ledger.add(Account(int(message), message * size, queue_high_water_bytes=queued))
+        self._ledger.add(Account(queue_high_water_bytes=queued))
         return ticket
 
     def _wake(self) -> None:
