@@ -1,0 +1,142 @@
+"""Budgets, tiers, packing and metrics of the log, in real trainings."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import ClusterRun, assert_clean, assert_identical, run_cluster, training
+
+SCRIPT = Path(__file__).parent / "scripts" / "session_settings.py"
+MIB = 1 << 20
+MESSAGE_BYTES = 32 * 32 * 4  # sequence x width x float32, of one microbatch
+
+
+def run_with(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *args: str,
+    session: dict[str, Any],
+    inject: str = "",
+    flags: list[str] | None = None,
+) -> ClusterRun:
+    monkeypatch.setenv("SESSION", json.dumps(session))
+    return run_cluster(folder, *args, inject=inject, script=training(folder, SCRIPT), flags=flags)
+
+
+def metrics_of(run: ClusterRun, rank: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.folder / f"metrics{rank}.jsonl").read_text().splitlines()]
+
+
+def log_bytes(run: ClusterRun, rank: int) -> int:
+    return sum(path.stat().st_size for path in (run.store / f"log/rank-{rank:05d}").iterdir())
+
+
+def test_a_checkpoint_is_taken_before_the_disk_budget_is_used_up(
+    tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regular checkpoints are far away; a machine dies after the early one, and is replayed from there."""
+    length = ["--iterations=26", "--checkpoint-every=1000"]
+    run = run_with(
+        tmp_path,
+        monkeypatch,
+        *length,
+        session={"disk_bytes": MIB},
+        inject="kill machine=1 iteration=22 point=backward microbatch=2",
+    )
+    assert_identical(run, references(*length))
+    assert_clean(run)
+    assert run.events("CheckpointWanted")
+    early = [event["iteration"] for event in run.events("Committed") if event["iteration"] > 0]
+    assert early
+    assert min(early) < 22
+    (recovery,) = run.recoveries
+    assert recovery["way"] == "replay"
+    for rank in range(4):
+        used = [line["log"]["written"]["disk_bytes"] for line in metrics_of(run, rank)]
+        assert max(used) <= MIB
+        assert log_bytes(run, rank) <= MIB
+        assert all(line["log"]["disk_budget_bytes"] == MIB for line in metrics_of(run, rank))
+
+
+def test_a_budget_too_small_for_any_checkpoint_ends_the_job_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_with(tmp_path, monkeypatch, "--sequence=512", session={"disk_bytes": MIB})
+    assert run.code == 2
+    assert "log_budget_bytes leaves this worker's log 1048576 bytes of disk" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_on_failure_packed_segments_come_from_the_local_tier(
+    tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = tmp_path / "tier"
+    run = run_with(
+        tmp_path / "run",
+        monkeypatch,
+        session={"ship": "on-failure", "local": str(tier), "compress": "always"},
+        inject="kill machine=2 iteration=5 point=forward microbatch=3",
+    )
+    assert_identical(run, references())
+    assert_clean(run)
+    (recovery,) = run.recoveries
+    assert recovery["way"] == "replay"
+    assert not list(tier.rglob("*.arrow"))  # shipped at the end, and the folders removed
+    for rank in range(4):
+        lines = metrics_of(run, rank)
+        assert lines[-1]["log"]["packing"]
+        before = [line for line in lines if line["generation"] == 1]
+        assert all(line["log"]["store_bytes_per_s"] is None for line in before)  # nothing was shipped
+        assert lines[-1]["log"]["store_bytes_per_s"] > 0
+
+
+def test_metrics_say_what_every_iteration_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are those of the formula in §5.4: what crosses between machines, to the byte."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1] - 4  # four in a row are most probably free where one is
+    run = run_with(tmp_path, monkeypatch, session={}, flags=["--metrics-port", str(port)])
+    assert run.code == 0, run.output[-3000:]
+    for rank in range(4):
+        neighbours = 1 if rank in (0, 3) else 2
+        lines = metrics_of(run, rank)
+        assert [line["iteration"] for line in lines] == list(range(9))
+        for line in lines[1:]:
+            assert line["log"]["last"]["messages"] == 8 * neighbours
+            assert line["log"]["last"]["bytes"] == 8 * neighbours * MESSAGE_BYTES
+            assert line["log"]["last"]["copied_in_bubbles_s"] == 0.0
+            assert line["log"]["last"]["bubble_s"] > 0
+        last = lines[-1]
+        assert last["log"]["total"]["bytes"] == 8 * 8 * neighbours * MESSAGE_BYTES
+        assert last["log"]["written"]["bytes"] > last["log"]["total"]["bytes"]
+        assert last["committed"] == 6
+        assert not last["replaying"]
+        scraped = (run.folder / f"scrape{rank}.txt").read_text()
+        wanted = [
+            f'swift_ft_iteration{{rank="{rank}"}} 8.0',
+            f'swift_ft_log_bytes_total{{rank="{rank}"}} {float(last["log"]["total"]["bytes"])}',
+            f'swift_ft_recoveries_total{{rank="{rank}"}} 0.0',
+            f'swift_ft_log_held_back_seconds_total{{rank="{rank}"}} 0.0',
+        ]
+        assert [line for line in wanted if line not in scraped] == []
+
+
+def test_a_taken_port_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        script = [str(Path(SCRIPT).parents[3] / "examples" / "train_swift.py")]
+        run = run_cluster(
+            tmp_path,
+            *training(tmp_path)[1:],
+            machines=1,
+            flags=["--metrics-port", str(port), "--nproc-per-node", "2"],
+            script=script,
+        )
+    assert run.code == 0, run.output[-3000:]
+    assert "serves no metrics" in run.output
