@@ -133,10 +133,10 @@ class Checkpointer:
         self._state = state
         self._on_written = on_written
         self._changed = threading.Condition()
-        # What is to be written. While ``_writing`` it is the thread's; at other times a newer one may take
-        # its place. The thread lives as long as there is one.
+        # What is to be written. It is the thread's, which ends with it; but while the thread is ``_waiting``
+        # for a store that failed, a newer one may take its place.
         self._due: _Save | None = None
-        self._writing = False
+        self._waiting = False
         self._failure = ""
 
     def save(self, iteration: int, path: str, on_durable: Callable[[], None]) -> None:
@@ -156,7 +156,7 @@ class Checkpointer:
             CheckpointError: if the save before it does not come to an end.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._writing, _SAVE_S):
+            if not self._changed.wait_for(lambda: self._due is None or self._waiting, _SAVE_S):
                 raise CheckpointError(
                     f"The save of an earlier checkpoint has not ended within {_SAVE_S:g} s: "
                     f"{self.folder.store.url} does not answer, or checkpoint_every is too small for it.",
@@ -166,10 +166,9 @@ class Checkpointer:
                 _warn(waiting, self._failure)
                 _let_go(waiting.copy)  # before the next one is made
                 self._due = None
-            else:
-                self._failure = ""
-                threading.Thread(target=self._run, name="swift-checkpoint", daemon=True).start()
             self._due = _Save(iteration, path, staged(self._state.to_save()), on_durable)
+            if not self._waiting:
+                threading.Thread(target=self._run, name="swift-checkpoint", daemon=True).start()
 
     def _run(self) -> None:
         patiently(
@@ -179,18 +178,18 @@ class Checkpointer:
     def _attempt(self) -> None:
         """Write what is due now, which may be newer than at the last attempt."""
         store = self.folder.store
-        if self._failure:
+        if self._waiting:
             store.probe()  # clients try for long: until the store answers, the copy is free to be replaced
         with self._changed:
             due = self._due
-            if due is None:
+            self._waiting = False
+            if due is None:  # a newer one was to take its place, and could not be copied
                 return
-            self._writing = True
         failure, may_pass = "", False
         try:
             write_part(store, due.path, due.copy)
         except Exception as error:
-            failure, may_pass = store.shown(error), _may_be_put_right(error)
+            failure, may_pass = f"{type(error).__name__}: {store.shown(error)}", _may_be_put_right(error)
         else:
             failure = self._tell(due)
         if failure and not may_pass:
@@ -200,7 +199,7 @@ class Checkpointer:
         if failure:
             gc.collect()  # frames of failed attempts refer to each other, and to the copy's tensors
         with self._changed:
-            self._failure, self._writing = failure, False
+            self._failure, self._waiting = failure, may_pass
             if not may_pass:
                 self._due = None
             self._changed.notify_all()
@@ -213,7 +212,7 @@ class Checkpointer:
             self._on_written(done.iteration)
             done.on_durable()
         except Exception as error:
-            return str(error)
+            return f"{type(error).__name__}: {error}"
         return ""
 
     def load(self, iteration: int, rank: int) -> None:

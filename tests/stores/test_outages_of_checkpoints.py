@@ -107,7 +107,7 @@ def test_a_permission_that_is_lost_for_a_while_costs_no_checkpoint(own_seaweed: 
     checkpointer.save(10, path, durable.set)
     with torch.no_grad():
         model.weight.zero_()
-    while not checkpointer._failure:  # the first attempt is over
+    while not checkpointer._waiting:  # the first attempt is over
         assert not durable.wait(0.02)
     own_seaweed.restart(permitted=True)
     assert checkpointer.wait(DEADLINE_S)

@@ -138,6 +138,34 @@ def test_training_does_not_wait_for_a_store_that_is_down(
     assert "Connection reset by peer" in warned
 
 
+def test_saves_that_follow_each_other_closely_are_all_written(store: Store) -> None:
+    worker = Worker(store)
+    for iteration in (10, 20, 30, 40):
+        worker.save(iteration)
+    assert worker.checkpointer.wait(DEADLINE_S)
+    assert worker.checkpointer.folder.committed() == [10, 20, 30, 40]
+
+
+def test_a_state_that_cannot_be_copied_leaves_a_checkpointer_that_works(
+    flaky: type[FlakyFileSystem], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(store)
+    flaky.down = True
+    worker.save(10)
+
+    def refuse(state: Any) -> Any:
+        raise MemoryError("no room for a copy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("swift_ft.recovery.checkpoint.staged", refuse)
+        with pytest.raises(MemoryError):
+            worker.save(20)
+    flaky.down = False
+    worker.save(30)
+    assert worker.checkpointer.wait(DEADLINE_S)
+    assert worker.checkpointer.folder.committed() == [30]
+
+
 @pytest.mark.parametrize("failures", [0, 2])
 def test_a_copy_is_let_go(failures: int, flaky: type[FlakyFileSystem], store: Store) -> None:
     """DCP leaves circles behind that refer to it; the next save's copy would be a second one."""
