@@ -192,8 +192,11 @@ class Store:
         scheme, _, rest = self._given.partition("://")
         return f"{scheme}://{rest.rstrip('/')}/{_checked(path)}" if rest.strip("/") else f"{scheme}://{path}"
 
-    def probe(self) -> None:
+    def probe(self, patience_s: float = _PROBE_PATIENCE_S) -> None:
         """Writes, reads and deletes a small file.
+
+        Args:
+            patience_s: how long at most that is tried again.
 
         Raises:
             StoreNotWritableError: one of them failed; the message says why and what to do.
@@ -211,7 +214,7 @@ class Store:
 
         try:
             with self._tidy(self._absolute(path)):
-                back = patiently(try_all, min(self._patience_s, _PROBE_PATIENCE_S))
+                back = patiently(try_all, min(self._patience_s, patience_s))
         except Exception as error:
             raise self._not_writable(error) from error
         if back != token:

@@ -179,7 +179,7 @@ class Checkpointer:
         """Write what is due now, which may be newer than at the last attempt."""
         store = self.folder.store
         if self._waiting:
-            store.probe()  # clients try for long: until the store answers, the copy is free to be replaced
+            store.probe(0.0)  # until the store answers, which clients try for long, the copy may be replaced
         with self._changed:
             due = self._due
             self._waiting = False

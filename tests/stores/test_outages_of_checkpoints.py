@@ -7,9 +7,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 import s3fs
 import torch
+from hadoop import HdfsCluster
 from harness import CHECKPOINT_EVERY, assert_identical, run_cluster, training
 from seaweed import BUCKET, SeaweedServer
 
@@ -93,12 +95,17 @@ def test_a_checkpoint_that_falls_due_in_an_outage_is_committed_after_it(
     assert max(CheckpointFolder(store).committed()) == ITERATIONS
 
 
+def saving(store: Store) -> tuple[Checkpointer, torch.nn.Linear, threading.Event]:
+    """A checkpointer, the model whose state it saves, and the event that follows when a part is there."""
+    model = torch.nn.Linear(8, 8)
+    state = TrainingState({"model": model})
+    return Checkpointer(CheckpointFolder(store), state, lambda _: None), model, threading.Event()
+
+
 def test_a_permission_that_is_lost_for_a_while_costs_no_checkpoint(own_seaweed: SeaweedServer) -> None:
     """The server says so itself; when it is given back, the very same save goes through."""
     store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
-    model = torch.nn.Linear(8, 8)
-    durable = threading.Event()
-    checkpointer = Checkpointer(CheckpointFolder(store), TrainingState({"model": model}), lambda _: None)
+    checkpointer, model, durable = saving(store)
     path = checkpointer.folder.part(10, 0, 1)
     saved = model.weight.detach().clone()
     own_seaweed.restart(permitted=False)
@@ -115,3 +122,26 @@ def test_a_permission_that_is_lost_for_a_while_costs_no_checkpoint(own_seaweed: 
     checkpointer.folder.commit(10, {0: path}, "run")
     checkpointer.load(10, 0)
     assert torch.equal(model.weight, saved)
+
+
+def test_a_data_node_is_killed_before_a_save(hdfs: HdfsCluster) -> None:
+    """The NameNode still believes in it; a part that was begun is replaced by the next attempt."""
+    store = Store(f"{hdfs.url}/{uuid.uuid4().hex}")
+    checkpointer, model, durable = saving(store)
+    path = checkpointer.folder.part(10, 0, 1)
+    with fsspec.open(f"{store.child_url(path)}/__0_0.distcp", "wb") as half:
+        half.write(b"what an attempt that failed has left")
+    hdfs.data_nodes[0].kill()
+    try:
+        saved = model.weight.detach().clone()
+        checkpointer.save(10, path, durable.set)
+        with torch.no_grad():
+            model.weight.zero_()
+        assert checkpointer.wait(DEADLINE_S)
+        assert durable.is_set()
+        checkpointer.folder.commit(10, {0: path}, "run")
+        checkpointer.load(10, 0)
+        assert torch.equal(model.weight, saved)
+    finally:
+        hdfs.data_nodes[0].start()
+    assert store.list("checkpoints/00000010") == ["committed.json", path.rpartition("/")[2]]
