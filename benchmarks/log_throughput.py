@@ -29,6 +29,7 @@ from common import ROOT, Summary, Target, append_results, argument_parser, machi
 
 from swift_ft.logging import (
     Direction,
+    LogOptions,
     LogReader,
     LogWriter,
     MessageKey,
@@ -199,7 +200,7 @@ def one_round(
 
 def write_log(store: Store, message: torch.Tensor, count: int, folder: Path | None) -> None:
     """Logs the same tensor again and again, until all is in the store and on its disk."""
-    writer = LogWriter(store, LOG, SegmentIdentity("bench", 0, 0), segment_bytes=SEGMENT_BYTES)
+    writer = LogWriter(store, LOG, SegmentIdentity("bench", 0, 0), LogOptions(segment_bytes=SEGMENT_BYTES))
     for index in range(count):
         writer.append_message(_key(index), message)
     writer.close(DEADLINE_S)

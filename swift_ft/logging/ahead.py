@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 __all__ = ["ReadAhead"]
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class ReadAhead(Generic[T]):
+class ReadAhead(Generic[K, T]):
     """Fetches things in the order in which they will be wanted, a few ahead of the one that is asked for.
 
     For use by one thread.
@@ -19,16 +20,17 @@ class ReadAhead(Generic[T]):
     Args:
         fetch: gets one thing by its name; called in threads.
         depth: how many things are fetched, or wait to be taken, at a time.
+        threads: how many are fetched at once.
     """
 
-    def __init__(self, fetch: Callable[[str], T], depth: int = 4) -> None:
+    def __init__(self, fetch: Callable[[K], T], depth: int = 4, threads: int = 4) -> None:
         self._fetch = fetch
         self._depth = depth
-        self._planned: list[str] = []  # not begun
-        self._begun: dict[str, Future[T]] = {}
-        self._pool = ThreadPoolExecutor(depth, "swift_ft read-ahead")
+        self._planned: list[K] = []  # not begun
+        self._begun: dict[K, Future[T]] = {}
+        self._pool = ThreadPoolExecutor(threads, "swift_ft read-ahead")
 
-    def plan(self, names: Iterable[str]) -> None:
+    def plan(self, names: Iterable[K]) -> None:
         """Says what will be wanted, in this order, in place of what was said before."""
         names = list(names)
         for name in self._begun.keys() - names:
@@ -36,7 +38,7 @@ class ReadAhead(Generic[T]):
         self._planned = [name for name in names if name not in self._begun]
         self._begin()
 
-    def take(self, name: str) -> T:
+    def take(self, name: K) -> T:
         """Waits for a thing that was planned, and lets go of it. Raises what fetching it raised."""
         if name not in self._begun:
             # It is in none of the two where fetching it failed before.

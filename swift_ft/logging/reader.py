@@ -11,10 +11,19 @@ from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError
 from swift_ft.logging.ahead import ReadAhead
 from swift_ft.logging.codec import unpack
 from swift_ft.logging.record import Kind, MessageKey, Record, verify
-from swift_ft.logging.segment import SegmentName, format_segment_name, open_segment, parse_segment_name
+from swift_ft.logging.segment import (
+    SegmentIdentity,
+    SegmentName,
+    format_segment_name,
+    open_segment,
+    parse_segment_name,
+)
 from swift_ft.logging.store import Store
 
 __all__ = ["LogReader"]
+
+_MESSAGES_AHEAD = 8
+_Opened = tuple[SegmentIdentity, list[Record]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,10 @@ class _Copy:
     order: tuple[int, int, int, int]
     path: str
     record: Record
+
+    @property
+    def directory(self) -> int:
+        return self.order[1]
 
 
 class LogReader:
@@ -60,7 +73,12 @@ class LogReader:
         self._segments: dict[str, list[_Copy]] = {}
         # Committed, and on their way to this machine; those of a store that needs no way are read at once.
         self._unread: dict[str, tuple[int, SegmentName]] = {}
-        self._ahead = ReadAhead(lambda path: open_segment(store, path, run_id))
+        self._ahead = ReadAhead[str, _Opened](lambda path: open_segment(store, path, run_id))
+        # By directory: who sent a message first is asked for it first. Touching all bytes brings them here.
+        self._checked = [
+            ReadAhead[MessageKey, Record](self._check, _MESSAGES_AHEAD, threads=1) for _ in directories
+        ]
+        self._checked_from: int | None = None  # the iteration that is being asked for
         self._ranks: dict[int, int] = {}  # by directory: each has one writer at a time
         self._clear_index()
 
@@ -81,6 +99,9 @@ class LogReader:
             self._clear_index()
             for copies in self._segments.values():
                 self._index(copies)
+            for ahead in self._checked:
+                ahead.plan(())
+            self._checked_from = None
         self._unread = {path: where for path, where in present.items() if path not in self._segments}
         self._ahead.plan(sorted(self._unread, key=lambda path: self._unread[path][1].min_iteration))
         if not self._store.remote:
@@ -95,6 +116,8 @@ class LogReader:
             DivergenceError: two copies of it differ.
         """
         self._want(key.iteration)
+        if key.iteration != self._checked_from:
+            self._check_ahead(key.iteration)
         copy = self._newest(self._messages, key)
         if copy is None:
             where = ", ".join(self._directories)
@@ -104,7 +127,7 @@ class LogReader:
                 key=key,
                 path=where,
             )
-        return _checked(copy)
+        return self._checked[copy.directory].take(key)
 
     def receipt(self, key: MessageKey) -> int | None:
         """The checksum of what a receiver got; None if that is not known.
@@ -146,6 +169,20 @@ class LogReader:
         ]
         ordered = sorted((copy for copy in copies if copy), key=lambda copy: copy.order)
         return [_checked(copy) for copy in ordered]
+
+    def _check_ahead(self, iteration: int) -> None:
+        """Read, unpack and verify an iteration's messages, and the next one's, before they are asked for."""
+        self._checked_from = iteration
+        plans: list[list[_Copy]] = [[] for _ in self._directories]
+        for index in (iteration, iteration + 1):
+            for key in self._keys[index]:
+                copy = max(self._messages[key], key=lambda copy: copy.order)
+                plans[copy.directory].append(copy)
+        for ahead, plan in zip(self._checked, plans, strict=True):
+            ahead.plan(copy.record.key for copy in sorted(plan, key=lambda copy: copy.order))
+
+    def _check(self, key: MessageKey) -> Record:
+        return _checked(max(self._messages[key], key=lambda copy: copy.order))
 
     def _committed(self) -> dict[str, tuple[int, SegmentName]]:
         """Path -> (index of the directory, parsed name) of every segment that could matter."""

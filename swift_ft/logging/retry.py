@@ -65,8 +65,18 @@ def patiently(
     Raises:
         Exception: the action's last error.
     """
-    if patience_s <= 0:
+    try:
+        return action()  # as nearly always, and what follows costs more than a small write
+    except Exception as error:
+        if patience_s <= 0:
+            raise
+        failures = [error]
+
+    def attempt() -> T:
+        if failures:
+            raise failures.pop()  # the first attempt was made above
         return action()
+
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(passes),
         # Random, so that workers whose store comes back do not all call at once.
@@ -74,4 +84,4 @@ def patiently(
         stop=tenacity.stop_after_delay(patience_s),
         reraise=True,
     )
-    return retrying(action)
+    return retrying(attempt)

@@ -156,15 +156,16 @@ class Interrupted:
 class Durable:
     """A worker's part of a global checkpoint is in the store.
 
-    ``epoch`` counts the fallbacks: parts of different histories never make one checkpoint. ``launched`` is
-    the generation that the worker was started in: the part of one that was replaced meanwhile is none.
+    ``epoch`` counts the fallbacks: parts of different histories never make one checkpoint. ``generation`` is
+    the one that it was saved in, however long it took to be written: a part does not count if its worker was
+    replaced since, or has taken the iteration back.
     """
 
     rank: int
     iteration: int
     epoch: int
+    generation: int
     path: str
-    launched: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

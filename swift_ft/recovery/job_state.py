@@ -42,6 +42,8 @@ class State:
         log segments of generations before ``log_since`` belong to a history that was given up;
         ``must_fall_back`` stays until a fallback is done: in the middle of it, states are of two histories;
         ``wanted``, an early checkpoint that was asked for, is of this generation, and after ``committed``;
+        a part of an iteration that its worker took back counts only if it was saved in the generation that
+        ``taken_back`` names, by iteration and rank, or later; all these iterations are after ``committed``;
         ``rebuilding`` says up to where the last plan replays, by rank, until everybody is live;
         ``sessions`` is set once any worker has reported: the script is the same for all.
     """
@@ -71,6 +73,7 @@ class State:
     committed: int | None = None
     wanted: int | None = None
     durable: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    taken_back: Mapping[tuple[int, int], int] = field(default_factory=dict)
     finished: frozenset[int] = frozenset()
     exited: frozenset[int] = frozenset()
     failures: int = 0

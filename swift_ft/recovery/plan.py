@@ -51,6 +51,11 @@ class Task:
     undo: tuple[int, ...] = ()
 
     @property
+    def end(self) -> int:
+        """Iterations that the state has completed when all are live."""
+        return max(self.begin, self.replay_until)
+
+    @property
     def idle(self) -> bool:
         """Nothing to do before going live."""
         return self.load is None and self.begin >= self.replay_until

@@ -14,7 +14,7 @@ The generation grows by one each time AGREEING begins. ENDED is final.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -157,9 +157,10 @@ def _try_plan(state: State) -> State:
     if plan.way == Way.START and state.committed is None and _began_apart(state):
         return _restart(state, "replicas that were started one after the other have begun from other values")
     if plan.way in (Way.START, Way.FALLBACK):
-        state = replace(state, epoch=state.epoch + 1, durable={}, log_since=state.generation)
+        state = replace(state, epoch=state.epoch + 1, durable={}, taken_back={}, log_since=state.generation)
     else:
-        state = replace(state, durable=_parts_kept(state.durable, plan))
+        taken_back = {**state.taken_back, **dict.fromkeys(_taken_back(state, plan), state.generation)}
+        state = replace(state, durable=_parts_kept(state.durable, plan), taken_back=taken_back)
     if plan.resume > state.resumed:
         state = replace(state, interruptions=min(state.interruptions, 1))  # the one that led here
     replays = {r: t.replay_until for r, t in plan.tasks.items() if t.begin < t.replay_until}
@@ -182,14 +183,22 @@ def _began_apart(state: State) -> bool:
 
 
 def _parts_kept(durable: Mapping[int, Mapping[int, str]], plan: Plan) -> dict[int, dict[int, str]]:
-    """Without parts that lost workers wrote of iterations which their replacements have not completed.
+    """Without parts of iterations that a worker, or the one in its place, will not have completed when live.
 
-    With them a checkpoint could be committed, and older logs deleted, while a worker still stands before it.
+    With those of lost workers a checkpoint could be committed, and older logs deleted, while a replacement
+    still stands before it; with those of workers that go back it could be of two histories.
     """
     return {
-        iteration: {r: p for r, p in parts.items() if iteration <= plan.resume or plan.tasks[r].serve}
+        iteration: {rank: path for rank, path in parts.items() if iteration <= plan.tasks[rank].end}
         for iteration, parts in durable.items()
     }
+
+
+def _taken_back(state: State, plan: Plan) -> Iterator[tuple[int, int]]:
+    """Iterations, with ranks, that survivors have completed and do not keep: their parts may still come."""
+    for rank, report in state.reports.items():
+        for iteration in range(plan.tasks[rank].end + 1, (report.iteration or 0) + 1):
+            yield iteration, rank
 
 
 def _try_live(state: State) -> State:
@@ -239,8 +248,11 @@ def _interrupted(state: State, event: ev.Interrupted) -> State:
 
 def _durable(state: State, event: ev.Durable) -> State:
     stale = state.committed is not None and event.iteration <= state.committed
-    fenced = event.launched not in (None, state.launched[event.rank // state.workers])
-    if event.epoch != state.epoch or stale or fenced:
+    valid_from = max(
+        state.launched[event.rank // state.workers],
+        state.taken_back.get((event.iteration, event.rank), 0),
+    )
+    if event.epoch != state.epoch or stale or event.generation < valid_from:
         return state
     parts = {**state.durable.get(event.iteration, {}), event.rank: event.path}
     return replace(state, durable={**state.durable, event.iteration: parts})
@@ -250,12 +262,14 @@ def _committed(state: State, event: ev.Committed) -> State:
     if event.epoch != state.epoch or (state.committed is not None and event.iteration <= state.committed):
         return state
     left = {i: parts for i, parts in state.durable.items() if i > event.iteration}
+    taken_back = {at: g for at, g in state.taken_back.items() if at[0] > event.iteration}
     wanted = state.wanted if state.wanted is not None and state.wanted > event.iteration else None
     return replace(
         state,
         committed=event.iteration,
         wanted=wanted,
         durable=left,
+        taken_back=taken_back,
         interruptions=0,
         failed_fallbacks=0,
         failures=0,

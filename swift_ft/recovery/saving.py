@@ -74,12 +74,12 @@ class Saver:
         state = self._coordinator.state
         if state.committed is not None and iteration <= state.committed:
             return
-        rank, epoch = self._context.rank, state.epoch
+        rank, epoch, generation = self._context.rank, state.epoch, self._log.generation
         keeper = keeper_of(rank, state.reports)
-        path = self._checkpointer.folder.part(iteration, keeper, self._log.generation)
+        path = self._checkpointer.folder.part(iteration, keeper, generation)
 
         def durable() -> None:
-            self._coordinator.tell(ev.Durable(rank, iteration, epoch, path, self._context.launched))
+            self._coordinator.tell(ev.Durable(rank, iteration, epoch, generation, path))
 
         if rank == keeper:
             self._checkpointer.save(iteration, path, durable)
