@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-unit lint bench clean
+.PHONY: demo test test-unit test-gpu lint bench bench-gpu clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo | test | lint | bench | clean"
+	@echo "make demo | test | test-gpu | lint | bench | bench-gpu | clean"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,13 @@ test: $(VENV)/.installed-dev
 
 test-unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/unit
+
+# Both need a GPU: without one the tests are skipped, and the benchmark says that there is none.
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/gpu
+
+bench-gpu: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/gpu_logging.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -22,10 +22,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from queue import Empty
 from typing import Any
 
 import torch
-from common import Summary, Target, append_results, argument_parser, machine, table, target_table
+from common import (
+    CommandError,
+    Summary,
+    Target,
+    append_results,
+    argument_parser,
+    machine,
+    table,
+    target_table,
+)
 
 from swift_ft.logging import (
     Account,
@@ -58,6 +68,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
+        """Of one message."""
         return self.message_mib << 20
 
 
@@ -123,9 +134,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argument_parser(__doc__, repetitions=7)
-    parser.add_argument(
-        "--message-mib", nargs="+", type=int, default=[1, 8, 32], help="default: %(default)s"
-    )
+    parser.add_argument("--message-mib", nargs="+", type=int, default=[1, 8, 32], help="default: %(default)s")
     parser.add_argument(
         "--bubble-share",
         nargs="+",
@@ -148,9 +157,10 @@ def _arguments() -> argparse.Namespace:
 def measure(args: argparse.Namespace) -> list[Result]:
     """All cases, each worker in a process of its own; they begin every run together."""
     context = multiprocessing.get_context("spawn")  # CUDA does not outlive a fork
-    barrier, told = context.Barrier(args.workers), context.Queue()
+    barrier = context.Barrier(args.workers)
+    told = [context.Queue() for _ in range(args.workers)]
     workers = [
-        context.Process(target=_work, args=(rank, args, barrier, told), daemon=True)
+        context.Process(target=_work, args=(rank, args, barrier, told[rank]), daemon=True)
         for rank in range(args.workers)
     ]
     for worker in workers:
@@ -160,13 +170,25 @@ def measure(args: argparse.Namespace) -> list[Result]:
         samples: dict[str, list[list[Sample]]] = {way: [] for way in WAYS}
         for repetition in range(args.repetitions):
             for way in _order(repetition):
-                samples[way].append([told.get(timeout=DEADLINE_S) for _ in workers])
+                samples[way].append([_told(*pair) for pair in zip(told, workers, strict=True)])
         results.append(Result(case, samples))
         ratio = results[-1].ratio("in bubbles").text("")
-        print(f"# {case}: in bubbles / off {ratio}", file=sys.stderr, flush=True)
+        what = f"{case.message_mib} MiB, {case.bubble_share:.0%} bubbles"
+        print(f"# {what}: in bubbles / off {ratio}", file=sys.stderr, flush=True)
     for worker in workers:
         worker.join()
     return results
+
+
+def _told(queue: Any, worker: Any) -> Sample:
+    while True:
+        try:
+            sample: Sample = queue.get(timeout=1.0)
+        except Empty:
+            if not worker.is_alive():
+                raise CommandError(f"a worker ended with {worker.exitcode}") from None
+        else:
+            return sample
 
 
 def _cases(args: argparse.Namespace) -> Iterator[Case]:
@@ -296,7 +318,7 @@ class Stage:
         log.end_iteration()
 
     def _receive(self, slot: int, way: str, log: MessageLog) -> None:
-        """From a link with a stream of its own: the message comes a while after this stage is ready for it."""
+        """From a link with a stream of its own: a message comes a while after this stage is ready for it."""
         buffer, compute = self._buffers[slot], torch.cuda.current_stream()
         if way == "in bubbles":
             log.overwriting(buffer)
