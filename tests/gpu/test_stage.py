@@ -232,9 +232,9 @@ def test_messages_are_logged_as_they_were(
     assert account.bytes == len(reference.sent) * MESSAGE_BYTES
     assert account.pool_high_water_bytes <= logs.budget_bytes
     assert account.bubble_s >= ITERATIONS * MICROBATCHES * delay_ms / 1000 / 2
-    assert account.copied_in_bubbles_s + account.copied_outside_s > 0.0
-    if delay_ms and messages_in_pool > 2:
-        assert account.copied_in_bubbles_s > account.copied_outside_s
+    assert account.copied_outside_s > 0.0  # at the end of each iteration
+    if delay_ms:  # how much is where, `test_copies.py` looks at: here the host's own pauses count, too
+        assert account.copied_in_bubbles_s > 0.0
 
 
 def test_device_memory_is_given_back(logs: Logs) -> None:
