@@ -176,6 +176,8 @@ def _fact(before: State, after: State, event: ev.Event) -> str:
             return f"worker {event.rank} has replayed {_count(event.replayed, 'iteration')}"
         case ev.Committed():
             return f"the checkpoint of iteration {event.iteration} is committed"
+        case ev.CheckpointWanted() if after.wanted != before.wanted:
+            return f"worker {event.rank} asks for a checkpoint of iteration {event.iteration}: {event.reason}"
         case ev.Finished() if len(after.finished) == after.world:
             return "all workers have completed the last iteration"
     return ""

@@ -117,6 +117,16 @@ def test_a_fallback_says_why(live: Story) -> None:
     ]
 
 
+def test_a_wish_for_a_checkpoint_is_told_if_it_is_taken_up(live: Story) -> None:
+    why = "the log nears its budget of disk"
+    assert live.tell(*(ev.CheckpointWanted(rank, 50, 1, why) for rank in (2, 0))) == [
+        "worker 2 asks for a checkpoint of iteration 50: the log nears its budget of disk"
+    ]
+    assert live.tell(ev.CheckpointWanted(1, 53, 1, why)) == [
+        "worker 1 asks for a checkpoint of iteration 53: the log nears its budget of disk"
+    ]
+
+
 def test_a_restart_of_all_is_told() -> None:
     story = Story()
     story.tell(*(ev.Joined(name) for name in "abc"))

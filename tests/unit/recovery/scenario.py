@@ -7,7 +7,8 @@ One line each, words as in a shell, ``#`` begins a comment. ``R`` is a rank, a l
     open 4 [workers=2] [restarts=1] [max-failures=3] [checkpoint=20]
     join M ... [slot=1]                    lost M ["why"]                 bare M
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [unknown]
-                                                 [holds=model] [updated=0,1]
+                                                 [holds=model] [pipeline=1]
+                                                 [updated=0,1] [undoable=0,1]
     ready R                                cannot-replay R "why"          interrupted R "why"
     durable R at 20 [path=p]               committed 20                   want R at 22 ["why"]
     finished R                             exited M ...
@@ -154,6 +155,8 @@ class Scenario:
         dirty, known = line.options.pop("dirty", None), not line.flag("unknown")
         stages, holds = _numbers(line.options.pop("stages", None)), line.options.pop("holds", None)
         updated = _numbers(line.options.pop("updated", None)) or ()
+        undoable = _numbers(line.options.pop("undoable", None)) or ()
+        pipeline = line.number("pipeline", 0)
         live = not line.flag("replaying")
         word = line.take()
         at = None if word == _NOTHING else int(line.take())
@@ -168,7 +171,9 @@ class Scenario:
                 known,
                 dirty,
                 parts,
-                updated=updated,
+                pipeline,
+                undoable,
+                updated,
             )
             for r in ranks
         ]
@@ -187,12 +192,10 @@ class Scenario:
 
     def _durable(self, line: _Line) -> list[ev.Event]:
         ranks, epoch = self._ranks(line.take()), line.number("epoch", self.state.epoch)
-        path = line.options.pop("path", "part")
+        generation, path = self._generation(line), line.options.pop("path", "part")
         self._word(line, "at")
         iteration = int(line.take())
-        word = line.options.pop("launched", None)
-        launched = None if word is None else int(word)
-        return [ev.Durable(r, iteration, epoch, path, launched) for r in ranks]
+        return [ev.Durable(r, iteration, epoch, generation, path) for r in ranks]
 
     def _committed(self, line: _Line) -> list[ev.Event]:
         return [ev.Committed(int(line.take()), line.number("epoch", self.state.epoch))]

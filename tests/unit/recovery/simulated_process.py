@@ -12,6 +12,7 @@ from simulated_store import Content, Logged, advance
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.ladder import keeper_of
 from swift_ft.recovery.orders import WorkerOrder, commit_due, worker_order
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Saving:
 
     content: Content
     epoch: int
+    generation: int
     path: str
     written: bool = False
 
@@ -87,8 +89,18 @@ class Process:
         newest = self.sim.states[-1]
         return newest.generation != state.generation or self.order(newest) != self.order(state)
 
+    @property
+    def before(self) -> int | None:
+        """The worker with the stage before this one's."""
+        return self.rank - 1 if self.rank else None
+
+    @property
+    def after(self) -> int | None:
+        """The worker with the stage after this one's."""
+        return self.rank + 1 if self.rank + 1 < self.sim.world else None
+
     def neighbours(self) -> list[int]:
-        return [r for r in (self.rank - 1, self.rank + 1) if 0 <= r < self.sim.world]
+        return [rank for rank in (self.before, self.after) if rank is not None]
 
     def read(self, until: int) -> bool:
         """The follower's thread: everything up to a position. False if the process ended over it."""
@@ -145,8 +157,8 @@ class Process:
                 saving.written = True
             else:
                 self.savings.pop(0)
-                iteration = saving.content.iteration
-                self.tell(ev.Durable(self.rank, iteration, saving.epoch, saving.path, self.launched))
+                at = saving.content.iteration
+                self.tell(ev.Durable(self.rank, at, saving.epoch, saving.generation, saving.path))
             return True
         if self.committings:
             commit = self.committings[0]
@@ -210,8 +222,11 @@ class Process:
             self.sim.store.drop_generations_before(self.rank, state.log_since)
 
     def _save(self, state: State) -> None:
+        """The first replica saves for all."""
         assert self.content is not None
-        iteration = self.content.iteration
+        iteration, generation = self.content.iteration, self.log_generation
         if state.committed is None or iteration > state.committed:
-            path = f"{iteration}/rank-{self.rank}.g{state.generation}"
-            self.savings.append(Saving(self.content, state.epoch, path))
+            keeper = keeper_of(self.rank, state.reports)
+            path = f"{iteration}/rank-{keeper}.g{generation}"
+            saving = Saving(self.content, state.epoch, generation, path, written=keeper != self.rank)
+            self.savings.append(saving)

@@ -29,6 +29,8 @@ def check_step(before: State, after: State, event: ev.Event) -> None:
         raise Violation("an epoch went back")
     if before.committed is not None and (after.committed or 0) < before.committed:
         raise Violation(f"committed went back from {before.committed} to {after.committed}")
+    if any(iteration <= (after.committed or 0) for iteration, _ in after.taken_back):
+        raise Violation(f"{after.taken_back} is remembered, and {after.committed} is committed")
     if (after.plan is not None) != (after.phase in (Phase.RECOVERING, Phase.LIVE)):
         raise Violation(f"plan {after.plan} in phase {after.phase}")
     members = [m for m in after.members if m is not None]

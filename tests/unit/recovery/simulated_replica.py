@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, cast
 
-from simulated_process import Saving
 from simulated_store import Violation
 from simulated_worker import Mode, Worker
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.ladder import Transfer, keeper_of
+from swift_ft.recovery.ladder import Transfer
 from swift_ft.recovery.plan import Way
 
 if TYPE_CHECKING:
@@ -384,13 +383,3 @@ class ReplicaWorker(Worker):
             return False
         self.broken()
         return True
-
-    def _save(self, state: State) -> None:
-        """The first replica saves for all."""
-        iteration = self.model.iteration
-        if state.committed is not None and iteration <= state.committed:
-            return
-        keeper = keeper_of(self.rank, state.reports)
-        path = f"{iteration}/rank-{keeper}.g{self.log_generation}"
-        saving = Saving(self.model, state.epoch, path, written=keeper != self.rank)  # type: ignore[arg-type]  # see model
-        self.savings.append(saving)

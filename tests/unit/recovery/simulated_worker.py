@@ -256,20 +256,19 @@ class Worker(Process):
             return True
         assert self.content is not None
         iteration, chain = self.content.iteration, self.content.chain
-        before, after = self.rank - 1, self.rank + 1
-        last = after == self.sim.world
+        before, after = self.before, self.after
         match self.stage:
             case 0:
-                if before >= 0 and not self._take(before, iteration):
+                if before is not None and not self._take(before, iteration):
                     return self.mode == Mode.CONFIRM
             case 1:
-                if not last and not self._send(after, iteration, chain, self.history):
+                if after is not None and not self._send(after, iteration, chain, self.history):
                     return True
             case 2:
-                if not last and not self._take(after, iteration):
+                if after is not None and not self._take(after, iteration):
                     return self.mode == Mode.CONFIRM
             case 3:
-                if before >= 0 and not self._send(before, iteration, chain, self.history):
+                if before is not None and not self._send(before, iteration, chain, self.history):
                     return True
             case _:
                 self._apply(iteration, self.history)

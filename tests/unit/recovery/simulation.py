@@ -101,7 +101,7 @@ class Simulation:
         self.ask_rate = rng.choice((0.0, 0.0, 0.1, 0.5))
         self._news_rate = rng.choice((1.0, 1.0, 0.1))
         self.worker_class = worker_class
-        self.store = SharedStore()
+        self.store = self.make_store()
         self.resume = rng.randint(1, 2) * self.checkpoint_every if rng.random() < 0.2 and not bare else None
         self.claimed = False
         self.shapes_known = False
@@ -136,6 +136,9 @@ class Simulation:
             self.new_machine()
 
     # ------------------------------------------------------------------------------------- participants
+
+    def make_store(self) -> SharedStore:
+        return SharedStore()
 
     def new_machine(self) -> None:
         machine = Machine(self, f"m{next(self._names)}")

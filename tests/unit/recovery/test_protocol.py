@@ -28,7 +28,7 @@ EVENTS = st.one_of(
     st.builds(ev.Ready, RANKS, GENERATIONS),
     st.builds(ev.CannotReplay, RANKS, GENERATIONS, st.just("why")),
     st.builds(ev.Interrupted, RANKS, GENERATIONS, st.just("why")),
-    st.builds(ev.Durable, RANKS, ITERATIONS, st.integers(0, 2), st.just("path"), st.none() | GENERATIONS),
+    st.builds(ev.Durable, RANKS, ITERATIONS, st.integers(0, 2), GENERATIONS, st.just("path")),
     st.builds(ev.Committed, ITERATIONS, st.integers(0, 2)),
     st.builds(ev.CheckpointWanted, RANKS, ITERATIONS, GENERATIONS),
     st.builds(ev.Finished, RANKS, GENERATIONS),

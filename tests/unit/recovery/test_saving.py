@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.checkpoint import CheckpointFolder
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.saving import Saver
 
@@ -22,11 +25,17 @@ class Job:
         self.told: list[ev.Event] = []
         self.waited_for: list[object] = []
         self.idle = True
-        context = SimpleNamespace(rank=1, launched=1, timeouts=SimpleNamespace(flush_s=7.0))
-        self.saver = Saver(cast(Any, context), cast(Any, self), cast(Any, self), cast(Any, None), every=EVERY)
+        self.log = SimpleNamespace(generation=3)
+        self.folder = CheckpointFolder(cast(Any, None))
+        self.being_written: dict[str, Callable[[], None]] = {}
+        context = SimpleNamespace(rank=1, timeouts=SimpleNamespace(flush_s=7.0))
+        self.saver = Saver(*cast(Any, (context, self, self, self.log)), every=EVERY)
 
     def tell(self, event: ev.Event) -> None:
         self.told.append(event)
+
+    def save(self, iteration: int, path: str, on_durable: Callable[[], None]) -> None:
+        self.being_written[path] = on_durable
 
     def wait(self, timeout_s: float) -> bool:
         if timeout_s:
@@ -78,6 +87,30 @@ def test_a_wish_is_repeated_once_everybody_has_gone_past_the_first(job: Job) -> 
     assert not job.told
     job.saver.ask(33, 3, "")
     assert job.told == [ev.CheckpointWanted(1, 35, 3, "")]
+
+
+def test_an_iteration_that_is_repeated_is_saved_again_elsewhere(job: Job) -> None:
+    """The first part is told of late, and as what it is: one of the generation before."""
+    job.saver.save(40)
+    job.log.generation = 4
+    job.saver.save(40)
+    old, new = sorted(job.being_written)
+    for path in (old, new):
+        job.being_written[path]()
+    assert job.told == [ev.Durable(1, 40, 0, 3, old), ev.Durable(1, 40, 0, 4, new)]
+
+
+def test_who_saves_nothing_tells_at_once_where_the_keeper_does(job: Job) -> None:
+    holds = ("the model",)
+    job.state = replace(job.state, reports={r: ev.Reported(r, 3, 20, True, holds=holds) for r in range(3)})
+    job.saver.save(40)
+    assert not job.being_written
+    assert job.told == [ev.Durable(1, 40, 0, 3, job.folder.part(40, 0, 3))]
+
+
+def test_what_is_committed_is_not_saved(job: Job) -> None:
+    job.saver.save(20)
+    assert not job.being_written
 
 
 def test_only_the_commit_of_a_regular_checkpoint_is_waited_for(job: Job) -> None:
