@@ -17,9 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Batches", "Config", "argument_parser", "build_stage", "load_text", "loss_fn"]
+__all__ = ["Batches", "Config", "argument_parser", "build_stage", "load_text", "loss_fn", "stages_of"]
 
 VOCABULARY = 256  # bytes
+
+ONE_STAGE = ("GPipe", "1F1B")  # per worker
+LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")  # of four, worker 1 has the stages 1 and 5
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # of four, worker 1 has the stages 1 and 6
+SCHEDULES = (*ONE_STAGE, *LOOPED, *V_SHAPED)
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,7 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--iterations", type=int, default=60, help="default: %(default)s")
-    schedules = ["GPipe", "1F1B", "Interleaved1F1B"]
-    parser.add_argument("--schedule", choices=schedules, default="1F1B", help="default: %(default)s")
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1F1B", help="default: %(default)s")
     parser.add_argument("--weights-out", metavar="DIR", help="write the final weights as DIR/rank<r>.pt")
     model = parser.add_argument_group("model and data")
     for field in fields(Config):
@@ -148,6 +152,14 @@ def _build_layer(kind: Callable[[Config], nn.Module], position: int, config: Con
 def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy in nats per byte; ``(batch, sequence, 256)`` against ``(batch, sequence)``."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def stages_of(schedule: str, rank: int, world_size: int) -> tuple[list[int], int]:
+    """Returns the stages of a worker under one of torch's schedules, and the number of all stages."""
+    if schedule in ONE_STAGE:
+        return [rank], world_size
+    second = 2 * world_size - 1 - rank if schedule in V_SHAPED else world_size + rank
+    return [rank, second], 2 * world_size
 
 
 def load_text() -> Tensor:

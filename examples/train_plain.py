@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from gpt import Batches, Config, argument_parser, build_stage, loss_fn, stages_of
 from instrument import Trace, kill_in_forward
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -69,13 +69,11 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     trace = Trace(args.trace, rank)
 
-    # Interleaved1F1B gives every rank two stages: with four ranks, rank 1 holds the stages 1 and 5.
-    interleaved = args.schedule == "Interleaved1F1B"
-    num_stages = 2 * world_size if interleaved else world_size
-    modules = {index: build_stage(index, num_stages, config) for index in range(rank, num_stages, world_size)}
+    indices, num_stages = stages_of(args.schedule, rank, world_size)
+    modules = {index: build_stage(index, num_stages, config) for index in indices}
     stages = [PipelineStage(part, index, num_stages, torch.device("cpu")) for index, part in modules.items()]
-    model = nn.ModuleList(modules.values()) if interleaved else modules[rank]
-    pipeline = stages if interleaved else stages[0]
+    model = nn.ModuleList(modules.values())
+    pipeline = stages if len(stages) > 1 else stages[0]
     schedule = get_schedule_class(args.schedule)(pipeline, config.microbatches, loss_fn=loss_fn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = Batches(config)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from gpt import Batches, Config, argument_parser, build_stage, loss_fn, stages_of
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -25,13 +25,11 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
-    # Interleaved1F1B gives every rank two stages: with four ranks, rank 1 holds the stages 1 and 5.
-    interleaved = args.schedule == "Interleaved1F1B"
-    num_stages = 2 * world_size if interleaved else world_size
-    modules = {index: build_stage(index, num_stages, config) for index in range(rank, num_stages, world_size)}
+    indices, num_stages = stages_of(args.schedule, rank, world_size)
+    modules = {index: build_stage(index, num_stages, config) for index in indices}
     stages = [PipelineStage(part, index, num_stages, torch.device("cpu")) for index, part in modules.items()]
-    model = nn.ModuleList(modules.values()) if interleaved else modules[rank]
-    pipeline = stages if interleaved else stages[0]
+    model = nn.ModuleList(modules.values())
+    pipeline = stages if len(stages) > 1 else stages[0]
     schedule = get_schedule_class(args.schedule)(pipeline, config.microbatches, loss_fn=loss_fn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = Batches(config)

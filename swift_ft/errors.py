@@ -8,12 +8,12 @@ SwiftError
 │   ├── StoreNotWritableError     the store's URL cannot be written
 │   ├── StoreInUseError           the store holds another run, and neither --resume nor --fresh was given
 │   ├── TopologyMismatchError     the checkpoint was made by another topology
-│   ├── ForeignLogError           a log segment belongs to another run
 │   └── UnsupportedError          something that stock PyTorch allows and swift_ft does not (yet)
 ├── RecoveryError                 a way back is closed; the global checkpoint is the next one
 │   ├── LogMissingError           a message that a replay needs is not in the log
 │   ├── LogTornError              a segment ends before its footer
 │   ├── LogCorruptError           bytes do not match their checksum
+│   ├── ForeignLogError           a segment belongs to another run
 │   └── DivergenceError           a replay produced other bytes than the original did
 ├── CheckpointError               a checkpoint could not be written or read
 ├── UndoError                     the last optimizer step cannot be taken back (any more)
@@ -91,10 +91,6 @@ class TopologyMismatchError(UsageError):
     """The store's checkpoint was made by another number of machines, workers or stages."""
 
 
-class ForeignLogError(UsageError):
-    """A log segment in this store belongs to another run."""
-
-
 class UnsupportedError(UsageError):
     """Stock PyTorch allows it, swift_ft does not (yet)."""
 
@@ -113,6 +109,10 @@ class LogTornError(RecoveryError):
 
 class LogCorruptError(RecoveryError):
     """Bytes in a segment do not match their checksum."""
+
+
+class ForeignLogError(RecoveryError):
+    """A log segment in this store belongs to another run."""
 
 
 class DivergenceError(RecoveryError):

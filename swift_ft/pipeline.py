@@ -93,6 +93,7 @@ class PipelineHook:
             raise UnsupportedError(
                 f"attach_pipeline() takes a schedule of torch.distributed.pipelining, not a {type(schedule)}."
             )
+        self._check_backend()
         self._ranks = dist.get_process_group_ranks(self.group)
         self._schedule: _PipelineSchedule = schedule
         self._traffic = traffic
@@ -103,6 +104,14 @@ class PipelineHook:
         if isinstance(schedule, _PipelineScheduleRuntime):
             schedule.fwd_recv_ops = _Awaited(traffic.waiting)
             schedule.bwd_recv_ops = _Awaited(traffic.waiting)
+
+    def _check_backend(self) -> None:
+        """With gloo a device's messages fail like a lost connection: it hands their address to a socket."""
+        if self._device.type != "cpu" and self.group._get_backend(self._device).name() == "gloo":
+            raise UnsupportedError(
+                f"gloo cannot send messages from {self._device}: use init_process_group('nccl'), or stages "
+                "whose inputs and outputs are in host memory."
+            )
 
     @property
     def stage_indices(self) -> tuple[int, ...]:

@@ -115,7 +115,10 @@ class Session:
         if not dist.is_initialized():
             raise UsageError("Call dist.init_process_group(backend) before the session is made.")
         opened = Store(store)
-        opened.probe()
+        if context.launched > 1:  # a replacement has no user to tell, and may have come in an outage
+            opened.probe(context.timeouts.report_s)
+        else:
+            opened.probe()
         self._executor = Executor(
             context,
             opened,

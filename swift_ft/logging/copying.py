@@ -61,9 +61,13 @@ class _Kept:
     kind: Kind
     key: MessageKey
     tensor: torch.Tensor
-    version: int
+    version: int | None  # None: it may change now, since the device copies it first
     on_written: Callable[[], None] | None = None
     host: torch.Tensor | None = None
+
+    def check_unchanged(self) -> None:
+        if self.version is not None and version_of(self.tensor) != self.version:
+            raise changed_in_place(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ class Copier:
         pool_bytes: how much page-locked memory there may be. A larger message is admitted alone.
         hand_on: takes a copied message: its kind, key, the host's copy, and what to call when it is written.
         ledger: where copies and bubbles are accounted for.
+        on_full: called before room in the pool is waited for: what was handed on must be written now.
         timeout_s: how long a copy, or room in the pool, is waited for.
         clock: seconds, monotonic.
     """
@@ -121,6 +126,7 @@ class Copier:
         hand_on: Callable[[Kind, MessageKey, torch.Tensor, Callable[[], None]], None],
         ledger: Ledger,
         *,
+        on_full: Callable[[], None] = lambda: None,
         timeout_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -128,6 +134,7 @@ class Copier:
         self._pool = BufferPool(pool_bytes, device.buffer)
         self._hand_on = hand_on
         self._ledger = ledger
+        self._on_full = on_full
         self._timeout_s = timeout_s
         self._clock = clock
         self._pending: deque[_Kept] = deque()
@@ -155,13 +162,21 @@ class Copier:
             self._bubble = None
         self.collect()
 
+    def interrupted(self) -> None:
+        """What was waited for never came: that was no bubble."""
+        self._bubble = None
+
     def before_overwriting(self, tensor: torch.Tensor) -> None:
         """A buffer is about to be received into again: the device waits for copies of what was in it."""
         pointer = tensor.data_ptr()
         if any(kept.tensor.data_ptr() == pointer for kept in self._pending):
             self.end_iteration()
         for copies in self._copying:
-            if any(kept.tensor.data_ptr() == pointer for kept in copies.kept):
+            overwritten = [kept for kept in copies.kept if kept.tensor.data_ptr() == pointer]
+            for kept in overwritten:
+                kept.check_unchanged()
+                kept.version = None
+            if overwritten:
                 self._device.hold(copies.end)
 
     def end_iteration(self) -> None:
@@ -199,8 +214,7 @@ class Copier:
         """Hand on what has been copied, and release the device's tensors."""
         while self._copying and self._copying[0].end.reached():
             for kept in self._copying.popleft().kept:
-                if version_of(kept.tensor) != kept.version:
-                    raise changed_in_place(kept.key)
+                kept.check_unchanged()
                 assert kept.host is not None
                 assert kept.on_written is not None
                 self._hand_on(kept.kind, kept.key, kept.host, kept.on_written)
@@ -212,8 +226,7 @@ class Copier:
         ready: list[_Kept] = []
         while self._pending:
             kept = self._pending[0]
-            if version_of(kept.tensor) != kept.version:
-                raise changed_in_place(kept.key)
+            kept.check_unchanged()
             buffer = self._pool.take(kept.tensor.nbytes)
             if buffer is None:
                 break
@@ -236,7 +249,9 @@ class Copier:
         if self._copying:
             self._wait_for(self._copying[0].end, deadline)
             self.collect()
-        elif not self._pool.wait_for_room(self._pending[0].tensor.nbytes, deadline - self._clock()):
+            return
+        self._on_full()
+        if not self._pool.wait_for_room(self._pending[0].tensor.nbytes, deadline - self._clock()):
             raise LogTimeoutError(
                 f"{self._pool.used_bytes} bytes of page-locked memory wait to be written, and none was in "
                 f"{self._timeout_s:g} s: the store is slower than the training, or hangs",

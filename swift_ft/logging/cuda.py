@@ -47,7 +47,8 @@ class CudaDevice:
         begin = self._recorded(self._side)
         with torch.cuda.stream(self._side):
             for source, destination in pairs:
-                destination.copy_(source, non_blocking=True)
+                # Resolved on the device: on the host a lazy conjugate would be, before its bytes are there.
+                destination.copy_(source.resolve_conj().resolve_neg(), non_blocking=True)
         return begin, self._recorded(self._side)
 
     def hold(self, mark: Mark) -> None:

@@ -110,6 +110,12 @@ class MessageLog:
             self.writer.wake()
         return self._ledger.end_iteration()
 
+    def interrupted(self) -> None:
+        """The step was broken off: what it waited for never came."""
+        self._waits_since = None
+        for copier in self._in_use():
+            copier.interrupted()
+
     def drain(self, timeout_s: float) -> None:
         """Wait until all that was kept has been handed to the writer."""
         for copier in self._in_use():
@@ -130,6 +136,7 @@ class MessageLog:
             self._options.budget.memory_bytes,
             self._hand_on,
             self._ledger,
+            on_full=lambda: self._open_writer().wake(),
             timeout_s=self._options.stall_timeout_s,
             clock=self._clock,
         )

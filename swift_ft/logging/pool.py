@@ -25,9 +25,10 @@ class Buffer:
 
 
 class BufferPool:
-    """Buffers of at most ``budget_bytes`` together. Messages have few sizes, so each size has its own shelf.
+    """Buffers of at most ``budget_bytes`` together, of sizes that are powers of two.
 
-    ``take`` is for one thread, buffers come back from any.
+    That is what torch makes of page-locked memory anyway, and what is counted here. ``take`` is for one
+    thread, buffers come back from any.
 
     Args:
         budget_bytes: a larger buffer is admitted alone.
@@ -44,36 +45,42 @@ class BufferPool:
 
     def take(self, size: int) -> Buffer | None:
         """A buffer, or None where there is no room for one now."""
+        block = _rounded(size)
         with self._returned:
-            if not self._has_room(size):
+            if not self._has_room(block):
                 return None
-            shelf = self._shelves.get(size)
+            shelf = self._shelves.get(block)
             if shelf:
                 memory = shelf.pop()
-                self._resting_bytes -= size
+                self._resting_bytes -= block
             else:
-                self._clear_for(size)
-                memory = self._make(size)
-            self.used_bytes += size
-        return Buffer(memory, lambda: self._give_back(memory, size))
+                self._clear_for(block)
+                memory = self._make(block)
+            self.used_bytes += block
+        return Buffer(memory[:size], lambda: self._give_back(memory))
 
     def wait_for_room(self, size: int, timeout_s: float) -> bool:
         """Waits until such a buffer could be taken; False when the deadline passed first."""
         with self._returned:
-            return self._returned.wait_for(lambda: self._has_room(size), max(0.0, timeout_s))
+            return self._returned.wait_for(lambda: self._has_room(_rounded(size)), max(0.0, timeout_s))
 
-    def _has_room(self, size: int) -> bool:
-        return not self.used_bytes or self.used_bytes + size <= self._budget_bytes
+    def _has_room(self, block: int) -> bool:
+        return not self.used_bytes or self.used_bytes + block <= self._budget_bytes
 
-    def _give_back(self, memory: torch.Tensor, size: int) -> None:
+    def _give_back(self, memory: torch.Tensor) -> None:
+        block = memory.nbytes
         with self._returned:
-            self.used_bytes -= size
-            self._shelves.setdefault(size, []).append(memory)
-            self._resting_bytes += size
+            self.used_bytes -= block
+            self._shelves.setdefault(block, []).append(memory)
+            self._resting_bytes += block
             self._returned.notify_all()
 
-    def _clear_for(self, size: int) -> None:
+    def _clear_for(self, block: int) -> None:
         """Let go of resting buffers of other sizes where there would be too much otherwise."""
         for shelf in self._shelves.values():
-            while shelf and self.used_bytes + self._resting_bytes + size > self._budget_bytes:
+            while shelf and self.used_bytes + self._resting_bytes + block > self._budget_bytes:
                 self._resting_bytes -= shelf.pop().nbytes
+
+
+def _rounded(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length()

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError
+from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError, SwiftError
 from swift_ft.logging.ahead import ReadAhead
 from swift_ft.logging.codec import unpack
 from swift_ft.logging.record import Kind, MessageKey, Record, verify
+from swift_ft.logging.retry import is_transient
 from swift_ft.logging.segment import (
     SegmentIdentity,
     SegmentName,
@@ -200,8 +201,12 @@ class LogReader:
 
     def _names(self, folder: str) -> list[SegmentName]:
         """All segments of the generations that count, in the order in which they were written."""
+        try:
+            files = self._store.list(folder)
+        except Exception as error:
+            raise self._unreadable(folder, error) from error
         names = []
-        for file in self._store.list(folder):
+        for file in files:
             if not file.endswith(".arrow"):
                 continue
             name = parse_segment_name(file)
@@ -213,6 +218,14 @@ class LogReader:
             if name.generation >= self._since_generation:
                 names.append(name)
         return sorted(names)
+
+    def _unreadable(self, path: str, error: Exception) -> Exception:
+        """A store that does not answer has no messages, after all its patience."""
+        if not (self._store.remote and is_transient(error)) or isinstance(error, SwiftError):
+            return error
+        return LogMissingError(
+            f"{self._store.url}/{path} cannot be read: {self._store.shown(error)}", path=path, key=None
+        )
 
     def _missing(self, folder: str, before: SegmentName, after: SegmentName) -> LogMissingError:
         first = f"{folder}/g{after.generation:05d}-s{before.sequence + 1:06d}"
@@ -239,6 +252,8 @@ class LogReader:
         except FileNotFoundError:
             # Dropped by its writer since it was listed. Who asks for one of its messages is told.
             return
+        except Exception as error:
+            raise self._unreadable(path, error) from error
         if self._ranks.setdefault(directory, identity.rank) != identity.rank:
             raise LogCorruptError(
                 f"{path} was written by worker {identity.rank}, and others beside it by worker "

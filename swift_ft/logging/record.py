@@ -155,7 +155,8 @@ def copy_into(record: Record, tensor: torch.Tensor) -> None:
             f"{record.key}: {record.payload.nbytes} bytes in the log, {tensor.nbytes} expected",
             key=record.key,
         )
-    plain = _plain(tensor)
+    on_host = tensor.device.type == "cpu"
+    plain = _plain(tensor) if on_host else torch.empty(tensor.shape, dtype=tensor.dtype)
     tensor_bytes(plain)[:] = record.payload
     # What _plain() could not view in place was filled in a copy.
     if plain.data_ptr() != tensor.data_ptr():

@@ -128,7 +128,7 @@ class Shipper:
             if self._changed.wait_for(lambda: not self._waiting, timeout_s):
                 return
             count, error = len(self._waiting), self._error
-        cause = f": {type(error).__name__}: {error}" if error else ", which is slow"
+        cause = f": {type(error).__name__}: {self._store.shown(error)}" if error else ", which is slow"
         raise LogTimeoutError(
             f"{count} segments of {self._directory} are not in {self._store.url} "
             f"after {timeout_s:g} s{cause}. They are kept in {self._spool.path} while this process lives.",

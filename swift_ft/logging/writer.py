@@ -75,6 +75,7 @@ class LogWriter:
         options: budgets, tiers, packing.
         ledger: where held-back senders and the queue are accounted for.
         choice: of the codec; outlives the writer where it is given.
+        on_broken: told, by the thread, of an error that nobody foresaw: what was in memory is lost.
         lazy: let the thread rest until :meth:`wake`, or until half of the memory is used. Training that wakes
             it when it is about to wait itself does not compete with it for the interpreter.
         clock: seconds, monotonic.
@@ -89,6 +90,7 @@ class LogWriter:
         *,
         ledger: Ledger | None = None,
         choice: CodecChoice | None = None,
+        on_broken: Callable[[BaseException], None] | None = None,
         lazy: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,6 +101,7 @@ class LogWriter:
         self._stall_timeout_s = options.stall_timeout_s
         self._ledger = ledger or Ledger()
         self._choice = choice or CodecChoice(options.compress)
+        self._on_broken = on_broken
         self._lazy = lazy
         self._clock = clock
         self._disk = DiskUse(options.budget.disk_bytes)
@@ -273,8 +276,8 @@ class LogWriter:
         if error is not None:
             raise SwiftError(
                 f"the log {self._store.url}/{self._directory} could not be written "
-                f"({type(error).__name__}: {error}): training must not go on unlogged; make room or repair "
-                "the store, and start again from the checkpoint",
+                f"({type(error).__name__}: {self._store.shown(error)}): training must not go on unlogged; "
+                "make room or repair the store, and start again from the checkpoint",
                 path=self._directory,
             ) from error
 
@@ -296,8 +299,8 @@ class LogWriter:
             if not (self._store.remote and is_transient(error)):
                 raise
             warnings.warn(
-                f"Old segments of {self._directory} could not be deleted from {self._store.url} ({error}); "
-                "the next checkpoint tries again.",
+                f"Old segments of {self._directory} could not be deleted from {self._store.url} "
+                f"({self._store.shown(error)}); the next checkpoint tries again.",
                 stacklevel=3,
             )
             return waiting
@@ -319,6 +322,8 @@ class LogWriter:
                 self._drained.notify_all()
             for item in lost:
                 item.release()
+            if self._on_broken is not None and not isinstance(error, SwiftError):
+                self._on_broken(error)
 
     def _step(self) -> bool:
         # A function of its own, so that no local variable keeps the last tensor while the thread waits.

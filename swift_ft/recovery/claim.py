@@ -46,7 +46,7 @@ def claim_store(
         where there is no checkpoint.
 
     Raises:
-        StoreInUseError, TopologyMismatchError, ForeignLogError: see the command line's ``--resume`` and
+        StoreInUseError, TopologyMismatchError: see the command line's ``--resume`` and
             ``--fresh``.
         GaveUpError: if worker 0 does not decide in time.
     """
@@ -127,7 +127,7 @@ def _check_owner(store: Store, path: str, known: set[str]) -> None:
         else:
             return
     if refused is not None:
-        raise ForeignLogError(
+        raise StoreInUseError(
             f"The log segment {path} in {store.url} belongs to another run: move it away, or choose "
             "another store.",
             path=path,

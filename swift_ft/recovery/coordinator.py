@@ -19,9 +19,10 @@ from typing import Any
 from torch.distributed import DistError
 
 from swift_ft.config import EXIT_FENCED, WorkerContext
-from swift_ft.errors import GaveUpError, SwiftError
+from swift_ft.errors import FencedError, GaveUpError, SwiftError
 from swift_ft.launch.store_service import connect
 from swift_ft.launch.worker import worker_line
+from swift_ft.logging.retry import is_transient, patiently
 from swift_ft.process_group import GenerationGroup
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import CheckpointFolder
@@ -30,6 +31,9 @@ from swift_ft.recovery.journal import Follower, Journal
 from swift_ft.recovery.orders import WorkerOrder, commit_due, worker_order
 
 __all__ = ["Coordinator"]
+
+_COMMIT_S = 600.0
+"""How long a store that does not answer is waited for, beyond its own patience."""
 
 
 class Coordinator:
@@ -227,9 +231,15 @@ class Coordinator:
 
     def _commit(self, iteration: int, state: State) -> None:
         """Write the marker, then tell everybody. Only then may older logs go."""
+
+        def write() -> None:
+            if self.order(self.state) in (WorkerOrder.DIE, WorkerOrder.STOP):
+                raise FencedError("its worker was replaced meanwhile, or the job has ended")
+            self._folder.commit(iteration, state.durable[iteration], self.context.run_id)
+
         try:
             self._before_commit(iteration)
-            self._folder.commit(iteration, state.durable[iteration], self.context.run_id)
+            patiently(write, _COMMIT_S, _may_pass)
             self.tell(ev.Committed(iteration, state.epoch))
         except Exception as error:
             warnings.warn(
@@ -260,3 +270,7 @@ class Coordinator:
         except SwiftError:
             return False
         return True
+
+
+def _may_pass(error: BaseException) -> bool:
+    return is_transient(error) and not isinstance(error, SwiftError)

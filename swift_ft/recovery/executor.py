@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from swift_ft.config import WorkerContext
 from swift_ft.determinism import derive_seed, seed_host, seed_torch
-from swift_ft.errors import RecoveryError
+from swift_ft.errors import CheckpointError, RecoveryError, SwiftError
 from swift_ft.logging import Direction, LogOptions, Store
 from swift_ft.metrics import SessionMetrics
 from swift_ft.recovery import events as ev
@@ -134,7 +134,6 @@ class Executor:
     def start(self) -> None:
         """Become part of the job, with or without others that are already at work."""
         context = self._context
-        self._store.probe()
         topology = {"machines": context.world // context.workers, "workers": context.workers}
         stages = self._pipeline.num_stages if self._pipeline is not None else 1
         checkpoint = claim_store(
@@ -204,6 +203,7 @@ class Executor:
         """The step was interrupted by a broken connection, or its replay turned out impossible."""
         coordinator = self._coordinator
         coordinator.group.abort()
+        self._log.messages.interrupted()
         self._replicas.settle()
         self._dirty, self._updated = self._rollback.dirty(), self._replicas.updated()
         generation = self._log.generation
@@ -253,7 +253,7 @@ class Executor:
                 try:
                     if self._execute(state):
                         return
-                except RecoveryError as error:
+                except (RecoveryError, CheckpointError) as error:
                     self._cannot(state, error)
             elif order == WorkerOrder.RUN:
                 try:
@@ -263,7 +263,7 @@ class Executor:
                     coordinator.leave_group()
                     self._cannot(state, error)
 
-    def _cannot(self, state: State, error: RecoveryError) -> None:
+    def _cannot(self, state: State, error: SwiftError) -> None:
         if self._pipeline is not None:
             self._pipeline.give_up_replay()
         self._coordinator.tell(ev.CannotReplay(self._context.rank, state.generation, str(error)))
@@ -303,6 +303,7 @@ class Executor:
         if task.load is not None:
             self._injector.at(Point.LOAD, task.load)
             self._coordinator.tell_progress(self.iteration, "loading")
+            self._has_state = False  # while it is only half there
             self._checkpointer.load(task.load, self._context.rank)
             self._dirty, self._updated = None, ()
         self.iteration = task.begin

@@ -87,11 +87,10 @@ class Saver:
             durable()
 
     def finish(self, iteration: int) -> None:
-        """Wait for a part that is being written, and for the commit of the last iteration's checkpoint.
+        """Wait for a part that is being written, and for the commit of the last regular checkpoint.
 
         Not for that of an early one: others may have learned of it too late.
         """
         flush_s = self._context.timeouts.flush_s
         self._checkpointer.wait(flush_s)
-        if self._regular(iteration):
-            self._coordinator.wait_for_commit(iteration, flush_s)
+        self._coordinator.wait_for_commit(iteration - iteration % self._every, flush_s)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Iterable
 
 import torch
@@ -85,6 +88,7 @@ class WorkerLog:
             self._options,
             ledger=self.ledger,
             choice=self._choice,
+            on_broken=self._be_replaced,
             lazy=True,
         )
         writer.drop_generations_before(since)
@@ -117,6 +121,19 @@ class WorkerLog:
         """A checkpoint is committed and everybody knows: what came before it can go (§5.1)."""
         if (writer := self.writer) is not None:
             writer.drop_before(iteration)
+
+    def _be_replaced(self, error: BaseException) -> None:
+        """What was not written is lost, but whoever replaces this worker sends, and logs, all of it again.
+
+        A broken disk then stays behind with its machine.
+        """
+        print(
+            f"swift_ft: worker {self._context.rank} ends here, to be replaced: its log could not be written "
+            f"({type(error).__name__}: {self._store.shown(error)})",
+            file=sys.stderr,
+            flush=True,
+        )
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def read(self, ranks: Iterable[int], *, since: int, iteration: int) -> LogReader:
         """The committed logs of workers, from an iteration on.

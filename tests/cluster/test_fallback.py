@@ -24,6 +24,8 @@ def run_damaged(folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> C
         ("flip", "does not match its checksum"),
         ("truncate", "has no footer"),
         ("delete", "is not in the log"),
+        ("double", "it was renamed"),
+        ("foreign", "belongs to run 'another run'"),
         ("diverge", "The replay diverged at iteration 3, microbatch 0"),
     ],
 )
@@ -39,6 +41,28 @@ def test_damaged_log(
     assert reason in recovery["reason"]
     assert "worker 1 cannot replay" in recovery["reason"]
     assert any(recovery["iterations_lost"].values())
+
+
+def test_a_log_that_cannot_be_written_any_more(
+    tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker ends and is replaced; what it had not written is sent, and logged, again."""
+    monkeypatch.setenv("DAMAGE", "writer")
+    second = "kill machine=2 iteration=6 point=backward microbatch=3"  # which the log of worker 1 serves
+    run = run_cluster(tmp_path, inject=second, script=training(tmp_path, DAMAGED))
+    assert_identical(run, references())
+    assert_clean(run)
+    assert "worker 1 ends here, to be replaced: its log could not be written (OSError" in run.output
+    assert [recovery["way"] for recovery in run.recoveries] == ["replay", "replay"]
+    assert [recovery["slots"] for recovery in run.recoveries] == [[1], [2]]
+
+
+def test_a_part_of_the_checkpoint_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No way is left; the job says so, and ends."""
+    run = run_damaged(tmp_path, "part", monkeypatch)
+    assert run.code == 1
+    assert "cannot load the checkpoint of iteration 3" in run.output
+    assert "Traceback" not in run.output
 
 
 def test_communication_after_the_update(tmp_path: Path, references: Any) -> None:

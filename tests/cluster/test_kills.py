@@ -32,9 +32,13 @@ def test_kill(point: str, stage: int, tmp_path: Path, references: Any) -> None:
     assert set(recovery["replayed_iterations"]) <= {str(stage)}
 
 
-@pytest.mark.parametrize("schedule", ["GPipe", "Interleaved1F1B"])
+SCHEDULES = ["GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("stage", [0, 2])
 def test_schedules(schedule: str, stage: int, tmp_path: Path, references: Any) -> None:
+    """Every schedule of torch; in all but GPipe each worker has two stages."""
     fault = f"kill machine={stage} iteration=5 point=forward microbatch=4"
     run = run_cluster(tmp_path, "--schedule", schedule, inject=fault)
     assert_identical(run, references("--schedule", schedule))

@@ -113,10 +113,10 @@ def test_what_is_committed_is_not_saved(job: Job) -> None:
     assert not job.being_written
 
 
-def test_only_the_commit_of_a_regular_checkpoint_is_waited_for(job: Job) -> None:
+def test_the_commit_of_the_last_regular_checkpoint_is_waited_for(job: Job) -> None:
     """One that was asked for may lack a part for ever."""
     job.state = State(wanted=33)
     job.saver.finish(33)
-    assert job.waited_for == ["the part"]
+    assert job.waited_for == ["the part", 20]
     job.saver.finish(40)
-    assert job.waited_for == ["the part", "the part", 40]
+    assert job.waited_for == ["the part", 20, "the part", 40]
