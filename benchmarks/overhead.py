@@ -1,14 +1,15 @@
 """What logging costs while nothing fails: iteration time with it against without it.
 
-Three ways to train the same, in turns:
+Four ways to train the same, in turns:
   logged      swift-run --machines 4: every message between stages crosses machines, and is logged
+  packed      the same, and every message is packed, as where the store is slower than a core packs
   unlogged    swift-run --machines 1 --nproc-per-node 4: the same session, and nothing to log
   plain       torchrun --nproc-per-node 4 with train_minimal.py: no session at all
 
 The iterations are timed by the last stage's lines. Checkpoints are left out. A ratio is that of two
 neighbouring runs' mean iteration times; medians of the ratios, and the range in parentheses.
 
-Wants a machine for itself. Linux shares busy cores by session (autogroup), and the three ways have different
+Wants a machine for itself. Linux shares busy cores by session (autogroup), and the ways have different
 numbers of sessions: beside other load `unlogged`, with its one session, is starved, and its wall time means
 nothing. CPU time suffers less, and is given too.
 """
@@ -44,13 +45,15 @@ from common import (
     torchrun,
 )
 
-WAYS = ("logged", "unlogged", "plain")
+WAYS = ("logged", "packed", "unlogged", "plain")
 RATIOS = {
     "logging": ("logged", "unlogged", "logging: logged / unlogged"),
+    "packing": ("packed", "unlogged", "logging, packed: packed / unlogged"),
     "session": ("unlogged", "plain", "session without logging: unlogged / plain"),
     "all": ("logged", "plain", "everything: logged / plain"),
 }
 LIMIT = 1.03
+PACKED = Path(__file__).parent / "scripts" / "train_packed.py"
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,9 @@ def _command(way: str, iterations: int, folder: Path) -> list[str]:
     count = ("--iterations", str(iterations))
     if way == "plain":
         return torchrun("--nproc-per-node", "4", str(EXAMPLES / "train_minimal.py"), *count)
-    shape = ("--machines", "4") if way == "logged" else ("--machines", "1", "--nproc-per-node", "4")
-    script = (str(EXAMPLES / "train_swift.py"), *count, "--checkpoint-every", str(10 * iterations))
+    shape = ("--machines", "1", "--nproc-per-node", "4") if way == "unlogged" else ("--machines", "4")
+    path = PACKED if way == "packed" else EXAMPLES / "train_swift.py"
+    script = (str(path), *count, "--checkpoint-every", str(10 * iterations))
     return swift_run(*shape, "--log-dir", str(folder / "logs"), *script, "--store", str(folder / "store"))
 
 
@@ -164,7 +168,7 @@ def judge(summaries: dict[str, Summary]) -> list[Target]:
     """What was asked for, against the medians."""
     return [
         Target(f"{RATIOS[name][2]}, {kind}", f"<= {LIMIT}", ratio.text(""), ratio.median <= LIMIT)
-        for name in ("logging", "all")
+        for name in ("logging", "packing", "all")
         for kind, ratio in [
             ("iteration time", summaries[f"{name} mean"]),
             ("CPU time", summaries[f"{name} cpu"]),
@@ -181,7 +185,8 @@ def report(summaries: dict[str, Summary], targets: list[Target], repetitions: in
     ]
     intro = (
         "Iteration time of the GPT of `examples/` (four stages, gloo, 1F1B) with a session whose messages "
-        "cross machines (logged), with one whose messages do not (unlogged), and under plain torchrun. "
+        "cross machines (logged, and packed with zstd), with one whose messages do not (unlogged), and under "
+        "plain torchrun. "
         f"{iterations} iterations a run, {repetitions} interleaved repetitions; medians (ranges)."
     )
     head = ["", "a run's mean iteration", "a run's median iteration", "CPU time of all processes"]

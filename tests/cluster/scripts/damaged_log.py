@@ -1,8 +1,8 @@
 """The example training, in which something is damaged (DAMAGE).
 
 The replacement of worker 1 finds a neighbour's segment damaged (flip, truncate, delete), doubled (double) or
-of another run (foreign), or its part of the checkpoint gone (part), or computes something else once (diverge).
-Or the first worker 1 cannot write its log any more (writer).
+of another run (foreign), or its part of the checkpoint gone (part), or computes something else once
+(diverge). Or the first worker 1 cannot write its log any more (writer).
 """
 
 import errno

@@ -125,6 +125,7 @@ class StageWorker(Worker):
         if self.rank != transfer.source and room.sent is not None:
             if self.content is not None and room.sent.iteration < self.content.iteration:
                 self.sim.seen["went back by copy"] += 1
+            self.net.skip(self, room.sent)
             self.content, self.window, self.updated, self.turn = room.sent, None, False, self.turn + 1
             return True
         shaken = group.broken or self.disturbed(self.view) or bool(group.gone & {*transfer.ranks})

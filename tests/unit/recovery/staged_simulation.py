@@ -29,14 +29,23 @@ __all__ = ["StagedSimulation", "simulate_stages"]
 _FAULTS = FAULTS | {"corrupt": 1, "network": 8, "unreadable": 1, "diverge": 0, "dirty": 0, "timeout": 2}
 
 
-class _Store(SharedStore):
-    """Its logs may hold an iteration that was repeated after an inexact undo; a reader finds that out."""
+class StagedStore(SharedStore):
+    """A store whose logs may lack an iteration for a reason, or hold it twice; whoever reads them finds out.
+
+    Attributes:
+        skipped: iterations, with ranks, that a worker has only completed by taking a replica's state.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skipped: set[tuple[int, int]] = set()
 
     def read_log(self, rank: int, iteration: int, since_generation: int) -> Logged | str:
         try:
-            return super().read_log(rank, iteration, since_generation)
-        except Violation:
+            found = super().read_log(rank, iteration, since_generation)
+        except Violation:  # it was repeated after an inexact undo
             return "of two histories"
+        return "not its own" if found == "missing" and (iteration, rank) in self.skipped else found
 
 
 class StagedSimulation(Simulation):
@@ -52,7 +61,12 @@ class StagedSimulation(Simulation):
         self.background_rate = self.rng.choice((0.4, 0.04, 0.02))  # parts are seldom written at once
 
     def make_store(self) -> SharedStore:
-        return _Store()
+        return StagedStore()
+
+    def skip(self, worker: StageWorker, to: Content) -> None:
+        """A worker takes a state over, and so has no log of the iteration that led to it."""
+        assert isinstance(self.store, StagedStore)
+        self.store.skipped.add((to.iteration - 1, worker.rank))
 
     def room(self, generation: int, number: int) -> Room:
         """Where a generation's transfer takes place."""
