@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import traceback
 from pathlib import Path
 
 import torch.distributed as dist
 
-__all__ = ["is_broken_communication", "is_communication"]
+__all__ = ["hide_broken_schedules", "is_broken_communication", "is_communication"]
 
 _COLLECTIVES = Path(dist.__file__).parent / "distributed_c10d.py"
 _WAITS = frozenset({"_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"})
@@ -43,3 +45,16 @@ def is_broken_communication(error: BaseException, in_backward: str | None = None
 def is_communication(filename: str, function: str) -> bool:
     """Whether a frame of Python's is one in which torch communicates, and nothing else."""
     return Path(filename) == _COLLECTIVES or function in _WAITS
+
+
+def hide_broken_schedules() -> None:
+    """Keep torch from printing a schedule's whole table because a connection broke: recoveries are reported.
+
+    Of any other error it is printed as ever.
+    """
+    logging.getLogger("torch.distributed.pipelining.schedules").addFilter(_worth_printing)
+
+
+def _worth_printing(_: logging.LogRecord) -> bool:
+    error = sys.exc_info()[1]  # the schedule logs while it handles it
+    return error is None or not is_broken_communication(error)

@@ -13,6 +13,7 @@ from swift_ft.errors import RecoveryError
 from swift_ft.logging import Direction
 from swift_ft.pipeline import PipelineHook
 from swift_ft.process_group import GenerationGroup
+from swift_ft.recovery.failures import hide_broken_schedules
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.recovery.replay import LoggedTraffic
@@ -51,6 +52,7 @@ class LoggedPipeline:
         self._traffic = LoggedTraffic(context.rank, context.workers, seed, log.messages, on_compute)
         self._hook = PipelineHook(schedule, self._traffic, self._publish_metadata)
         group.follow(self._hook.group, self._hook.renew)
+        hide_broken_schedules()
 
     @property
     def stages(self) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ def test_schedules(schedule: str, stage: int, tmp_path: Path, references: Any) -
     run = run_cluster(tmp_path, "--schedule", schedule, inject=fault)
     assert_identical(run, references("--schedule", schedule))
     assert run.recoveries[0]["way"] == "replay"
+    assert "Full Schedule" not in run.output
 
 
 def test_dropout(tmp_path: Path, references: Any) -> None:
