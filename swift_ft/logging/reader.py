@@ -174,6 +174,8 @@ class LogReader:
     def _check_ahead(self, iteration: int) -> None:
         """Read, unpack and verify an iteration's messages, and the next one's, before they are asked for."""
         self._checked_from = iteration
+        if self._store.remote:
+            self._let_go_before(iteration)
         plans: list[list[_Copy]] = [[] for _ in self._directories]
         for index in (iteration, iteration + 1):
             for key in self._keys[index]:
@@ -181,6 +183,23 @@ class LogReader:
                 plans[copy.directory].append(copy)
         for ahead, plan in zip(self._checked, plans, strict=True):
             ahead.plan(copy.record.key for copy in sorted(plan, key=lambda copy: copy.order))
+
+    def _let_go_before(self, iteration: int) -> None:
+        """A replay goes on only: what was fetched for it is fetched again if somebody should ask."""
+        for path, copies in list(self._segments.items()):
+            name = parse_segment_name(path)
+            if name is None or name.max_iteration >= iteration:
+                continue
+            for copy in copies:
+                key = copy.record.key
+                index = self._receipts if copy.record.kind is Kind.RECEIPT else self._messages
+                index[key] = [other for other in index[key] if other is not copy]
+                if not index[key]:
+                    del index[key]
+            for past in range(name.min_iteration, name.max_iteration + 1):
+                self._keys[past] = [key for key in self._keys[past] if key in self._messages]
+            del self._segments[path]
+            self._unread[path] = (copies[0].directory, name)
 
     def _check(self, key: MessageKey) -> Record:
         return _checked(max(self._messages[key], key=lambda copy: copy.order))

@@ -117,6 +117,15 @@ def test_a_fallback_says_why(live: Story) -> None:
     ]
 
 
+def test_a_replica_helps_out(live: Story) -> None:
+    live.tell(ev.Lost("b", "gone"))
+    reports = (
+        ev.Reported(r, 2, None if r == 1 else 47, live=r != 1, pipeline_known=True, holds=("the model",))
+        for r in range(3)
+    )
+    assert live.tell(*reports)[0] == "worker 1 becomes equal to a replica; all go on with iteration 47"
+
+
 def test_a_wish_for_a_checkpoint_is_told_if_it_is_taken_up(live: Story) -> None:
     why = "the log nears its budget of disk"
     assert live.tell(*(ev.CheckpointWanted(rank, 50, 1, why) for rank in (2, 0))) == [

@@ -7,7 +7,7 @@ import torch
 from logging_helpers import LOG, RUN, identity, key, message, receipt, write_segment
 
 from swift_ft.errors import DivergenceError, ForeignLogError, LogCorruptError, LogMissingError, LogTornError
-from swift_ft.logging import Direction, LogReader, Store, copy_into, reader, tensor_bytes
+from swift_ft.logging import Direction, LogReader, Store, checksum_of, copy_into, reader, tensor_bytes
 
 OTHER = "log/rank00001"
 
@@ -212,3 +212,19 @@ def test_mapped_messages_outlive_their_file(local: Store) -> None:
     record = opened(local).message(key(0))
     local.delete(path)
     assert bytes(record.payload or b"") == bytes(tensor_bytes(value(0)))
+
+
+def test_what_a_replay_has_passed_is_let_go_and_can_be_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a store behind a network: else a long replay would keep the whole log on this machine."""
+    store = Store(str(tmp_path))
+    for sequence in range(4):
+        write_segment(store, [message(key(sequence), torch.full((4,), float(sequence)))], sequence=sequence)
+    monkeypatch.setattr(Store, "remote", property(lambda self: True))
+    log = opened(store)
+    for iteration in range(4):
+        assert log.message(key(iteration)).checksum == checksum_of(torch.full((4,), float(iteration)))
+        assert all(f"i{iteration:08d}" in path for path in log._segments)
+    assert log.message(key(0)).checksum == checksum_of(torch.zeros(4))
+    assert [record.key for record in log.messages(2)] == [key(2)]
