@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -87,8 +88,47 @@ class GenerationGroup:
         """
         self.leave()
         os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
-        store = PrefixStore(f"groups/{generation}", self._rendezvous)
         before = _tcp_connections()
+        self._initialise(PrefixStore(f"groups/{generation}", self._rendezvous))
+        for ranks, renewed in self._followed:
+            renewed(self._some(ranks, members_only=True))
+        with self._lock:
+            self._sockets = _new_connections(before)
+        if self._operation_timeout is not None:
+            dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
+
+    def join_portion(self, name: str, portion: tuple[int, ...]) -> None:
+        """Form a group in which only some take part: those that replay jointly, and are all there.
+
+        Ranks and the size of the world stay what they are, for the script; the others are never connected.
+
+        Raises:
+            RuntimeError: as torch does, if one of them does not answer.
+        """
+        self.leave()
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+        before = _tcp_connections()
+        self._initialise(PrefixStore(f"replays/{name}", self._rendezvous))
+        for ranks, renewed in self._followed:
+            if len(ranks) == self._world:
+                renewed(self._some(ranks))
+        others = [rank for rank in portion if rank != self._rank]
+        # A first message on each connection: what is not connected yet could not be shut down by an abort.
+        tensors = [torch.zeros(1) for _ in 2 * others]
+        works = [
+            work
+            for i, rank in enumerate(others)
+            for work in (dist.isend(tensors[2 * i], rank), dist.irecv(tensors[2 * i + 1], rank))
+        ]
+        for work in works:
+            assert work is not None
+            work.wait()
+        with self._lock:
+            self._sockets = _new_connections(before)
+        if self._operation_timeout is not None:
+            dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
+
+    def _initialise(self, store: Store) -> None:
         dist.init_process_group(
             self._backend,
             store=store,
@@ -96,12 +136,6 @@ class GenerationGroup:
             world_size=self._world,
             timeout=timedelta(seconds=self._timeout_s),
         )
-        for ranks, renewed in self._followed:
-            renewed(self._some(ranks, members_only=True))
-        with self._lock:
-            self._sockets = _new_connections(before)
-        if self._operation_timeout is not None:
-            dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
 
     @contextlib.contextmanager
     def part(self, ranks: tuple[int, ...]) -> Iterator[dist.ProcessGroup]:
@@ -142,8 +176,8 @@ class GenerationGroup:
     def abort(self) -> None:
         """Break what the group waits for, from any thread: the waiting call raises within milliseconds.
 
-        gloo cannot abort, so its connections are shut down underneath it. (Connections that another thread
-        opened in the milliseconds of :meth:`join` go with them; stores' clients retry.)
+        gloo cannot abort, so its connections end underneath it. (Connections that another thread opened in
+        the milliseconds of :meth:`join` go with them; stores' clients retry.)
         """
         with self._lock:
             for fd, name in self._sockets.items():
@@ -201,5 +235,6 @@ def _new_connections(before: dict[int, str]) -> dict[int, str]:
 
 
 def _shut_down(fd: int) -> None:
+    # For reading only: a send that gloo begins now must not fail, since it would tell nobody of that one.
     with socket.socket(fileno=os.dup(fd)) as copy:
-        copy.shutdown(socket.SHUT_RDWR)
+        copy.shutdown(socket.SHUT_RD)

@@ -32,6 +32,9 @@ from swift_ft.recovery.orders import WorkerOrder, commit_due, worker_order
 
 __all__ = ["Coordinator"]
 
+_LOOK_S = 0.02
+"""Between two looks whether all that replay jointly are there: the store has no wait that an event ends."""
+
 _COMMIT_S = 600.0
 """How long a store that does not answer is waited for, beyond its own patience."""
 
@@ -67,6 +70,7 @@ class Coordinator:
             self.rendezvous, rank=context.rank, world=context.world, timeout_s=context.timeouts.group_s
         )
         self._running: int | None = None
+        self._meanwhile = WorkerOrder.RUN  # the order that holds while it runs
         self._commits_begun: set[tuple[int, int]] = set()
         self._cleaned = -1
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="swift-housekeeper")
@@ -95,7 +99,7 @@ class Coordinator:
     def disturbed(self, state: State) -> bool:
         """Whether the generation that this worker runs in is over."""
         return self._running is not None and (
-            self.order(state) != WorkerOrder.RUN or state.generation != self._running
+            self.order(state) != self._meanwhile or state.generation != self._running
         )
 
     def next_order(self) -> tuple[WorkerOrder, State]:
@@ -179,8 +183,25 @@ class Coordinator:
 
     def enter_group(self, generation: int) -> bool:
         """Form the group of a generation; False if it could not be formed and another one is due."""
+        return self._enter(generation, WorkerOrder.RUN, lambda: self.group.join(generation))
+
+    def enter_portion(self, generation: int, portion: tuple[int, ...]) -> bool:
+        """As :meth:`enter_group`, with those that replay jointly, once all of them are about to."""
+        key = f"replays/{generation}/ready/"
+        self.rendezvous.set(f"{key}{self.context.rank}", "")
+        self._running, self._meanwhile = generation, WorkerOrder.EXECUTE
+        while not self.rendezvous.check([f"{key}{rank}" for rank in portion]):
+            if self.follower.wait_for(self.disturbed, _LOOK_S) is not None:
+                self._running = None
+                return False
+        return self._enter(
+            generation, WorkerOrder.EXECUTE, lambda: self.group.join_portion(str(generation), portion)
+        )
+
+    def _enter(self, generation: int, meanwhile: WorkerOrder, join: Callable[[], None]) -> bool:
+        self._meanwhile = meanwhile
         try:
-            self.group.join(generation)
+            join()
         except (DistError, RuntimeError) as error:
             cause = f"the group could not be formed: {str(error).splitlines()[0]}"
         else:
@@ -203,6 +224,10 @@ class Coordinator:
         """
         if self._running is not None:
             self.leave_group()
+
+    def keep_group(self) -> None:
+        """A joint replay is over here, but the others may still read what was sent: leave the group later."""
+        self._running = None
 
     def leave_group(self) -> None:
         """Let go of the group, if there is one."""

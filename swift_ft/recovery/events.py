@@ -110,6 +110,7 @@ class Reported:
             undone. Told in pipelines only, where stages may be apart.
         pipeline: tells the pipeline of its stages from the replicas of that pipeline.
         updated: indices of the parameters that the interrupted iteration has updated, and that can be undone.
+        serves: it has all that it sent in its last completed iteration, in its log or in memory.
     """
 
     rank: int
@@ -123,6 +124,7 @@ class Reported:
     pipeline: int = 0
     undoable: tuple[int, ...] = ()
     updated: tuple[int, ...] = ()
+    serves: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
-
 from swift_ft.config import WorkerContext
 from swift_ft.determinism import derive_seed, seed_host, seed_torch
 from swift_ft.errors import CheckpointError, RecoveryError, SwiftError
@@ -20,12 +18,12 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder
 from swift_ft.recovery.claim import claim_store
 from swift_ft.recovery.coordinator import Coordinator
+from swift_ft.recovery.exchange import Exchange, Standing
 from swift_ft.recovery.failures import is_broken_communication
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.ladder import Transfer
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.pipelined import LoggedPipeline
-from swift_ft.recovery.plan import Plan, Task, Way
+from swift_ft.recovery.plan import Task, Way
 from swift_ft.recovery.replicated import Replicas
 from swift_ft.recovery.rollback import Rollback
 from swift_ft.recovery.saving import Saver
@@ -49,9 +47,6 @@ class Executor:
         seed: of all random state inside steps.
         log: how messages are logged; the budget is this worker's share.
 
-    Attributes:
-        iteration: iterations that the state has completed.
-        replaying: the state is being rebuilt from the log.
     """
 
     def __init__(
@@ -65,16 +60,13 @@ class Executor:
         seed: int,
         log: LogOptions,
     ) -> None:
-        self.iteration = 0
+        self._standing = Standing()
         self._context = context
         self._store = store
         self._seed = seed
         self._checkpointer = Checkpointer(CheckpointFolder(store), state, self._part_written)
         self._rollback = Rollback(state)
         self._log = WorkerLog(store, context, log)
-        self._has_state = False
-        self._dirty: str | None = None
-        self._updated: tuple[int, ...] = ()
         self._replay_until = 0
         self._replayed = 0
         self._recoveries = 0
@@ -98,6 +90,9 @@ class Executor:
         self._replicas = Replicas(
             state, self._coordinator.rendezvous, self._coordinator.group, self._injector.at
         )
+        self._exchange = Exchange(
+            context.rank, self._standing, self._replicas, self._rollback, self._coordinator
+        )
         for optimizer in state.optimizers.values():
             optimizer.register_step_post_hook(self._updating)
 
@@ -118,9 +113,19 @@ class Executor:
         self._replicas.attach_ddp(model)
 
     @property
+    def iteration(self) -> int:
+        """Iterations that the state has completed."""
+        return self._standing.iteration
+
+    @property
     def replaying(self) -> bool:
-        """Whether the next step is served from the log."""
+        """Whether the next step is served from the log, to rebuild the state."""
         return self._pipeline is not None and self._pipeline.replaying
+
+    @property
+    def _joint(self) -> bool:
+        """Whether the replay is one of several workers, whose connections can break."""
+        return self._pipeline is not None and self._pipeline.joint
 
     @property
     def holds(self) -> tuple[str, ...]:
@@ -185,7 +190,9 @@ class Executor:
     def complete(self) -> None:
         """The step of the current iteration is done."""
         self._replicas.completed()
-        self.iteration += 1
+        if self._pipeline is not None:
+            self._pipeline.completed()
+        self._standing.iteration += 1
         self._log.messages.end_iteration()
         if self._saver.due(self.iteration):
             self._log.cut()
@@ -205,9 +212,9 @@ class Executor:
         coordinator.group.abort()
         self._log.messages.interrupted()
         self._replicas.settle()
-        self._dirty, self._updated = self._rollback.dirty(), self._replicas.updated()
+        self._standing.dirty, self._standing.updated = self._rollback.dirty(), self._replicas.updated()
         generation = self._log.generation
-        if self.replaying and failure is None:
+        if self.replaying and failure is None and not self._joint:
             failure = RecoveryError(
                 "the body of the step communicates outside of the pipeline, "
                 f"which a replay cannot do ({cause})"
@@ -270,9 +277,9 @@ class Executor:
 
     def _report(self, state: State) -> None:
         """Flush the log, then say where the state stands."""
-        live = self._has_state and not self.replaying
+        pipeline, standing = self._pipeline, self._standing
+        live = standing.known and not self.replaying
         self._log.close()
-        pipeline = self._pipeline
         if pipeline is not None:
             pipeline.give_up_replay()
         self._coordinator.tell_progress(self.iteration, "waiting")
@@ -280,54 +287,59 @@ class Executor:
             ev.Reported(
                 self._context.rank,
                 state.generation,
-                self.iteration if self._has_state else None,
+                standing.iteration if standing.known else None,
                 live=live,
                 stages=pipeline.stages if pipeline is not None else (),
                 pipeline_known=pipeline is None or pipeline.known,
-                dirty=self._dirty,
+                dirty=standing.dirty,
                 holds=self.holds,
                 pipeline=pipeline.pipeline if pipeline is not None else 0,
                 undoable=self._undoable(),
-                updated=self._updated,
+                updated=standing.updated,
+                serves=pipeline is not None and pipeline.serves(standing.iteration - 1),
             )
         )
 
     def _undoable(self) -> tuple[int, ...]:
         apart = self._pipeline is not None and self._replicas.attached  # else all replicas go forward
-        return self._replicas.undoable() if apart and self._has_state and not self._updated else ()
+        whole = self._standing.known and not self._standing.updated
+        return self._replicas.undoable() if apart and whole else ()
 
     def _execute(self, state: State) -> bool:
         """Do this worker's task. True when a replay begins: its steps run in the user's own loop."""
         assert state.plan is not None
-        task = state.plan.tasks[self._context.rank]
+        task, standing = state.plan.tasks[self._context.rank], self._standing
         if task.load is not None:
             self._injector.at(Point.LOAD, task.load)
             self._coordinator.tell_progress(self.iteration, "loading")
-            self._has_state = False  # while it is only half there
+            standing.known = False  # while it is only half there
             self._checkpointer.load(task.load, self._context.rank)
-            self._dirty, self._updated = None, ()
-        self.iteration = task.begin
+            standing.dirty, standing.updated = None, ()
+        standing.iteration = task.begin
         self._log.open(state.generation, since=state.log_since)
         if task.begin < task.replay_until:
-            self._begin_replay(state, task)
-            return True
-        self._has_state = True
+            return self._begin_replay(state, task)
+        self._standing.known = True
         self._ready(state.generation)
         return False
 
-    def _begin_replay(self, state: State, task: Task) -> None:
-        """Serve the next steps from the neighbours' logs."""
+    def _begin_replay(self, state: State, task: Task) -> bool:
+        """Serve the next steps from the neighbours' logs; False if it is called off before it begins."""
         assert self._pipeline is not None
         self._pipeline.begin_replay(state, task)
-        self._coordinator.group.give_up_soon()  # a replay talks to nobody
         self._replay_until, self._replayed = task.replay_until, 0
-        self._has_state = True
+        self._standing.known = True
+        if task.portion:
+            return self._coordinator.enter_portion(state.generation, task.portion)
+        self._coordinator.group.give_up_soon()  # a replay alone talks to nobody
+        return True
 
     def _end_replay(self) -> None:
         """The state stands at the consensus iteration: go live with the others."""
         assert self._pipeline is not None
         self._log.flush()
         self._pipeline.give_up_replay()
+        self._coordinator.keep_group()
         self._ready(self._log.generation)
         self.recover()
 
@@ -343,7 +355,7 @@ class Executor:
         if task.undo:
             if task.begin < self.iteration:  # it was completed: from here on it is one that was interrupted
                 self._rollback.back_to(task.begin)
-                self.iteration, self._updated = task.begin, task.undo
+                self._standing.iteration, self._standing.updated = task.begin, task.undo
             self._replicas.undo(task)  # told as updated until all are equal: roundings make it no original
         if self._pipeline is not None:
             self._pipeline.prepare(plan)
@@ -351,45 +363,17 @@ class Executor:
         if not coordinator.enter_group(state.generation):
             return False
         self._replicas.reset(plan.resume)
-        cause = self._transfer(plan)
+        cause = self._exchange.carry_out(plan)
         if cause is None and task.serve and self._pipeline is not None:
             cause = self._pipeline.serve(state, plan)
         if cause is not None:
             coordinator.lose_touch(cause)
             return False
-        self._has_state, self._dirty, self._updated = True, None, ()
+        self._standing.is_whole()
         self._recoveries += plan.way != Way.START
         if state.committed is None and plan.way == Way.START:
             self._saver.save(self.iteration)  # so that there is always a checkpoint to return to
         return True
-
-    def _transfer(self, plan: Plan) -> str | None:
-        """Give and take state, in the plan's order. Returns why that was broken off, or None."""
-        rank = self._context.rank
-        for transfer in plan.transfers:
-            try:
-                with self._coordinator.group.part(transfer.ranks) as group:
-                    if rank == transfer.source:
-                        self._replicas.give(transfer, group)
-                    elif rank in transfer.targets and transfer.parameters is None:
-                        self._take_whole(plan, transfer, group)
-                    elif rank in transfer.targets:
-                        self._replicas.take(transfer, group)
-                        taken = frozenset(transfer.parameters or ())
-                        self._updated = tuple(p for p in self._updated if p not in taken)
-            except RuntimeError as error:
-                return str(error).splitlines()[0]
-        return None
-
-    def _take_whole(self, plan: Plan, transfer: Transfer, group: dist.ProcessGroup) -> None:
-        """Become equal to a replica: as a survivor, or with nothing to lose."""
-        self._coordinator.tell_progress(self.iteration, "receiving")
-        at = plan.tasks[self._context.rank].begin
-        survivor = self._has_state
-        self._replicas.take_whole(transfer, group, survivor, keep_buffers=survivor and at >= self.iteration)
-        if survivor and at > self.iteration:  # not before: without a source the step is repeated
-            self._rollback.forward()
-        self.iteration, self._has_state, self._dirty, self._updated = at, True, None, ()
 
     # ---------------------------------------------------------------------------- logs and checkpoints
 

@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import Store as Rendezvous
 
 from swift_ft.config import WorkerContext
 from swift_ft.errors import RecoveryError
-from swift_ft.logging import Direction
+from swift_ft.logging import Direction, MessageKey
 from swift_ft.pipeline import PipelineHook
 from swift_ft.process_group import GenerationGroup
 from swift_ft.recovery.failures import hide_broken_schedules
@@ -50,6 +51,7 @@ class LoggedPipeline:
         self._log = log
         self._rendezvous = rendezvous
         self._traffic = LoggedTraffic(context.rank, context.workers, seed, log.messages, on_compute)
+        self._completed: int | None = None
         self._hook = PipelineHook(schedule, self._traffic, self._publish_metadata)
         group.follow(self._hook.group, self._hook.renew)
         hide_broken_schedules()
@@ -75,6 +77,11 @@ class LoggedPipeline:
         return self._traffic.source is not None
 
     @property
+    def joint(self) -> bool:
+        """Whether others take part in the replay."""
+        return bool(self._traffic.portion)
+
+    @property
     def known(self) -> bool:
         """Whether the shapes of all messages are known, so that no live warm-up is needed."""
         return self._hook.initialised or self._published_metadata() is not None
@@ -82,6 +89,15 @@ class LoggedPipeline:
     def begin(self, iteration: int, replica: int) -> None:
         """A step begins, on this replica of the pipeline."""
         self._traffic.iteration, self._traffic.replica = iteration, replica
+        self._traffic.inside.begin(iteration)
+
+    def completed(self) -> None:
+        """The step that began last ran to its end."""
+        self._completed = self._traffic.iteration
+
+    def serves(self, iteration: int) -> bool:
+        """Whether all that was sent in an iteration can be sent again."""
+        return self._completed == iteration and self._traffic.inside.has_all_of(iteration)
 
     def reset(self) -> None:
         """Forget an aborted step."""
@@ -89,7 +105,7 @@ class LoggedPipeline:
 
     def give_up_replay(self) -> None:
         """The replay is over, or turned out to be impossible."""
-        self._traffic.source = None
+        self._traffic.source, self._traffic.portion = None, ()
 
     def begin_replay(self, state: State, task: Task) -> None:
         """Serve the next steps from the neighbours' logs.
@@ -104,7 +120,9 @@ class LoggedPipeline:
             self._hook.adopt_metadata(metadata)
         here = set(self.stages)
         near = {s + step for s in here for step in (-1, +1)} - here
-        ranks = sorted({rank for stage, rank in self._hook.holders().items() if stage in near})
+        beside = {rank for stage, rank in self._hook.holders().items() if stage in near}
+        ranks = sorted(beside - set(task.portion))
+        self._traffic.portion = task.portion
         self._traffic.source = self._log.read(ranks, since=state.log_since, iteration=task.begin)
 
     def prepare(self, plan: Plan) -> None:
@@ -125,10 +143,14 @@ class LoggedPipeline:
         def live(rank: int) -> bool:
             return not plan.tasks[rank].serve
 
+        def sent(key: MessageKey, device: torch.device) -> torch.Tensor:
+            kept = self._traffic.inside.get(key)
+            return sent_tensor(own, key, device) if kept is None else kept
+
         self._traffic.iteration = plan.resume
         self._traffic.expected = own.receipt
         try:
-            self._hook.serve(lambda key, device: sent_tensor(own, key, device), live)
+            self._hook.serve(sent, live)
         except RuntimeError as error:
             return str(error).splitlines()[0]
         finally:

@@ -41,6 +41,8 @@ class Task:
         begin: completed iterations after loading.
         replay_until: iterations ``begin .. replay_until - 1`` are replayed from the log.
         serve: the worker is one iteration ahead: it serves the interrupted iteration from its own log.
+        portion: the workers with which it replays jointly, itself included: their messages to each other are
+            sent again instead of being read. Empty where it replays alone.
         undo: parameters whose last update is taken back, before any transfer.
     """
 
@@ -48,6 +50,7 @@ class Task:
     begin: int
     replay_until: int
     serve: bool = False
+    portion: tuple[int, ...] = ()
     undo: tuple[int, ...] = ()
 
     @property
@@ -111,9 +114,13 @@ def make_plan(
             return Plan(Way.RESTART, 0, reason=f"{why_not}; no checkpoint is committed yet")
         return _all_load(standings, committed, Way.FALLBACK, reason=why_not)
     resume = min(s.iteration for s in settled.values() if s.live and s.iteration is not None)
-    tasks = {
-        rank: replace(_task(s, resume, committed), undo=undo.get(rank, ())) for rank, s in settled.items()
-    }
+    portions = _portions(settled)
+    tasks = {}
+    for rank, s in settled.items():
+        portion = portions.get(rank, ())
+        if len({_begin(settled[member], committed) for member in portion}) > 1:
+            s = replace(s, iteration=None)  # who stands apart begins together, at the checkpoint
+        tasks[rank] = replace(_task(s, resume, committed), portion=portion, undo=undo.get(rank, ()))
     way = Way.REPLAY
     if all(t.idle for t in tasks.values()):
         way = Way.REPLICA if transfers or undo else Way.CONTINUE
@@ -193,8 +200,29 @@ def _why_no_replay(
     ahead = {rank for rank, iteration in live.items() if iteration > resume}
     for rank in sorted(ahead & moved):
         return f"worker {rank} would have to serve iteration {resume}, which its replica has completed"
+    for rank in sorted(ahead):
+        if not standings[rank].serves:
+            return (
+                f"worker {rank} would have to serve iteration {resume}, and has not kept what it sent in it"
+            )
     replayed = {rank for rank in rebuilt if _begin(standings[rank], committed) != resume}
-    return _why_not_logged(standings, workers, rebuilt, replayed, ahead)
+    return _why_not_logged(standings, workers, rebuilt, replayed)
+
+
+def _portions(standings: Mapping[int, Reported]) -> dict[int, tuple[int, ...]]:
+    """Who replays jointly (Appendix B): workers that are rebuilt and hold neighbouring stages, by rank.
+
+    What they sent each other was not logged, or its log was lost with the sender.
+    """
+    holder = {(s.pipeline, stage): rank for rank, s in standings.items() for stage in s.stages}
+    joint = {rank: {rank} for rank, s in standings.items() if not s.live}
+    for (pipeline, stage), rank in holder.items():
+        after = holder.get((pipeline, stage + 1))
+        if rank in joint and after is not None and after in joint and joint[rank] is not joint[after]:
+            joint[rank] |= joint[after]
+            for member in joint[rank]:
+                joint[member] = joint[rank]
+    return {rank: tuple(sorted(members)) for rank, members in joint.items() if len(members) > 1}
 
 
 def _begin(standing: Reported, committed: int | None) -> int | None:
@@ -207,17 +235,22 @@ def _why_not_logged(
     workers: int,
     rebuilt: set[int],
     replayed: set[int],
-    ahead: set[int],
 ) -> str:
-    """Messages that a replay or a serving worker needs and that nobody logged."""
+    """Messages that a replay needs and that nobody logged."""
     holder = {(s.pipeline, stage): rank for rank, s in standings.items() for stage in s.stages}
+    several = len({s.pipeline for s in standings.values() if s.stages}) > 1
     for (pipeline, stage), rank in sorted(holder.items()):
         after = holder.get((pipeline, stage + 1))
         if after is None or after == rank:
             continue
+        if {rank, after} <= rebuilt:  # they replay jointly
+            if several and {rank, after} & replayed:
+                return (
+                    f"stages {stage} and {stage + 1} are lost at once, in one of several pipelines, and a "
+                    "joint replay needs the default group for itself"
+                )
+            continue
         same_machine = rank // workers == after // workers
-        if {rank, after} <= rebuilt and {rank, after} & replayed:
-            return f"stages {stage} and {stage + 1} are neighbours and both have to be rebuilt"
-        if same_machine and ({rank, after} & replayed or len({rank, after} & ahead) == 1):
+        if same_machine and {rank, after} & replayed:
             return f"messages between stages {stage} and {stage + 1} stay inside a machine and are not logged"
     return ""

@@ -235,7 +235,8 @@ def _cannot_replay(state: State, event: ev.CannotReplay) -> State:
 
 
 def _interrupted(state: State, event: ev.Interrupted) -> State:
-    if event.generation != state.generation or state.phase != Phase.LIVE:
+    """While LIVE, or in RECOVERING: workers that replay jointly are connected, too."""
+    if event.generation != state.generation or state.phase not in (Phase.LIVE, Phase.RECOVERING):
         return state
     interruptions = state.interruptions + 1
     if interruptions > MAX_INTERRUPTIONS:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from swift_ft.determinism import derive_seed, seed_torch
 from swift_ft.errors import DivergenceError
@@ -15,9 +17,46 @@ from swift_ft.logging import (
     checksum_of,
     copy_into,
 )
+from swift_ft.logging.record import version_of
 from swift_ft.pipeline import Message
 
 __all__ = ["LoggedTraffic"]
+
+
+class SentInside:
+    """What a worker sent to others on its machine, in the iteration that runs and in the one before it.
+
+    A stage that is ahead serves that iteration once more, to neighbours on its machine, too. References are
+    kept, for a little longer than the schedule itself keeps them; on a device memory is too dear for that.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[MessageKey, tuple[torch.Tensor, int]] = {}
+        self._missing: set[int] = set()  # iterations
+
+    def keep(self, key: MessageKey, tensor: torch.Tensor) -> None:
+        """A message is sent."""
+        if tensor.device.type == "cpu":
+            tensor = tensor.detach()
+            self._sent[key] = (tensor, version_of(tensor))
+        else:
+            self._missing.add(key.iteration)
+
+    def begin(self, iteration: int) -> None:
+        """An iteration begins: what was sent before the last one can go."""
+        self._sent = {key: kept for key, kept in self._sent.items() if key.iteration >= iteration - 1}
+        self._missing = {missing for missing in self._missing if missing >= iteration - 1}
+
+    def has_all_of(self, iteration: int) -> bool:
+        """Whether nothing is missing, and nothing was changed since."""
+        changed = (
+            key.iteration for key, (tensor, version) in self._sent.items() if version_of(tensor) != version
+        )
+        return iteration not in {*self._missing, *changed}
+
+    def get(self, key: MessageKey) -> torch.Tensor | None:
+        """A message; None if it was not sent inside the machine."""
+        return self._sent[key][0] if key in self._sent else None
 
 
 @dataclass(slots=True)
@@ -37,6 +76,8 @@ class LoggedTraffic:
         replica: of this pipeline; replicas draw different numbers.
         iteration: the one that is running.
         source: what a replay reads; None when live.
+        portion: the workers that replay jointly with this one: messages between them go their usual way.
+        inside: what stayed inside the machine, and so is in no log.
         expected: while an earlier iteration is served, the checksum that came with a key before.
     """
 
@@ -48,13 +89,17 @@ class LoggedTraffic:
     replica: int = 0
     iteration: int = 0
     source: LogReader | None = None
+    portion: tuple[int, ...] = ()
+    inside: SentInside = field(default_factory=SentInside)
     expected: Callable[[MessageKey], int | None] | None = None
 
     def sending(self, message: Message) -> bool:
         """Log it; in a replay compare it and drop it."""
         if self._crosses(message):
             self.log.sent(message.key, message.tensor)
-        if self.source is None:
+        else:
+            self.inside.keep(message.key, message.tensor)
+        if self.source is None or message.peer in self.portion:
             return True
         self._compare(
             message, self.source.receipt(message.key), "the receiver got other bytes from the original"
@@ -65,7 +110,7 @@ class LoggedTraffic:
         """In a replay fill the buffer from the log."""
         if self._crosses(message):
             self.log.overwriting(message.tensor)
-        if self.source is None:
+        if self.source is None or message.peer in self.portion:
             return True
         copy_into(self.source.message(message.key), message.tensor)
         return False

@@ -1,0 +1,137 @@
+"""Neighbouring stages that are lost at once are replayed jointly (paper §5.1, Appendix B).
+
+What they sent each other was not logged, or the log was lost with its sender: it is sent again, live; the
+logs of the neighbours outside serve the edges.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import ClusterRun, assert_clean, assert_identical, run_cluster, training
+
+MID = "iteration=5 point=forward microbatch=3"
+DEEP = ["--layers=16"]  # at least one layer in each of eight or sixteen stages
+
+
+def assert_only_replayed(run: ClusterRun, slots: set[int], workers: int = 1) -> None:
+    """Everybody else kept its state, and no iteration was repeated but the interrupted one."""
+    assert {recovery["way"] for recovery in run.recoveries} == {"replay"}, run.output[-3000:]
+    assert {slot for recovery in run.recoveries for slot in recovery["slots"]} == slots
+    rebuilt = {str(slot * workers + worker) for slot in slots for worker in range(workers)}
+    for recovery in run.recoveries:
+        assert set(recovery["replayed_iterations"]) <= rebuilt
+        lost = {rank for rank, count in recovery["iterations_lost"].items() if count}
+        assert lost <= rebuilt
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "iteration=5 point=forward microbatch=0",
+        "iteration=5 point=backward microbatch=5",
+        "iteration=5 point=optimizer",
+        "iteration=4 point=between",
+    ],
+)
+def test_a_machine_with_two_workers(point: str, slot: int, tmp_path: Path, references: Any) -> None:
+    """Its stages are a small live pipeline, with logged inputs at its edge."""
+    run = run_cluster(
+        tmp_path, inject=f"kill machine={slot} {point}", machines=2, flags=["--nproc-per-node", "2"]
+    )
+    assert_identical(run, references())
+    assert_clean(run)
+    assert_only_replayed(run, {slot}, workers=2)
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "Interleaved1F1B", "ZBVZeroBubble"])
+def test_a_machine_with_two_workers_under_other_schedules(
+    schedule: str, tmp_path: Path, references: Any
+) -> None:
+    run = run_cluster(
+        tmp_path,
+        *("--schedule", schedule),
+        inject=f"kill machine=1 {MID}",
+        machines=2,
+        flags=["--nproc-per-node", "2"],
+    )
+    assert_identical(run, references("--schedule", schedule))
+    assert_only_replayed(run, {1}, workers=2)
+
+
+@pytest.mark.parametrize(("machines", "workers", "slot"), [(2, 4, 1), (4, 2, 1)])
+def test_eight_workers(machines: int, workers: int, slot: int, tmp_path: Path, references: Any) -> None:
+    run = run_cluster(
+        tmp_path,
+        *DEEP,
+        inject=f"kill machine={slot} {MID}",
+        machines=machines,
+        flags=["--nproc-per-node", str(workers)],
+    )
+    reference = run_cluster(
+        tmp_path / "undisturbed", *DEEP, machines=machines, flags=["--nproc-per-node", str(workers)]
+    )
+    assert_identical(run, reference)
+    assert_only_replayed(run, {slot}, workers=workers)
+
+
+def test_dropout_on_a_machine_with_two_workers(tmp_path: Path, references: Any) -> None:
+    run = run_cluster(
+        tmp_path,
+        *("--dropout", "0.2"),
+        inject=f"kill machine=1 {MID}",
+        machines=2,
+        flags=["--nproc-per-node", "2"],
+    )
+    assert_identical(run, references("--dropout", "0.2"))
+    assert_only_replayed(run, {1}, workers=2)
+
+
+def test_two_neighbouring_machines(tmp_path: Path, references: Any) -> None:
+    faults = f"kill machine=1 {MID}; kill machine=2 {MID}"
+    run = run_cluster(tmp_path, inject=faults, flags=["--spares", "2"])
+    assert_identical(run, references())
+    assert_clean(run)
+    assert_only_replayed(run, {1, 2})
+
+
+def test_neighbours_and_a_distant_one(tmp_path: Path, references: Any) -> None:
+    """A consecutive portion is one joint recovery, separate portions recover independently."""
+    faults = f"kill machine=0 {MID}; kill machine=1 {MID}; kill machine=3 {MID}"
+    run = run_cluster(tmp_path, inject=faults, flags=["--spares", "3"])
+    assert_identical(run, references())
+    assert_only_replayed(run, {0, 1, 3})
+
+
+def test_a_neighbour_is_lost_during_a_replay(tmp_path: Path, references: Any) -> None:
+    """The one that had begun begins again, together with its neighbour."""
+    script = training(tmp_path, Path(__file__).parent / "scripts" / "neighbour_dies.py")
+    run = run_cluster(tmp_path, inject=f"kill machine=1 {MID}", flags=["--spares", "2"], script=script)
+    assert_identical(run, references())
+    assert_only_replayed(run, {1, 2})
+
+
+def test_one_of_two_is_lost_again_in_their_joint_replay(tmp_path: Path, references: Any) -> None:
+    faults = f"kill machine=1 {MID}; kill machine=2 {MID}; kill machine=2 iteration=4 point=replay"
+    run = run_cluster(tmp_path, inject=faults, flags=["--spares", "3"])
+    assert_identical(run, references())
+    assert_clean(run)
+    assert_only_replayed(run, {1, 2})
+
+
+def test_a_machine_with_two_workers_is_lost_again_in_its_replay(tmp_path: Path, references: Any) -> None:
+    faults = f"kill machine=1 {MID}; kill worker=3 iteration=4 point=replay"
+    run = run_cluster(tmp_path, inject=faults, machines=2, flags=["--nproc-per-node", "2"])
+    assert_identical(run, references())
+    assert_only_replayed(run, {1}, workers=2)
+
+
+def test_the_network_breaks_in_a_joint_replay(tmp_path: Path, references: Any) -> None:
+    """Nobody is dead: they begin again where they both stand."""
+    faults = f"kill machine=1 {MID}; break worker=3 iteration=4 point=replay"
+    run = run_cluster(tmp_path, inject=faults, machines=2, flags=["--nproc-per-node", "2"])
+    assert_identical(run, references())
+    assert_only_replayed(run, {1}, workers=2)
