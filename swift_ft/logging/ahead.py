@@ -23,7 +23,7 @@ class ReadAhead(Generic[K, T]):
         threads: how many are fetched at once.
     """
 
-    def __init__(self, fetch: Callable[[K], T], depth: int = 4, threads: int = 4) -> None:
+    def __init__(self, fetch: Callable[[K], T], depth: int, *, threads: int) -> None:
         self._fetch = fetch
         self._depth = depth
         self._planned: list[K] = []  # not begun

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from swift_ft.logging.store import Store
 __all__ = ["LogReader"]
 
 _MESSAGES_AHEAD = 8
+_SEGMENTS_AHEAD = 4
+# A download keeps a core busy, in this process's one interpreter: several at once pay where there are many.
+_FETCHES_AT_ONCE = max(1, min(_SEGMENTS_AHEAD, (os.cpu_count() or 1) // 2))
 _Opened = tuple[SegmentIdentity, list[Record]]
 
 
@@ -74,7 +78,9 @@ class LogReader:
         self._segments: dict[str, list[_Copy]] = {}
         # Committed, and on their way to this machine; those of a store that needs no way are read at once.
         self._unread: dict[str, tuple[int, SegmentName]] = {}
-        self._ahead = ReadAhead[str, _Opened](lambda path: open_segment(store, path, run_id))
+        self._ahead = ReadAhead[str, _Opened](
+            lambda path: open_segment(store, path, run_id), _SEGMENTS_AHEAD, threads=_FETCHES_AT_ONCE
+        )
         # By directory: who sent a message first is asked for it first. Touching all bytes brings them here.
         self._checked = [
             ReadAhead[MessageKey, Record](self._check, _MESSAGES_AHEAD, threads=1) for _ in directories

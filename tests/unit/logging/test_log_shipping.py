@@ -206,7 +206,7 @@ def test_what_comes_next_is_fetched_before_it_is_asked_for() -> None:
         fetched[name].set()
         return name.upper()
 
-    ahead = ReadAhead(fetch, depth=2)
+    ahead = ReadAhead(fetch, depth=2, threads=2)
     ahead.plan("abcdef")
     assert fetched["a"].wait(60)
     assert fetched["b"].wait(60)
@@ -227,7 +227,7 @@ def test_a_fetch_that_failed_is_told_and_can_be_asked_for_again() -> None:
         raise OSError("away")
 
     answers.append(fail)
-    ahead = ReadAhead(fetch)
+    ahead = ReadAhead(fetch, depth=4, threads=4)
     ahead.plan(["a"])
     with pytest.raises(OSError, match="away"):
         ahead.take("a")
