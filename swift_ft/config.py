@@ -64,6 +64,7 @@ class WorkerContext:
         launched: the generation in which this process was started.
         store_mode: ``""``, ``"resume"`` or ``"fresh"``: what to do with a store that is not empty.
         inject: faults to inject, as text (`testing/faults.py`).
+        profile_out: file that worker 0 writes the profile of the job to; ``""`` for none.
         metrics_port: worker r serves its metrics at this port + r; None for nobody.
         timeouts: all deadlines.
     """
@@ -81,6 +82,7 @@ class WorkerContext:
     inject: str
     timeouts: Timeouts
     metrics_port: int | None = None
+    profile_out: str = ""
 
     @property
     def slot(self) -> int:
@@ -101,6 +103,7 @@ class WorkerContext:
             "SWIFT_STORE_MODE": self.store_mode,
             "SWIFT_INJECT": self.inject,
             "SWIFT_TIMEOUTS": self.timeouts.to_text(),
+            "SWIFT_PROFILE_OUT": self.profile_out,
             "SWIFT_METRICS_PORT": "" if self.metrics_port is None else str(self.metrics_port),
         }
 
@@ -129,5 +132,6 @@ class WorkerContext:
             store_mode=env["SWIFT_STORE_MODE"],
             inject=env["SWIFT_INJECT"],
             timeouts=Timeouts.from_text(env["SWIFT_TIMEOUTS"]),
+            profile_out=env["SWIFT_PROFILE_OUT"],
             metrics_port=int(env["SWIFT_METRICS_PORT"]) if env["SWIFT_METRICS_PORT"] else None,
         )

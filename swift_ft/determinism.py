@@ -15,6 +15,7 @@ __all__ = [
     "deterministic",
     "host_random_state",
     "seed_host",
+    "seed_step",
     "seed_torch",
     "set_host_random_state",
 ]
@@ -73,3 +74,13 @@ def set_host_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+
+
+def seed_step(seed: int, iteration: int, rank: int | None) -> None:
+    """Let the random numbers of a step follow from its iteration, and from the rank if one is given."""
+    if rank is None:
+        seed_torch(derive_seed(seed, iteration, -1))
+        return
+    derived = derive_seed(seed, iteration, -1, rank)
+    seed_torch(derived)
+    seed_host(derived)

@@ -163,6 +163,7 @@ _LOG = {
 _ACCOUNT = {
     "messages": "Messages logged.",
     "bytes": "Payload of the messages logged.",
+    "step_s": "Time in steps.",
     "bubble_s": "Time that the worker waited for messages.",
     "copied_in_bubbles_s": "Copies from the device to the host while the worker waited anyway.",
     "copied_outside_s": "Copies from the device to the host beside computation.",

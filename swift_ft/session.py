@@ -22,6 +22,7 @@ from swift_ft.config import WorkerContext
 from swift_ft.errors import NotAttachedError, RecoveryError, SessionInUseError, UsageError
 from swift_ft.logging import Compress, LogBudget, LogOptions, Ship, Store
 from swift_ft.metrics import SessionMetrics, serve_as_told
+from swift_ft.profile import Profile
 from swift_ft.recovery.executor import Executor
 from swift_ft.recovery.state import TrainingState
 
@@ -199,6 +200,14 @@ class Session:
     def metrics(self) -> SessionMetrics:
         """What this worker does and what logging costs it. May be called from any thread."""
         return self._executor.metrics()
+
+    def profile(self) -> Profile:
+        """What the first iterations told about computation and messages, as ``swift-group`` reads it.
+
+        Raises:
+            UsageError: it takes a few iterations of a pipeline, in which machines are a chain.
+        """
+        return self._executor.profiler.read()
 
     @property
     def bytes_logged(self) -> int:

@@ -90,6 +90,9 @@ def _parser() -> argparse.ArgumentParser:
         help="serve Prometheus metrics: worker r at PORT + r (needs swift-ft[metrics])",
     )
     own.add_argument(
+        "--profile-out", metavar="FILE", help="write what swift-group needs to know, after a few iterations"
+    )
+    own.add_argument(
         "--events-out", metavar="FILE", help="with --standalone: write all events and recoveries as JSON"
     )
     own.add_argument(
@@ -161,6 +164,7 @@ def _settings(args: argparse.Namespace, host: str, port: int) -> AgentSettings:
         store_mode="resume" if args.resume else "fresh" if args.fresh else "",
         inject=args.inject,
         metrics_port=args.metrics_port,
+        profile_out=str(Path(args.profile_out).absolute()) if args.profile_out else "",
         timeouts=Timeouts(
             heartbeat_s=args.heartbeat_timeout,
             join_s=args.join_timeout,

@@ -51,6 +51,7 @@ class AgentSettings:
         shutdown_s: seconds that workers get to end before they are killed.
         address: this host, as the other agents reach it.
         metrics_port: see :class:`swift_ft.config.WorkerContext`.
+        profile_out: the same.
         spare: join only once all slots are filled.
     """
 
@@ -65,6 +66,7 @@ class AgentSettings:
     shutdown_s: int
     address: str
     metrics_port: int | None = None
+    profile_out: str = ""
     spare: bool = False
 
 
@@ -229,6 +231,7 @@ class MachineAgent(LocalElasticAgent):
             store_mode=settings.store_mode,
             inject=settings.inject,
             metrics_port=settings.metrics_port,
+            profile_out=settings.profile_out,
             timeouts=settings.timeouts,
         )
         env = {

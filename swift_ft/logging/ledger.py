@@ -23,6 +23,7 @@ class Account:
         held_back_s: the training thread waited for room in the budget.
         queue_high_water_bytes: most payload bytes that waited to be written.
         pool_high_water_bytes: most page-locked memory that was in use.
+        step_s: from the begin of the step to its end.
     """
 
     messages: int = 0
@@ -33,6 +34,7 @@ class Account:
     held_back_s: float = 0.0
     queue_high_water_bytes: int = 0
     pool_high_water_bytes: int = 0
+    step_s: float = 0.0
 
     def plus(self, other: Account) -> Account:
         """Both together."""
@@ -45,6 +47,7 @@ class Account:
             self.held_back_s + other.held_back_s,
             max(self.queue_high_water_bytes, other.queue_high_water_bytes),
             max(self.pool_high_water_bytes, other.pool_high_water_bytes),
+            self.step_s + other.step_s,
         )
 
 

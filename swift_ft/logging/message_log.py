@@ -61,6 +61,7 @@ class MessageLog:
         self._clock = clock
         self._copiers: dict[torch.device, Copier | None] = {}
         self._waits_since: float | None = None
+        self._began: float | None = None
         self.writer: LogWriter | None = None
 
     def sent(self, key: MessageKey, tensor: torch.Tensor) -> None:
@@ -101,9 +102,16 @@ class MessageLog:
             self._ledger.add(Account(bubble_s=self._clock() - self._waits_since))
             self._waits_since = None
 
+    def begin_iteration(self) -> None:
+        """A step begins."""
+        self._began = self._clock()
+
     def end_iteration(self) -> Account:
         """Nothing is kept on a device for longer than an iteration."""
         self._waits_since = None
+        if self._began is not None:
+            self._ledger.add(Account(step_s=self._clock() - self._began))
+            self._began = None
         for copier in self._in_use():
             copier.end_iteration()
         if self.writer is not None:
@@ -112,7 +120,7 @@ class MessageLog:
 
     def interrupted(self) -> None:
         """The step was broken off: what it waited for never came."""
-        self._waits_since = None
+        self._waits_since = self._began = None
         for copier in self._in_use():
             copier.interrupted()
 

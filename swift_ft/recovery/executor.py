@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from swift_ft.config import WorkerContext
-from swift_ft.determinism import derive_seed, seed_host, seed_torch
+from swift_ft.determinism import seed_step
 from swift_ft.errors import CheckpointError, RecoveryError, SwiftError
 from swift_ft.logging import Direction, LogOptions, Store
 from swift_ft.metrics import SessionMetrics
@@ -24,6 +24,7 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.pipelined import LoggedPipeline
 from swift_ft.recovery.plan import Task, Way
+from swift_ft.recovery.profiling import Profiler
 from swift_ft.recovery.replicated import Replicas
 from swift_ft.recovery.rollback import Rollback
 from swift_ft.recovery.saving import Saver
@@ -90,6 +91,7 @@ class Executor:
         self._replicas = Replicas(
             state, self._coordinator.rendezvous, self._coordinator.group, self._injector.at
         )
+        self.profiler = Profiler(context, self._coordinator.rendezvous)
         self._exchange = Exchange(
             context.rank, self._standing, self._replicas, self._rollback, self._coordinator
         )
@@ -164,24 +166,17 @@ class Executor:
 
     def begin(self) -> None:
         """The step of the current iteration begins."""
+        self._log.messages.begin_iteration()
         self._rollback.begin(self.iteration)
         self._replicas.begin(self.iteration)
         if self._pipeline is not None:
             self._pipeline.begin(self.iteration, self._replicas.replica)
-        self._seed_step()
+        # With replicas, whose data differ, random numbers follow from the rank, too.
+        seed_step(self._seed, self.iteration, self._context.rank if self._replicas.attached else None)
         mode = "replay" if self.replaying else "live"
         if self.replaying:
             self._injector.at(Point.REPLAY, self.iteration)
         self._coordinator.tell_progress(self.iteration, mode, until=self._replay_until)
-
-    def _seed_step(self) -> None:
-        """Random numbers follow from the iteration; with replicas, whose data differ, also from the rank."""
-        if not self._replicas.attached:
-            seed_torch(derive_seed(self._seed, self.iteration, -1))
-            return
-        seed = derive_seed(self._seed, self.iteration, -1, self._context.rank)
-        seed_torch(seed)
-        seed_host(seed)
 
     def is_lost_touch(self, error: BaseException) -> bool:
         """Whether an exception in the body of a step comes from broken communication."""
@@ -193,7 +188,7 @@ class Executor:
         if self._pipeline is not None:
             self._pipeline.completed()
         self._standing.iteration += 1
-        self._log.messages.end_iteration()
+        account = self._log.messages.end_iteration()
         if self._saver.due(self.iteration):
             self._log.cut()
             self._saver.save(self.iteration)
@@ -202,6 +197,8 @@ class Executor:
             if self.iteration == self._replay_until:
                 self._end_replay()
             return
+        if self._pipeline is not None:
+            self.profiler.add(account, self._pipeline.sent)
         if self._log.nearly_full():
             self._saver.ask(self.iteration, self._log.generation, "the log nears its budget of disk")
         self._injector.at(Point.BETWEEN, self.iteration - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -90,10 +90,16 @@ class LoggedPipeline:
         """A step begins, on this replica of the pipeline."""
         self._traffic.iteration, self._traffic.replica = iteration, replica
         self._traffic.inside.begin(iteration)
+        self._traffic.sent.clear()
 
     def completed(self) -> None:
         """The step that began last ran to its end."""
         self._completed = self._traffic.iteration
+
+    @property
+    def sent(self) -> Mapping[int, int]:
+        """Payload bytes to each other machine in the step that began last."""
+        return self._traffic.sent
 
     def serves(self, iteration: int) -> bool:
         """Whether all that was sent in an iteration can be sent again."""

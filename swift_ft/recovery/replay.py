@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -77,6 +78,7 @@ class LoggedTraffic:
         iteration: the one that is running.
         source: what a replay reads; None when live.
         portion: the workers that replay jointly with this one: messages between them go their usual way.
+        sent: payload bytes to each other machine in the iteration that runs.
         inside: what stayed inside the machine, and so is in no log.
         expected: while an earlier iteration is served, the checksum that came with a key before.
     """
@@ -90,12 +92,14 @@ class LoggedTraffic:
     iteration: int = 0
     source: LogReader | None = None
     portion: tuple[int, ...] = ()
+    sent: Counter[int] = field(default_factory=Counter)
     inside: SentInside = field(default_factory=SentInside)
     expected: Callable[[MessageKey], int | None] | None = None
 
     def sending(self, message: Message) -> bool:
         """Log it; in a replay compare it and drop it."""
         if self._crosses(message):
+            self.sent[message.peer // self.workers] += message.tensor.nbytes
             self.log.sent(message.key, message.tensor)
         else:
             self.inside.keep(message.key, message.tensor)

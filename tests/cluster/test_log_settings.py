@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from harness import ClusterRun, assert_clean, assert_identical, run_cluster, training
 
+from swift_ft.planning.grouping import plan_groups
+from swift_ft.profile import read_profile
+
 SCRIPT = Path(__file__).parent / "scripts" / "session_settings.py"
 MIB = 1 << 20
 MESSAGE_BYTES = 32 * 32 * 4  # sequence x width x float32, of one microbatch
@@ -140,3 +143,33 @@ def test_a_taken_port_costs_no_training(tmp_path: Path, monkeypatch: pytest.Monk
         )
     assert run.code == 0, run.output[-3000:]
     assert "serves no metrics" in run.output
+
+
+def test_a_profile_for_the_planner(tmp_path: Path) -> None:
+    """`swift-run --profile-out` writes what `swift-group` reads: seconds per machine, bytes per boundary."""
+    path = tmp_path / "profile.json"
+    run = run_cluster(tmp_path / "run", flags=["--profile-out", str(path)])
+    assert run.code == 0, run.output[-3000:]
+    profile = read_profile(path)
+    assert profile.boundary_bytes == (2 * 8 * MESSAGE_BYTES,) * 3  # both directions, eight microbatches
+    assert len(profile.compute_s) == 4
+    assert all(0 < seconds < 60 for seconds in profile.compute_s)
+    plan = plan_groups(profile, budget_bytes=10**7, checkpoint_interval=10, bandwidth=1e9)
+    assert plan.log_bytes <= 10**7
+
+
+def test_a_profile_of_machines_with_two_workers(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    flags = ["--profile-out", str(path), "--nproc-per-node", "2"]
+    run = run_cluster(tmp_path / "run", machines=2, flags=flags)
+    assert run.code == 0, run.output[-3000:]
+    assert read_profile(path).boundary_bytes == (2 * 8 * MESSAGE_BYTES,)
+
+
+def test_what_is_no_chain_gets_no_profile_and_is_trained(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    run = run_cluster(tmp_path / "run", "--schedule=Interleaved1F1B", flags=["--profile-out", str(path)])
+    assert run.code == 0, run.output[-3000:]
+    assert not path.exists()
+    assert "No profile is written" in run.output
+    assert "are no neighbours" in run.output
