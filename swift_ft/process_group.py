@@ -167,11 +167,18 @@ class GenerationGroup:
         )
         return group
 
-    def give_up_soon(self) -> None:
-        """Let an operation on the group that the script made fail after this group's own deadline."""
+    def give_up_soon(self) -> bool:
+        """Let an operation on the group that the script made fail after this group's own deadline.
+
+        Returns:
+            False if there is no group.
+        """
+        if not dist.is_initialized():
+            return False
         if self._backend is None:
             self._remember()
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout_s))
+        return True
 
     def abort(self) -> None:
         """Break what the group waits for, from any thread: the waiting call raises within milliseconds.

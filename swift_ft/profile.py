@@ -26,6 +26,7 @@ __all__ = [
     "Profile",
     "read_calibration",
     "read_failure_trace",
+    "read_groups",
     "read_profile",
     "write_groups",
     "write_profile",
@@ -94,6 +95,18 @@ def write_groups(plan: GroupPlan, path: Path) -> None:
         path.write_text(json.dumps(plan.to_dict(), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def read_groups(path: Path) -> tuple[tuple[int, ...], ...]:
+    """The groups in a ``groups.json``.
+
+    Raises:
+        UsageError: if it cannot be read, or holds none.
+    """
+    groups = _load(_read(path), str(path)).get("groups")
+    if not isinstance(groups, list) or not all(isinstance(group, list) for group in groups):
+        raise UsageError(f"{path}: has no list of lists 'groups'")
+    return tuple(tuple(_whole(slot) for slot in group) for group in groups)
 
 
 def read_failure_trace(path: Path) -> tuple[tuple[float, int], ...]:

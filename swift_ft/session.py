@@ -10,7 +10,7 @@ for step in session.steps(10_000):
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from swift_ft.config import WorkerContext
-from swift_ft.errors import NotAttachedError, RecoveryError, SessionInUseError, UsageError
+from swift_ft.errors import NotAttachedError, RecoveryError, SessionInUseError, UnsupportedError, UsageError
 from swift_ft.logging import Compress, LogBudget, LogOptions, Ship, Store
 from swift_ft.metrics import SessionMetrics, serve_as_told
-from swift_ft.profile import Profile
+from swift_ft.profile import Profile, read_groups
 from swift_ft.recovery.executor import Executor
 from swift_ft.recovery.state import TrainingState
 
@@ -87,6 +87,9 @@ class Session:
             one in any case, by default among the system's temporary files.
         compress: ``"auto"`` packs messages while the store takes fewer bytes a second than a core packs;
             ``"never"``, ``"always"``.
+        groups: machines that recover together (paper §5.3), by slot: ``[[0], [1, 2], [3]]``, or the file that
+            ``swift-group --out`` wrote. Messages inside a group are not logged; when one of its machines is
+            lost, all of it goes back to the checkpoint and replays. By default each machine is a group.
 
     Raises:
         NotLaunchedError: outside of ``swift-run``.
@@ -107,6 +110,7 @@ class Session:
         ship: str = Ship.ALWAYS,
         local: str | os.PathLike[str] | None = None,
         compress: str = Compress.AUTO,
+        groups: str | os.PathLike[str] | Sequence[Sequence[int]] | None = None,
     ) -> None:
         global _active
         if _active is not None:
@@ -127,9 +131,11 @@ class Session:
             checkpoint_every=checkpoint_every,
             keep_checkpoints=keep_checkpoints,
             seed=seed,
+            groups=_groups(groups, context.world // context.workers),
             log=_log_options(log_budget_bytes, ship, local, compress, context.workers),
         )
         self._attached: set[str] = set()
+        self._grouped = groups is not None
         self._started = False
         if context.metrics_port is not None:
             serve_as_told(context.metrics_port, context.rank, self.metrics)
@@ -155,6 +161,10 @@ class Session:
                 stage's module, on the group of the replicas of this stage: attach both, the pipeline first.
         """
         self._attach_once("DDP model")
+        if self._grouped:
+            raise UnsupportedError(
+                "groups are for pipelines alone: replicas need none, leave one of them away."
+            )
         self._executor.attach_ddp(model)
 
     def _attach_once(self, what: str) -> None:
@@ -249,6 +259,21 @@ def _log_options(
         local=place,
         compress=_choice("compress", compress, Compress),
     )
+
+
+def _groups(
+    groups: str | os.PathLike[str] | Sequence[Sequence[int]] | None, machines: int
+) -> tuple[int, ...]:
+    """The group of each machine."""
+    if groups is None:
+        return tuple(range(machines))
+    if isinstance(groups, str | os.PathLike):
+        groups = read_groups(Path(groups))
+    if sorted(slot for group in groups for slot in group) != list(range(machines)):
+        raise UsageError(
+            f"groups must name each of the {machines} machines once, 0 to {machines - 1}: {groups}."
+        )
+    return tuple(next(i for i, group in enumerate(groups) if slot in group) for slot in range(machines))
 
 
 def _choice(name: str, value: str, kind: type[E]) -> E:

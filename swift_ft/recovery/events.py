@@ -110,6 +110,8 @@ class Reported:
             undone. Told in pipelines only, where stages may be apart.
         pipeline: tells the pipeline of its stages from the replicas of that pipeline.
         updated: indices of the parameters that the interrupted iteration has updated, and that can be undone.
+        group: machines of one group recover together, and log no messages to each other; None where each
+            machine is a group of its own.
         serves: it has all that it sent in its last completed iteration, in its log or in memory.
     """
 
@@ -125,6 +127,7 @@ class Reported:
     undoable: tuple[int, ...] = ()
     updated: tuple[int, ...] = ()
     serves: bool = True
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

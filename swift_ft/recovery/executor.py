@@ -47,6 +47,7 @@ class Executor:
         keep_checkpoints: committed checkpoints to keep.
         seed: of all random state inside steps.
         log: how messages are logged; the budget is this worker's share.
+        groups: by machine; those of one group recover together.
 
     """
 
@@ -60,11 +61,13 @@ class Executor:
         keep_checkpoints: int,
         seed: int,
         log: LogOptions,
+        groups: tuple[int, ...],
     ) -> None:
         self._standing = Standing()
         self._context = context
         self._store = store
         self._seed = seed
+        self._groups = groups
         self._checkpointer = Checkpointer(CheckpointFolder(store), state, self._part_written)
         self._rollback = Rollback(state)
         self._log = WorkerLog(store, context, log)
@@ -103,6 +106,7 @@ class Executor:
         self._pipeline = LoggedPipeline(
             schedule,
             context=self._context,
+            groups=self._groups,
             seed=self._seed,
             log=self._log,
             rendezvous=self._coordinator.rendezvous,
@@ -123,11 +127,6 @@ class Executor:
     def replaying(self) -> bool:
         """Whether the next step is served from the log, to rebuild the state."""
         return self._pipeline is not None and self._pipeline.replaying
-
-    @property
-    def _joint(self) -> bool:
-        """Whether the replay is one of several workers, whose connections can break."""
-        return self._pipeline is not None and self._pipeline.joint
 
     @property
     def holds(self) -> tuple[str, ...]:
@@ -211,7 +210,8 @@ class Executor:
         self._replicas.settle()
         self._standing.dirty, self._standing.updated = self._rollback.dirty(), self._replicas.updated()
         generation = self._log.generation
-        if self.replaying and failure is None and not self._joint:
+        joint = self._pipeline is not None and self._pipeline.joint
+        if self.replaying and failure is None and not joint:
             failure = RecoveryError(
                 "the body of the step communicates outside of the pipeline, "
                 f"which a replay cannot do ({cause})"
@@ -294,6 +294,7 @@ class Executor:
                 undoable=self._undoable(),
                 updated=standing.updated,
                 serves=pipeline is not None and pipeline.serves(standing.iteration - 1),
+                group=self._groups[self._context.slot],
             )
         )
 
@@ -326,10 +327,9 @@ class Executor:
         self._pipeline.begin_replay(state, task)
         self._replay_until, self._replayed = task.replay_until, 0
         self._standing.known = True
-        if task.portion:
-            return self._coordinator.enter_portion(state.generation, task.portion)
-        self._coordinator.group.give_up_soon()  # a replay alone talks to nobody
-        return True
+        if not task.portion and self._coordinator.group.give_up_soon():  # a replay alone talks to nobody
+            return True
+        return self._coordinator.enter_portion(state.generation, task.portion or (self._context.rank,))
 
     def _end_replay(self) -> None:
         """The state stands at the consensus iteration: go live with the others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class LoggedPipeline:
     Args:
         schedule: any schedule of ``torch.distributed.pipelining``.
         context: the worker's place.
+        groups: by machine; messages inside a group are not logged.
         seed: of the run.
         log: where messages go.
         rendezvous: where the shapes of messages are published.
@@ -41,6 +42,7 @@ class LoggedPipeline:
         schedule: Any,
         *,
         context: WorkerContext,
+        groups: Sequence[int],
         seed: int,
         log: WorkerLog,
         rendezvous: Rendezvous,
@@ -50,7 +52,7 @@ class LoggedPipeline:
         self._context = context
         self._log = log
         self._rendezvous = rendezvous
-        self._traffic = LoggedTraffic(context.rank, context.workers, seed, log.messages, on_compute)
+        self._traffic = LoggedTraffic(context.rank, context.workers, groups, seed, log.messages, on_compute)
         self._completed: int | None = None
         self._hook = PipelineHook(schedule, self._traffic, self._publish_metadata)
         group.follow(self._hook.group, self._hook.renew)
@@ -99,7 +101,7 @@ class LoggedPipeline:
     @property
     def sent(self) -> Mapping[int, int]:
         """Payload bytes to each other machine in the step that began last."""
-        return self._traffic.sent
+        return {slot: size for slot, size in self._traffic.sent.items() if slot != self._context.slot}
 
     def serves(self, iteration: int) -> bool:
         """Whether all that was sent in an iteration can be sent again."""

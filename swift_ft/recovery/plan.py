@@ -107,6 +107,7 @@ def make_plan(
     if not standing:
         return _all_load(standings, committed, Way.START, reason=must_fall_back or "")
     settled, undo, transfers = _settle_replicas(standings)
+    settled = _with_their_groups(settled, workers)
     moved = {rank for transfer in transfers for rank in transfer.targets} | undo.keys()
     why_not = must_fall_back or _why_no_replay(settled, moved, workers, committed)
     if why_not:
@@ -209,6 +210,21 @@ def _why_no_replay(
     return _why_not_logged(standings, workers, rebuilt, replayed)
 
 
+def _with_their_groups(standings: Mapping[int, Reported], workers: int) -> dict[int, Reported]:
+    """Selective logging (§5.3): who shares a group with a worker that is rebuilt goes back with it."""
+    lost = {_group(s, workers) for s in standings.values() if not s.live}
+    return {
+        rank: replace(s, iteration=None, live=False, dirty=None, updated=())
+        if s.live and _group(s, workers) in lost
+        else s
+        for rank, s in standings.items()
+    }
+
+
+def _group(standing: Reported, workers: int) -> int:
+    return standing.rank // workers if standing.group is None else standing.group
+
+
 def _portions(standings: Mapping[int, Reported]) -> dict[int, tuple[int, ...]]:
     """Who replays jointly (Appendix B): workers that are rebuilt and hold neighbouring stages, by rank.
 
@@ -250,7 +266,7 @@ def _why_not_logged(
                     "joint replay needs the default group for itself"
                 )
             continue
-        same_machine = rank // workers == after // workers
-        if same_machine and {rank, after} & replayed:
-            return f"messages between stages {stage} and {stage + 1} stay inside a machine and are not logged"
+        together = _group(standings[rank], workers) == _group(standings[after], workers)
+        if together and {rank, after} & replayed:
+            return f"messages between stages {stage} and {stage + 1} stay inside a group and are not logged"
     return ""

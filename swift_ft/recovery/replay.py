@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,9 +25,9 @@ __all__ = ["LoggedTraffic"]
 
 
 class SentInside:
-    """What a worker sent to others on its machine, in the iteration that runs and in the one before it.
+    """What a worker sent to others in its group, in the iteration that runs and in the one before it.
 
-    A stage that is ahead serves that iteration once more, to neighbours on its machine, too. References are
+    A stage that is ahead serves that iteration once more, to neighbours in its group, too. References are
     kept, for a little longer than the schedule itself keeps them; on a device memory is too dear for that.
     """
 
@@ -56,7 +56,7 @@ class SentInside:
         return iteration not in {*self._missing, *changed}
 
     def get(self, key: MessageKey) -> torch.Tensor | None:
-        """A message; None if it was not sent inside the machine."""
+        """A message; None if it was not sent inside the group."""
         return self._sent[key][0] if key in self._sent else None
 
 
@@ -70,7 +70,8 @@ class LoggedTraffic:
 
     Attributes:
         rank: this worker.
-        workers: workers per machine; messages inside a machine are not logged.
+        workers: workers per machine.
+        groups: by machine; messages inside a group are not logged.
         seed: of the run.
         log: where messages go.
         on_compute: told before each computation (faults of tests).
@@ -78,13 +79,14 @@ class LoggedTraffic:
         iteration: the one that is running.
         source: what a replay reads; None when live.
         portion: the workers that replay jointly with this one: messages between them go their usual way.
-        sent: payload bytes to each other machine in the iteration that runs.
-        inside: what stayed inside the machine, and so is in no log.
+        sent: payload bytes to each machine in the iteration that runs.
+        inside: what stayed inside the group, and so is in no log.
         expected: while an earlier iteration is served, the checksum that came with a key before.
     """
 
     rank: int
     workers: int
+    groups: Sequence[int]
     seed: int
     log: MessageLog
     on_compute: Callable[[int, int, Direction], None]
@@ -98,8 +100,8 @@ class LoggedTraffic:
 
     def sending(self, message: Message) -> bool:
         """Log it; in a replay compare it and drop it."""
+        self.sent[message.peer // self.workers] += message.tensor.nbytes
         if self._crosses(message):
-            self.sent[message.peer // self.workers] += message.tensor.nbytes
             self.log.sent(message.key, message.tensor)
         else:
             self.inside.keep(message.key, message.tensor)
@@ -138,7 +140,7 @@ class LoggedTraffic:
         self.on_compute(self.iteration, microbatch, direction)
 
     def _crosses(self, message: Message) -> bool:
-        return message.peer // self.workers != self.rank // self.workers
+        return self.groups[message.peer // self.workers] != self.groups[self.rank // self.workers]
 
     def _compare(self, message: Message, expected: int | None, why: str) -> None:
         if expected is None:
