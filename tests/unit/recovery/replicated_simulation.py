@@ -14,11 +14,12 @@ from pathlib import Path
 if __name__ == "__main__":  # run as a script: the modules beside this one are the same as for pytest
     sys.path.insert(0, str(Path(__file__).parent))
 
+from simulated_command import main, run_seed
 from simulated_faults import FAULTS
 from simulated_replica import Optimizer, Replicated, ReplicaWorker, Room, Value
 from simulated_store import Violation
 from simulated_worker import Worker
-from simulation import Outcome, Simulation, main, run_seed
+from simulation import Outcome, Simulation
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
@@ -27,7 +28,15 @@ from swift_ft.recovery.plan import Plan, Way
 __all__ = ["ReplicatedSimulation", "simulate_replicas"]
 
 
-_FAULTS = FAULTS | {"corrupt": 0, "network": 8, "kill_worker": 6, "unreadable": 1, "timeout": 1, "dirty": 3}
+_FAULTS = FAULTS | {
+    "kill_neighbours": 0,
+    "corrupt": 0,
+    "network": 8,
+    "kill_worker": 6,
+    "unreadable": 1,
+    "timeout": 1,
+    "dirty": 3,
+}
 
 
 class ReplicatedSimulation(Simulation):

@@ -8,7 +8,7 @@ One line each, words as in a shell, ``#`` begins a comment. ``R`` is a rank, a l
     join M ... [slot=1]                    lost M ["why"]                 bare M
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [unknown]
                                                  [holds=model] [pipeline=1]
-                                                 [updated=0,1] [undoable=0,1]
+                                                 [updated=0,1] [undoable=0,1] [keeps-nothing]
     ready R                                cannot-replay R "why"          interrupted R "why"
     durable R at 20 [path=p]               committed 20                   want R at 22 ["why"]
     finished R                             exited M ...
@@ -20,7 +20,7 @@ One line each, words as in a shell, ``#`` begins a comment. ``R`` is a rank, a l
     expect way replay | nothing            expect resume 47               expect reason "part of the text"
     expect worker R run                    expect worker R of M launched 1 die
     expect agent M launch | wait | rejoin | stop       expect agent M launched 1 launch
-    expect task R idle | serve | load 20 | replay 20..47 | load 20 replay 20..47
+    expect task R idle | serve | load 20 | replay 20..47 | load 20 replay 20..47 [with 1,2]
     expect undo R 0,1 | nothing            expect transfers 0>2,3 1>0:4,5 | nothing
     expect commit-due 20 | nothing         expect missing M ...           expect log-since 4
     expect finished 0 1                    expect wanted 22 | nothing
@@ -157,7 +157,7 @@ class Scenario:
         updated = _numbers(line.options.pop("updated", None)) or ()
         undoable = _numbers(line.options.pop("undoable", None)) or ()
         pipeline = line.number("pipeline", 0)
-        live = not line.flag("replaying")
+        live, serves = not line.flag("replaying"), not line.flag("keeps-nothing")
         word = line.take()
         at = None if word == _NOTHING else int(line.take())
         live, parts = at is not None and live, () if holds is None else (holds,)
@@ -174,6 +174,7 @@ class Scenario:
                 pipeline,
                 undoable,
                 updated,
+                serves,
             )
             for r in ranks
         ]
@@ -299,12 +300,15 @@ class Scenario:
 
     def _expect_task(self, line: _Line) -> None:
         ranks, load, span, serve, idle = self._ranks(line.take()), None, None, False, False
+        portion: tuple[int, ...] | None = ()
         while line:
             match line.take():
                 case "load":
                     load = int(line.take())
                 case "replay":
                     span = tuple(map(int, line.take().split("..")))
+                case "with":
+                    portion = _numbers(line.take())
                 case "serve":
                     serve = True
                 case "idle":
@@ -314,7 +318,7 @@ class Scenario:
         assert self.state.plan is not None
         for rank in ranks:
             task = self.state.plan.tasks[rank]
-            self._same((task.load, _span(task), task.serve), (load, span, serve))
+            self._same((task.load, _span(task), task.serve, task.portion), (load, span, serve, portion))
             if idle:
                 self._same(task.idle, True)
 

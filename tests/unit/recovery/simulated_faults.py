@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from simulated_connection import Mode
 from simulated_machine import Machine
-from simulated_worker import Mode, Worker
+from simulated_worker import Worker
 
 from swift_ft.recovery import events as ev
 
@@ -18,6 +19,7 @@ __all__ = ["FAULTS", "Faults"]
 FAULTS = {
     "kill_machine": 8,
     "kill_two": 2,
+    "kill_neighbours": 4,
     "kill_all": 1,
     "kill_worker": 4,
     "freeze_machine": 5,
@@ -77,6 +79,16 @@ class Faults:
         self.kill_machine()
         return self.kill_machine()
 
+    def kill_neighbours(self) -> bool:
+        """Machines beside each other lose their power at once."""
+        members = self.sim.states[-1].members
+        many = min(self.sim.rng.choice((2, 2, 3)), len(members) - 1)
+        first = self.sim.rng.randrange(len(members) - many + 1)
+        lost = [m for m in self.sim.machines if m.alive and m.name in members[first : first + many]]
+        for machine in lost:
+            machine.die()
+        return bool(lost)
+
     def kill_all(self) -> bool:
         if self.sim.rng.random() > 0.2:
             return False
@@ -112,10 +124,9 @@ class Faults:
         return machine is not None
 
     def network(self) -> bool:
-        groups = {w.running or w.joining for w in self.sim.running} - {None}
-        for generation in groups:
-            assert generation is not None
-            self.sim.group(generation).broken = True
+        groups = [w.group for w in self.sim.running if w.group is not None]
+        for group in groups:
+            group.broken = True
         return bool(groups)
 
     def corrupt(self) -> bool:
@@ -133,16 +144,16 @@ class Faults:
         return True
 
     def diverge(self) -> bool:
-        """A live step finds that it cannot be right, or cannot write its log."""
-        worker = next((w for w in self.sim.running if w.mode == Mode.RUN and not w.frozen), None)
-        if worker is None or worker.running is None:
+        """A step, live or replayed, finds that it cannot be right, or cannot write its log."""
+        stepping = (Mode.RUN, Mode.REPLAY)
+        worker = next((w for w in self.sim.running if w.mode in stepping and not w.frozen), None)
+        if worker is None:
             return False
         self.sim.spoiled += 1
-        generation = worker.running
         worker.abandon_step()
         worker.leave_group()
         worker.mode = Mode.RECOVER
-        worker.tell(ev.CannotReplay(worker.rank, generation, "diverged"))
+        worker.tell(ev.CannotReplay(worker.rank, worker.log_generation, "diverged"))
         return True
 
     def dirty(self) -> bool:

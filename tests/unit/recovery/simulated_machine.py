@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simulated_connection import Mode
 from simulated_process import FENCED
-from simulated_worker import Mode, Worker
+from simulated_worker import Worker
 
 from swift_ft.launch.sentinel import neighbour_of
 from swift_ft.recovery import events as ev
@@ -154,6 +155,7 @@ class Machine:
                 self.stop_workers()
                 self.launched, self.told_bare = order.generation, 0
                 ranks = state.ranks_of(order.slot)
+                self.sim.store.replace_machine(ranks)
                 self.workers = [self.sim.worker_class(self.sim, self, rank, self.launched) for rank in ranks]
                 self.sim.workers_changed()
             case AgentTodo.WAIT:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simulated_store import Content, Logged, advance
+from simulated_store import Content, Group, Logged, advance
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
@@ -58,9 +58,12 @@ class Process:
         self.content: Content | None = None
         self.running: int | None = None
         self.joining: int | None = None
+        self.meanwhile = WorkerOrder.RUN  # the order that holds while it runs
+        self.portion: tuple[int, ...] = ()  # with whom it is connected in a joint replay
         self.log_generation = 0
         self.log_since = 0
         self.unflushed: dict[int, Logged] = {}
+        self.kept: tuple[int, Logged] | None = None  # what stayed inside the machine in the last iteration
         self.savings: list[Saving] = []
         self.committings: list[Committing] = []
         self.commits_begun: set[tuple[int, int]] = set()
@@ -72,6 +75,10 @@ class Process:
         return self.exit_code is None
 
     @property
+    def slot(self) -> int:
+        return self.rank // self.sim.states[-1].workers
+
+    @property
     def view(self) -> State:
         """The state as far as this worker has read."""
         return self.sim.states[self.position]
@@ -81,7 +88,7 @@ class Process:
 
     def disturbed(self, state: State) -> bool:
         return self.running is not None and (
-            self.order(state) != WorkerOrder.RUN or state.generation != self.running
+            self.order(state) != self.meanwhile or state.generation != self.running
         )
 
     def _outdated(self, state: State) -> bool:
@@ -140,11 +147,20 @@ class Process:
         self.sim.results[self.rank] = self.content
         self.exit(0)
 
+    @property
+    def group(self) -> Group | None:
+        """The one that it is in, or is about to form."""
+        generation = self.joining if self.running is None else self.running
+        return None if generation is None else self.sim.group(generation, replay=bool(self.portion))
+
     def leave_group(self) -> None:
-        for generation in (self.running, self.joining):
-            if generation is not None:
-                self.sim.group(generation).gone.add(self.rank)
-        self.running = self.joining = None
+        if (group := self.group) is not None:
+            group.gone.add(self.rank)
+        self.keep_group()
+
+    def keep_group(self) -> None:
+        """Be in no group any more, with connections that stay open."""
+        self.running, self.joining, self.portion = None, None, ()
 
     # ----------------------------------------------------------------------------------- background threads
 
@@ -188,6 +204,7 @@ class Process:
     def _apply(self, iteration: int, history: int) -> None:
         assert self.content is not None
         self.unflushed[iteration] = Logged(self.content.chain, history)
+        self.kept = iteration, self.unflushed[iteration]
         self.content = advance(self.content, iteration, history)
         if self.due(self.content.iteration):
             self.flush()  # the segment is cut
@@ -210,9 +227,30 @@ class Process:
             at = self.content.iteration + ev.WANTED_AHEAD
             self.tell(ev.CheckpointWanted(self.rank, at, self.running))
 
+    def is_inside(self, peer: int) -> bool:
+        """Whether messages to another worker stay inside the machine."""
+        return peer // self.sim.states[-1].workers == self.slot
+
+    def kept_of(self, iteration: int) -> Logged | None:
+        """What it keeps in memory of what it sent in an iteration."""
+        return self.kept[1] if self.kept is not None and self.kept[0] == iteration else None
+
+    def serves(self) -> bool:
+        """Whether it can send again what it sent in the last completed iteration."""
+        if self.content is None or self.kept_of(self.content.iteration - 1) is None:
+            return False
+        return not self.sim.on_device or not any(map(self.is_inside, self.neighbours()))
+
+    def sent_to(self, peer: int, iteration: int) -> Logged | str:
+        """What it sent to a neighbour, from its log, or from memory where that is the only place."""
+        if not self.is_inside(peer):
+            return self.sim.store.read_log(self.rank, iteration, self.log_since)
+        return "missing" if self.sim.on_device else self.kept_of(iteration) or "missing"
+
     def flush(self) -> None:
         if self.unflushed:
-            self.sim.store.write_log(self.rank, self.log_generation, self.unflushed)
+            if self.sim.store.logs_outlive or self.sim.states[-1].launched[self.slot] == self.launched:
+                self.sim.store.write_log(self.rank, self.log_generation, self.unflushed)
             self.unflushed = {}
 
     def _open_log(self, state: State) -> None:

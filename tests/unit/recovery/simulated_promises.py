@@ -14,7 +14,7 @@ from swift_ft.recovery.plan import Plan, Way
 if TYPE_CHECKING:
     from simulated_worker import Worker
 
-__all__ = ["check_contents", "check_plan", "check_served", "check_step", "check_wish"]
+__all__ = ["check_contents", "check_plan", "check_served", "check_step", "check_wish", "replays_of"]
 
 
 def check_step(before: State, after: State, event: ev.Event) -> None:
@@ -81,17 +81,33 @@ def check_plan(state: State, plan: Plan, *, resumed: bool) -> None:
     for rank, task in plan.tasks.items():
         if task.load is not None and task.load != state.committed:
             raise Violation(f"rank {rank} is to load {task.load}, and {state.committed} is committed")
-        if plan.way in (Way.REPLAY, Way.CONTINUE) and state.reports[rank].iteration is not None:
-            at = state.reports[rank].iteration
-            if (task.load, task.begin) != (None, at) or at not in (
-                plan.resume + 1,
-                *range(plan.resume + 1),
-            ):
+        report = state.reports[rank]
+        if plan.way in (Way.REPLAY, Way.CONTINUE) and report.iteration is not None:
+            at = report.iteration
+            with_it = {other // state.workers for other, r in state.reports.items() if not r.live}
+            again = rank // state.workers in with_it and bool(task.portion) and task.begin == task.load
+            kept = again or (task.load, task.begin) == (None, at)
+            if not kept or at > plan.resume + 1:
                 raise Violation(f"rank {rank} at {at} is to do {task} and to resume at {plan.resume}")
     if plan.way == Way.FALLBACK and not plan.reason:
         raise Violation("a fallback without a reason")
-    if any(never in plan.reason for never in ("iterations apart", "after the consensus")):
+    if any(never in plan.reason for never in ("iterations apart", "after the consensus", "lost at once")):
         raise Violation(f"a pipeline cannot come to this: {plan.reason}")
+
+
+def replays_of(state: State, plan: Plan) -> list[str]:
+    """Which kinds of replays a plan asks for."""
+    tasks = {rank: task for rank, task in plan.tasks.items() if task.begin < task.replay_until}
+    portions = {task.portion for task in tasks.values()}
+    found = [f"portion of {len(portion)}" for portion in portions]  # of 0: somebody who is alone
+    if () in portions and len(portions) > 1:
+        found.append("alone and jointly at once")
+    had = {rank for rank in tasks if state.reports[rank].iteration is not None}
+    if any(tasks[rank].load is not None for rank in had):
+        found.append("began again")
+    elif any(tasks[rank].portion for rank in had):
+        found.append("went on jointly")
+    return found
 
 
 def check_contents(generation: int, plan: Plan, group: Sequence[Worker]) -> None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, cast
 
+from simulated_connection import Mode
 from simulated_store import Violation
-from simulated_worker import Mode, Worker
+from simulated_worker import Worker
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from simulated_connection import Mode
 from simulated_store import GENESIS, Content, Violation
-from simulated_worker import Mode, Worker
+from simulated_worker import Worker
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
@@ -69,7 +70,8 @@ class StageWorker(Worker):
         told = ev.Reported(self.rank, state.generation, at, at is not None, (self.part,), True, self.dirty)
         window, updated = (0,) * (self.window is not None), (0,) * self.updated
         holds = (f"stage {self.part}",)
-        self.tell(replace(told, holds=holds, pipeline=self.pipeline, undoable=window, updated=updated))
+        told = replace(told, holds=holds, pipeline=self.pipeline, serves=self.serves())
+        self.tell(replace(told, undoable=window, updated=updated))
 
     def _execute(self, state: State) -> None:
         assert state.plan is not None
@@ -127,6 +129,7 @@ class StageWorker(Worker):
                 self.sim.seen["went back by copy"] += 1
             self.net.skip(self, room.sent)
             self.content, self.window, self.updated, self.turn = room.sent, None, False, self.turn + 1
+            self.kept = None
             return True
         shaken = group.broken or self.disturbed(self.view) or bool(group.gone & {*transfer.ranks})
         if shaken:

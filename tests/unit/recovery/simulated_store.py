@@ -7,7 +7,7 @@ iteration; a state that skipped, repeated or mixed iterations has a chain that n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 __all__ = ["GENESIS", "Content", "Group", "SharedStore", "Violation", "advance"]
@@ -45,13 +45,18 @@ class Logged:
 
 @dataclass(slots=True)
 class SharedStore:
-    """Logs by rank, iteration and generation; parts of checkpoints by path; markers by iteration."""
+    """Logs by rank, iteration and generation; parts of checkpoints by path; markers by iteration.
+
+    Attributes:
+        logs_outlive: their machines; else they are on a machine's own disk.
+    """
 
     logs: dict[int, dict[int, dict[int, Logged]]] = field(default_factory=dict)
     corrupt: set[tuple[int, int]] = field(default_factory=set)
     parts: dict[str, Content] = field(default_factory=dict)
     markers: dict[int, Mapping[int, str]] = field(default_factory=dict)
     failing_loads: int = 0
+    logs_outlive: bool = False
 
     def write_log(self, rank: int, generation: int, entries: Mapping[int, Logged]) -> None:
         log = self.logs.setdefault(rank, {})
@@ -71,6 +76,11 @@ class SharedStore:
         if len(found) > 1:
             raise Violation(f"the log of rank {rank} holds iteration {iteration} of two histories")
         return found.pop() if found else "missing"
+
+    def replace_machine(self, ranks: Iterable[int]) -> None:
+        """New workers are started, on a disk of their own."""
+        for rank in () if self.logs_outlive else ranks:
+            self.logs.pop(rank, None)
 
     def drop_before(self, rank: int, iteration: int) -> None:
         log = self.logs.get(rank, {})
@@ -113,8 +123,12 @@ class SharedStore:
 
 @dataclass(slots=True)
 class Group:
-    """A process group: formed once all ranks are there; whoever left or died is gone for good."""
+    """A process group: formed once all ranks are there; whoever left or died is gone for good.
 
+    In a joint replay, ``ready`` holds with what each of them begins.
+    """
+
+    ready: dict[int, Content] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
     broken: bool = False

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from simulated_connection import Mode
 from simulated_machine import Machine
-from simulated_worker import Mode, Worker
+from simulated_worker import Worker
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase
@@ -79,6 +80,9 @@ class Time:
                 worker.interrupt()
                 return True
         for worker in workers:
+            if worker.mode == Mode.GATHER and worker.group and worker.rank in worker.group.joined:
+                worker.broken()
+                return True
             if worker.mode == Mode.JOIN or (worker.mode == Mode.BARE and worker.joining is not None):
                 if worker.mode == Mode.BARE:
                     worker.exit(1)

@@ -1,18 +1,19 @@
 """A worker of the simulated network: what the executor does with the protocol's orders, in small.
 
-BOOT ──▶ RECOVER ──▶ REPLAY ──▶ RECOVER ──▶ JOIN ──▶ SERVE ──▶ RUN ──▶ FINISHING ──▶ exit
-            ▲                                 │        │        │
-            └──────────── CONFIRM ◀───────────┴────────┴────────┘   (communication broke)
+BOOT ──▶ RECOVER ──▶ (GATHER) ──▶ REPLAY ──▶ RECOVER ──▶ JOIN ──▶ SERVE ──▶ RUN ──▶ FINISHING ──▶ exit
+            ▲           │           │                      │        │        │
+            └─────── CONFIRM ◀──────┴──────────────────────┴────────┴────────┘   (communication broke)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum, auto
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from simulated_process import Process
+from simulated_connection import Mode
 from simulated_promises import check_served
+from simulated_replay import Rebuilt
 from simulated_store import GENESIS, Content, Violation
 
 from swift_ft.recovery import events as ev
@@ -24,40 +25,21 @@ if TYPE_CHECKING:
     from simulated_machine import Machine
     from simulation import Simulation
 
-__all__ = ["Mode", "Worker"]
+__all__ = ["Worker"]
 
 
-class Mode(Enum):
-    """Where the training thread is."""
-
-    BOOT = auto()
-    RECOVER = auto()
-    REPLAY = auto()
-    JOIN = auto()
-    TRANSFER = auto()
-    SERVE = auto()
-    RUN = auto()
-    CONFIRM = auto()
-    FINISHING = auto()
-    BARE = auto()
-
-
-class Worker(Process):
+class Worker(Rebuilt):
     """One process, with what its training thread does."""
 
     def __init__(self, sim: Simulation, machine: Machine, rank: int, launched: int) -> None:
         super().__init__(sim, machine, rank, launched)
         self.mode = Mode.BARE if sim.bare else Mode.BOOT
-        self.dirty: str | None = None
-        self.source = False
-        self.until = 0
         self.plan: Plan | None = None
-        self.history = 0
-        self.stage = 0
         self.bare_work = 0
         self._acts: dict[Mode, Callable[[State], bool]] = {
             Mode.BOOT: self._boot,
             Mode.RECOVER: self._recover,
+            Mode.GATHER: self._gather,
             Mode.REPLAY: self._replay,
             Mode.JOIN: self._join,
             Mode.SERVE: self._serve,
@@ -116,59 +98,8 @@ class Worker(Process):
         self.source = False
         at = None if self.content is None else self.content.iteration
         stages, known = (self.rank,), self.sim.shapes_known
-        self.tell(ev.Reported(self.rank, state.generation, at, live, stages, known, self.dirty))
-
-    def _execute(self, state: State) -> None:
-        assert state.plan is not None
-        task = state.plan.tasks[self.rank]
-        if task.load is not None:
-            allowed = self.sim.store.failing_loads > 0
-            loaded = self.sim.store.load(task.load, self.rank)
-            if loaded is None:
-                if not allowed and not self._outdated(state):
-                    raise Violation(f"{self} cannot load checkpoint {task.load}, which counts as committed")
-                self._cannot(state.generation, "the checkpoint cannot be read")
-                return
-            self.content = loaded
-        if self.content is None or self.content.iteration != task.begin:
-            raise Violation(f"{self} is to begin at iteration {task.begin} with {self.content}")
-        self.dirty = None
-        self._open_log(state)
-        if task.begin < task.replay_until:
-            self.source, self.until, self.mode = True, task.replay_until, Mode.REPLAY
-        else:
-            self.tell(ev.Ready(self.rank, state.generation))
-
-    def _cannot(self, generation: int, reason: str) -> None:
-        self.source, self.mode = False, Mode.RECOVER
-        self.tell(ev.CannotReplay(self.rank, generation, reason))
-
-    def _replay(self, state: State) -> bool:
-        """One iteration, served from the neighbours' logs."""
-        if self.order(state) != WorkerOrder.EXECUTE or state.generation != self.log_generation:
-            self.mode = Mode.RECOVER
-            return True
-        assert self.content is not None
-        if self.sim.rng.random() < 0.5:
-            return True  # it takes a while
-        iteration = self.content.iteration
-        for peer in self.neighbours():
-            entry = self.sim.logged(peer, self.rank, iteration, self.log_since)
-            if isinstance(entry, str):
-                if entry == "missing" and not self._outdated(state):
-                    raise Violation(f"{self} needs iteration {iteration} of rank {peer}'s log: {entry}")
-                # replaying stays true, as in the executor: the state is not where the others are
-                self.mode = Mode.RECOVER
-                self.tell(ev.CannotReplay(self.rank, self.log_generation, f"rank {peer}'s log is {entry}"))
-                return True
-            if entry.chain != self.content.chain:
-                raise Violation(f"{self} replays messages of another history, from rank {peer}")
-        self._apply(iteration, entry.history)
-        if self.content.iteration == self.until:
-            self.flush()
-            self.source, self.mode = False, Mode.RECOVER
-            self.tell(ev.Ready(self.rank, self.log_generation, 1))
-        return True
+        told = ev.Reported(self.rank, state.generation, at, live, stages, known, self.dirty)
+        self.tell(replace(told, serves=self.serves()))
 
     # --------------------------------------------------------------------------------------------- live
 
@@ -187,6 +118,7 @@ class Worker(Process):
         self._open_log(state)
         self.plan, self.history = plan, hash((state.epoch, state.log_since))
         self.joining, self.stage, self.mode = state.generation, 0, Mode.JOIN
+        self.meanwhile = WorkerOrder.RUN
         self.sim.group(state.generation).joined.add(self.rank)
 
     def _join(self, state: State) -> bool:
@@ -225,18 +157,16 @@ class Worker(Process):
         iteration, tasks = self.plan.resume, self.plan.tasks
         served = [peer for peer in self.neighbours() if not tasks[peer].serve]
         if self.stage == 0 and served:
-            own = self.sim.store.read_log(self.rank, iteration, self.log_since)
-            if any(peer // state.workers == self.rank // state.workers for peer in served):
-                own = "missing"  # messages inside a machine are not logged
-            if isinstance(own, str):
-                if own == "missing" and not self._outdated(state):
-                    raise Violation(f"{self} has to serve iteration {iteration} from its own log: {own}")
-                generation = self.running
-                assert generation is not None
-                self.leave_group()
-                self._cannot(generation, f"its own log is {own}")
-                return True
             for peer in served:
+                own = self.sent_to(peer, iteration)
+                if isinstance(own, str):
+                    if own == "missing" and not self._outdated(state):
+                        raise Violation(f"{self} has to serve iteration {iteration} to rank {peer}: {own}")
+                    generation = self.running
+                    assert generation is not None
+                    self.leave_group()
+                    self._cannot(generation, f"its own log is {own}")
+                    return True
                 if not self._send(peer, iteration, own.chain, own.history):
                     return True
             self.stage = 1
@@ -307,20 +237,6 @@ class Worker(Process):
         self.done()
         return True
 
-    # ----------------------------------------------------------------------------------- communication
-
-    def broken(self) -> None:
-        """Communication failed: let go of the group, then wait for the word about who died."""
-        self.abandon_step()
-        generation = self.running
-        self.leave_group()
-        self.running = generation  # what confirm_loss() asks about
-        self.mode = Mode.CONFIRM
-
-    def abandon_step(self) -> None:
-        """Put back what a step changes before it is complete; nothing, here."""
-        self.stage = 0
-
     def break_half_updated(self) -> bool:
         """Communication fails after the optimizer's step: the state is between two iterations."""
         if self.mode != Mode.RUN or self.stage != 4:
@@ -330,46 +246,6 @@ class Worker(Process):
         self.dirty = "optimizer"
         self.broken()
         return True
-
-    def _confirm(self, state: State) -> bool:
-        if not self.disturbed(state):
-            return False
-        self.running, self.mode = None, Mode.RECOVER
-        return True
-
-    def interrupt(self) -> None:
-        """The deadline of confirm_loss() passed."""
-        assert self.running is not None
-        self.tell(ev.Interrupted(self.rank, self.running, "the network broke"))
-
-    def _send(self, peer: int, iteration: int, chain: int, history: int) -> bool:
-        assert self.running is not None
-        group = self.sim.group(self.running)
-        lost = peer in group.gone and self.sim.rng.random() < 0.5  # else the kernel still takes it
-        if group.broken or lost or self.disturbed(self.view):
-            self.broken()
-            return False
-        group.mail[self.rank, peer, iteration] = (chain, history)
-        return True
-
-    def _receive(self, peer: int, iteration: int) -> tuple[int, int] | None:
-        assert self.running is not None
-        group = self.sim.group(self.running)
-        if group.broken or self.disturbed(self.view):
-            self.broken()
-            return None
-        mail = group.mail.get((peer, self.rank, iteration))
-        if mail is None and peer in group.gone:
-            self.broken()
-        return mail
-
-    def _take(self, peer: int, iteration: int) -> bool:
-        """Receive, and see that it comes from a state of the same history."""
-        mail = self._receive(peer, iteration)
-        assert self.content is not None
-        if mail is not None and mail != (self.content.chain, self.history):
-            raise Violation(f"{self} got a message of another history from rank {peer}")
-        return mail is not None
 
     # ---------------------------------------------------------------------------------- without a session
 

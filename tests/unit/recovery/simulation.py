@@ -11,12 +11,11 @@ Run one seed again, and see its journal:
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ from typing import Any
 if __name__ == "__main__":  # run as a script: the modules beside this one are the same as for pytest
     sys.path.insert(0, str(Path(__file__).parent))
 
+from simulated_command import main, run_seed
 from simulated_faults import FAULTS, Faults
 from simulated_machine import Machine
-from simulated_promises import check_contents, check_plan, check_step, check_wish
+from simulated_promises import check_contents, check_plan, check_step, check_wish, replays_of
 from simulated_store import GENESIS, Content, Group, Logged, SharedStore, Violation, advance
 from simulated_time import Time
 from simulated_worker import Worker
@@ -36,7 +36,7 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.protocol import MAX_FAILED_FALLBACKS, step
 
-__all__ = ["Outcome", "Simulation", "Violation", "main", "run_seed", "simulate"]
+__all__ = ["Outcome", "Simulation", "Violation", "simulate"]
 
 MAX_TICKS = 30_000
 """Runs take a few hundred; one that takes so many does not get on."""
@@ -102,11 +102,13 @@ class Simulation:
         self._news_rate = rng.choice((1.0, 1.0, 0.1))
         self.worker_class = worker_class
         self.store = self.make_store()
+        self.store.logs_outlive = seed % 5 == 1
+        self.on_device = seed % 5 == 2  # where memory is too dear to keep what stays inside a machine
         self.resume = rng.randint(1, 2) * self.checkpoint_every if rng.random() < 0.2 and not bare else None
         self.claimed = False
         self.shapes_known = False
         self.results: dict[int, Content] = {}
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[tuple[int, bool], Group] = {}
         self._checked_groups: set[int] = set()
         self._names = itertools.count()
         self.machines: list[Machine] = []
@@ -156,8 +158,9 @@ class Simulation:
     def workers_changed(self) -> None:
         self.stale = True
 
-    def group(self, generation: int) -> Group:
-        return self._groups.setdefault(generation, Group())
+    def group(self, generation: int, *, replay: bool = False) -> Group:
+        """The group of a generation, or the one in which portions of it replay."""
+        return self._groups.setdefault((generation, replay), Group())
 
     def logged(self, sender: int, receiver: int, iteration: int, since_generation: int) -> Logged | str:
         """A sender's log of an iteration: messages that stay inside a machine are not in it."""
@@ -239,6 +242,7 @@ class Simulation:
 
     def _check_plan(self, state: State, plan: Plan) -> None:
         check_plan(state, plan, resumed=self.resume is not None)
+        self.seen.update(replays_of(state, plan))
 
     def check_formed(self, generation: int, plan: Plan) -> None:
         """When a group is formed: all states are of one history, before anybody takes a step."""
@@ -371,26 +375,6 @@ def simulate(
     sim = Simulation(seed, machines, workers, bare=bare, trace=trace)
     command = f"python {Path(__file__)} {seed} --shape {machines}x{workers}{' --bare' if bare else ''}"
     return run_seed(sim, command)
-
-
-def run_seed(sim: Simulation, command: str) -> Outcome:
-    """Run a simulation; what goes wrong names the command that runs it again."""
-    try:
-        return sim.run()
-    except Exception as error:
-        raise Violation(f"seed {sim.seed}: {error}\nto see it: {command}") from error
-
-
-def main(simulate: Callable[..., Outcome]) -> None:
-    """The command line of one seed."""
-    parser = argparse.ArgumentParser(description="Run one seeded failure order and print its journal.")
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--shape", default="4x1", help="machines x workers per machine")
-    parser.add_argument("--bare", action="store_true", help="a script without a session")
-    args = parser.parse_args()
-    machines, workers = (int(n) for n in args.shape.split("x"))
-    options = {"bare": True} if args.bare else {}
-    print(simulate(args.seed, machines, workers, trace=True, **options))
 
 
 if __name__ == "__main__":

@@ -15,18 +15,27 @@ from pathlib import Path
 if __name__ == "__main__":  # run as a script: the modules beside this one are the same as for pytest
     sys.path.insert(0, str(Path(__file__).parent))
 
+from simulated_command import main, run_seed
 from simulated_faults import FAULTS
 from simulated_stage import Room, StageWorker
 from simulated_store import Content, Logged, SharedStore, Violation
 from simulated_worker import Worker
-from simulation import Outcome, Simulation, main, run_seed
+from simulation import Outcome, Simulation
 
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan
 
 __all__ = ["StagedSimulation", "simulate_stages"]
 
-_FAULTS = FAULTS | {"corrupt": 1, "network": 8, "unreadable": 1, "diverge": 0, "dirty": 0, "timeout": 2}
+_FAULTS = FAULTS | {
+    "kill_neighbours": 0,
+    "corrupt": 1,
+    "network": 8,
+    "unreadable": 1,
+    "diverge": 0,
+    "dirty": 0,
+    "timeout": 2,
+}
 
 
 class StagedStore(SharedStore):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,8 @@ from swift_ft.recovery.events import Reported
 from swift_ft.recovery.plan import Plan, Task, Way, make_plan
 
 
-def live(at: int, *, dirty: str | None = None, known: bool = True) -> Reported:
-    return Reported(0, 1, at, True, (), known, dirty)
+def live(at: int, *, dirty: str | None = None, known: bool = True, serves: bool = True) -> Reported:
+    return Reported(0, 1, at, True, (), known, dirty, serves=serves)
 
 
 def replaying(at: int) -> Reported:
@@ -23,18 +24,46 @@ def replaying(at: int) -> Reported:
 NEW = Reported(0, 1, None, False, (), True)
 
 
+def in_order(ranks: int) -> list[tuple[int, ...]]:
+    """The stages of each rank, one each."""
+    return [(rank,) for rank in range(ranks)]
+
+
+def in_a_loop(ranks: int) -> list[tuple[int, ...]]:
+    """Two stages each, interleaved: the last rank is beside the first one, too."""
+    return [(rank, rank + ranks) for rank in range(ranks)]
+
+
+def in_a_v(ranks: int) -> list[tuple[int, ...]]:
+    """Two stages each, down and up again: the last rank is beside itself."""
+    return [(rank, 2 * ranks - 1 - rank) for rank in range(ranks)]
+
+
 def pipeline(
-    *standings: Reported, workers: int = 1, committed: int | None = 20, why: str | None = None
+    *standings: Reported,
+    workers: int = 1,
+    committed: int | None = 20,
+    why: str | None = None,
+    layout: Callable[[int], list[tuple[int, ...]]] = in_order,
 ) -> Plan:
-    """One stage per rank, in order."""
-    reports = {
-        rank: Reported(rank, 1, s.iteration, s.live, (rank,), s.pipeline_known, s.dirty)
-        for rank, s in enumerate(standings)
-    }
+    stages = layout(len(standings))
+    reports = {rank: replace(s, rank=rank, stages=stages[rank]) for rank, s in enumerate(standings)}
     return make_plan(reports, workers=workers, committed=committed, must_fall_back=why)
 
 
+def beside(stages: Sequence[tuple[int, ...]], rank: int) -> set[int]:
+    """The ranks with which one exchanges messages."""
+    near = {stage + step for stage in stages[rank] for step in (-1, +1)}
+    return {other for other, held in enumerate(stages) if near & {*held}} - {rank}
+
+
 REPLAY_47 = Task(20, 20, 47)
+
+
+def jointly(*portion: int, load: int | None = 20, begin: int = 20, until: int = 47) -> dict[int, Task]:
+    return dict.fromkeys(portion, Task(load, begin, until, portion=portion))
+
+
 CASES = {
     "first start": (pipeline(NEW, NEW, committed=None), Way.START, 0, {0: Task(None, 0, 0)}),
     "resumed": (pipeline(NEW, NEW), Way.START, 20, {0: Task(20, 20, 20), 1: Task(20, 20, 20)}),
@@ -61,13 +90,50 @@ CASES = {
         47,
         {1: Task(None, 31, 47)},
     ),
-    "two neighbours": (pipeline(live(47), NEW, NEW, live(47)), Way.FALLBACK, 20, {0: Task(20, 20, 20)}),
-    "a neighbour of a replay": (pipeline(live(47), replaying(31), NEW), Way.FALLBACK, 20, {}),
+    "two neighbours": (
+        pipeline(live(47), NEW, NEW, live(47)),
+        Way.REPLAY,
+        47,
+        {0: Task(None, 47, 47), 3: Task(None, 47, 47)} | jointly(1, 2),
+    ),
+    "two neighbours, one alone, and one ahead": (
+        pipeline(NEW, NEW, live(47), NEW, live(48)),
+        Way.REPLAY,
+        47,
+        {3: REPLAY_47, 4: Task(None, 48, 47, serve=True)} | jointly(0, 1),
+    ),
+    "two portions": (pipeline(NEW, NEW, live(47), NEW, NEW), Way.REPLAY, 47, jointly(0, 1) | jointly(3, 4)),
+    "all but one": (pipeline(NEW, NEW, NEW, live(47)), Way.REPLAY, 47, jointly(0, 1, 2)),
+    "a neighbour of a replay": (pipeline(live(47), replaying(31), NEW), Way.REPLAY, 47, jointly(1, 2)),
+    "in the middle of a joint replay": (
+        pipeline(live(47), replaying(31), replaying(31)),
+        Way.REPLAY,
+        47,
+        jointly(1, 2, load=None, begin=31),
+    ),
+    "apart in the middle of a joint replay": (
+        pipeline(live(47), replaying(31), replaying(32)),
+        Way.REPLAY,
+        47,
+        jointly(1, 2),
+    ),
+    "a joint replay that has ended for one": (
+        pipeline(live(47), live(47), replaying(46)),
+        Way.REPLAY,
+        47,
+        {1: Task(None, 47, 47), 2: Task(None, 46, 47)},
+    ),
     "two neighbours at the checkpoint": (
         pipeline(live(20), NEW, NEW),
         Way.REPLAY,
         20,
-        {0: Task(None, 20, 20), 1: Task(20, 20, 20)},
+        {0: Task(None, 20, 20)} | jointly(1, 2, until=20),
+    ),
+    "the ends of a loop": (
+        pipeline(NEW, live(47), NEW, layout=in_a_loop),
+        Way.REPLAY,
+        47,
+        {1: Task(None, 47, 47)} | jointly(0, 2),
     ),
     "nothing committed": (pipeline(live(3), NEW, committed=None), Way.RESTART, 0, {}),
     "two neighbours, nothing committed": (pipeline(live(3), NEW, NEW, committed=None), Way.RESTART, 0, {}),
@@ -76,9 +142,26 @@ CASES = {
     "too far apart": (pipeline(live(47), live(49)), Way.FALLBACK, 20, {1: Task(20, 20, 20)}),
     "nobody complete": (pipeline(replaying(30), NEW, NEW), Way.FALLBACK, 20, {0: Task(20, 20, 20)}),
     "must fall back": (pipeline(live(47), live(47), why="torn"), Way.FALLBACK, 20, {0: Task(20, 20, 20)}),
-    "a machine of two": (pipeline(live(47), live(47), NEW, NEW, workers=2), Way.FALLBACK, 20, {}),
-    "half of a machine": (pipeline(live(47), live(47), live(47), NEW, workers=2), Way.FALLBACK, 20, {}),
-    "ahead inside a machine": (pipeline(live(47), live(48), workers=2), Way.FALLBACK, 20, {}),
+    "a machine of two": (pipeline(live(47), live(47), NEW, NEW, workers=2), Way.REPLAY, 47, jointly(2, 3)),
+    "two machines of two": (
+        pipeline(live(47), live(47), NEW, NEW, NEW, NEW, live(47), live(47), workers=2),
+        Way.REPLAY,
+        47,
+        jointly(2, 3, 4, 5),
+    ),
+    "half of a machine": (
+        pipeline(live(47), live(47), live(47), NEW, workers=2),
+        Way.REPLAY,
+        47,
+        {0: Task(None, 47, 47), 1: Task(None, 47, 47)} | jointly(2, 3),
+    ),
+    "ahead inside a machine": (
+        pipeline(live(47), live(48), workers=2),
+        Way.CONTINUE,
+        47,
+        {1: Task(None, 48, 47, serve=True)},
+    ),
+    "ahead, with nothing kept": (pipeline(live(47), live(48, serves=False)), Way.FALLBACK, 20, {}),
     "ahead of another machine": (
         pipeline(live(47), live(47), live(48), live(48), workers=2),
         Way.CONTINUE,
@@ -98,7 +181,6 @@ def test_way_back(case: str) -> None:
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (pipeline(live(47), NEW, NEW), "stages 1 and 2 are neighbours and both have to be rebuilt"),
         (pipeline(live(3), NEW, committed=None), "never in a checkpoint; no checkpoint is committed yet"),
         (pipeline(live(47), live(47, dirty="Adam")), "worker 1 stopped in the middle of an update: Adam"),
         (pipeline(live(47), live(49)), "2 iterations apart"),
@@ -106,7 +188,10 @@ def test_way_back(case: str) -> None:
         (pipeline(replaying(30), NEW, NEW), "no worker with a complete state"),
         (pipeline(replaying(48), live(47)), "worker 0 stands at iteration 48, after the consensus"),
         (pipeline(live(47), live(47), why="segment 7 is torn"), "segment 7 is torn"),
-        (pipeline(live(47), live(48), workers=2), "stages 0 and 1 stay inside a machine and are not logged"),
+        (
+            pipeline(live(47), live(48, serves=False)),
+            "worker 1 would have to serve iteration 47, and",
+        ),
         (pipeline(NEW, NEW, why="worker 3: ValueError"), "worker 3: ValueError"),
     ],
 )
@@ -137,6 +222,7 @@ STANDINGS = st.one_of(
     st.integers(20, 24).map(live),
     st.integers(20, 24).map(replaying),
     st.integers(22, 23).map(live),
+    st.integers(22, 23).map(lambda at: live(at, serves=False)),
 )
 
 
@@ -150,7 +236,8 @@ def test_every_plan(standings: list[Reported], committed: int | None, workers: i
     if len(standings) % workers:
         standings = standings[:-1] or [NEW, NEW]
     plan = pipeline(*standings, workers=workers, committed=committed, why=why)
-    survivors = [s.iteration for s in standings if s.live and s.iteration is not None]
+    rebuilt = rebuilt_of(standings, workers)
+    survivors = [s.iteration for r, s in enumerate(standings) if r not in rebuilt and s.iteration is not None]
     if plan.way == Way.RESTART:
         assert committed is None
         assert plan.reason
@@ -167,19 +254,75 @@ def test_every_plan(standings: list[Reported], committed: int | None, workers: i
     assert plan.reason == ""
     for rank, task in plan.tasks.items():
         standing = standings[rank]
-        if standing.iteration is None:
-            assert (task.load, task.begin) == (committed, committed)
-        else:
+        if standing.live and rank not in rebuilt:
             assert (task.load, task.begin) == (None, standing.iteration), "nobody goes back"
-        assert task.serve == (standing.live and standing.iteration == plan.resume + 1)
+            assert not task.portion
+        survives = standing.live and rank not in rebuilt
+        assert task.serve == (survives and standing.iteration == plan.resume + 1)
+        assert not task.serve or standing.serves, "it has kept what it sent"
         assert task.begin <= plan.resume or task.serve, "everybody reaches the consensus iteration"
         fresh = standing.iteration is None or standing.live  # a replay that is under way keeps its logs
         assert not fresh or task.begin >= (committed or 0), "no plan needs a log from before the commit"
-    replayed = {rank for rank, task in plan.tasks.items() if task.begin < task.replay_until}
-    for a, b in itertools.pairwise(range(len(standings))):
-        unfit = [rank for rank in (a, b) if not standings[rank].live]
-        assert not (len(unfit) == 2 and replayed & {a, b}), "a replay is fed by survivors' logs"
-        if a // workers == b // workers:
-            assert not replayed & {a, b}, "messages inside a machine are not logged"
-            assert plan.tasks[a].serve == plan.tasks[b].serve
     assert (plan.way == Way.CONTINUE) == all(task.idle for task in plan.tasks.values())
+
+
+@given(
+    standings=st.lists(STANDINGS, min_size=1, max_size=8),
+    committed=st.sampled_from((20, 21)),
+    workers=st.sampled_from((1, 2)),
+    layout=st.sampled_from((in_order, in_a_loop, in_a_v)),
+)
+def test_every_replay(
+    standings: list[Reported],
+    committed: int,
+    workers: int,
+    layout: Callable[[int], list[tuple[int, ...]]],
+) -> None:
+    """Each message that a replay needs comes from the log of a survivor, or from one that replays with it."""
+    if len(standings) % workers:
+        standings = standings[:-1] or [NEW, NEW]
+    plan = pipeline(*standings, workers=workers, committed=committed, layout=layout)
+    if plan.way != Way.REPLAY or any(not s.live and s.iteration == plan.resume for s in standings):
+        return  # who stands where the others are is done with its replay, and reports that it is live
+    stages = layout(len(standings))
+    rebuilt = rebuilt_of(standings, workers)
+    for rank in rebuilt:
+        task, standing, others = plan.tasks[rank], standings[rank], beside(stages, rank)
+        assert bool(task.portion) == bool(others & rebuilt), "who is in no portion has no rebuilt neighbour"
+        assert (task.load, task.begin) in ((committed, committed), (None, standing.iteration))
+        assert task.replay_until == plan.resume
+        assert task.portion in ((), connected(stages, rank, rebuilt))
+        assert {plan.tasks[member].begin for member in task.portion or (rank,)} == {task.begin}
+        alike = [standings[member] for member in task.portion or (rank,)]
+        if not any(s.live for s in alike) and {s.iteration for s in alike} == {standing.iteration}:
+            assert standing.iteration is None or task.load is None, "what was replayed is kept"
+        if task.begin < task.replay_until:
+            for other in others - {*task.portion}:
+                assert (standings[other].iteration or 0) >= plan.resume, "it has sent all that is replayed"
+                assert other // workers != rank // workers, "messages inside a machine are not logged"
+
+
+def rebuilt_of(standings: Sequence[Reported], workers: int) -> set[int]:
+    """Who has no whole state, and who shares a machine with it: what they sent each other is in no log."""
+    machines = {rank // workers for rank, standing in enumerate(standings) if not standing.live}
+    return {rank for rank in range(len(standings)) if rank // workers in machines}
+
+
+def connected(stages: Sequence[tuple[int, ...]], rank: int, among: set[int]) -> tuple[int, ...]:
+    """Who is beside a rank, directly or through others."""
+    found, new = set[int](), {rank}
+    while new:
+        found |= new
+        new = {other for at in new for other in beside(stages, at) & among} - found
+    return tuple(sorted(found))
+
+
+def test_a_joint_replay_has_the_default_group_for_itself() -> None:
+    """Of two pipelines that are no replicas of each other, neither can give what the other one has lost."""
+    reports = {
+        rank: Reported(rank, 1, at, at is not None, (rank % 3,), True, None, (f"part {rank}",), rank // 3)
+        for rank, at in enumerate((47, None, None, 47, 47, 47))
+    }
+    plan = make_plan(reports, workers=1, committed=20)
+    assert plan.way == Way.FALLBACK
+    assert "stages 1 and 2 are lost at once, in one of several pipelines" in plan.reason

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from swift_ft.optim import wrap_optimizer
-from swift_ft.recovery.executor import Executor
+from swift_ft.recovery.exchange import Exchange, Standing
 from swift_ft.recovery.ladder import Transfer
 from swift_ft.recovery.plan import Plan, Task, Way
 from swift_ft.recovery.replicated import Replicas
@@ -49,25 +48,21 @@ def test_an_update_is_taken_back_once() -> None:
         optimizer.zero_grad()
 
 
-class StandIn:
-    """As much of an executor as a transfer concerns: a survivor that was interrupted in iteration 47."""
-
-    _take_whole = Executor._take_whole
-    _transfer = Executor._transfer
+class Survivor:
+    """It was interrupted in iteration 47, after it had updated two parameters."""
 
     def __init__(self, *, breaks: bool) -> None:
         self.happened: list[str] = []
+        self.standing = Standing(47, known=True, updated=(0, 1))
         self._breaks = breaks
-        self.iteration, self._has_state, self._dirty, self._updated = 47, True, None, (0, 1)
-        self._context = SimpleNamespace(rank=0)
-        self._rollback = SimpleNamespace(forward=lambda: self.happened.append("buffers forward"))
-        group = SimpleNamespace(part=lambda _: self._part())
-        self._coordinator = SimpleNamespace(group=group, tell_progress=lambda *_: None)
-        self._replicas = SimpleNamespace(take_whole=self._take, take=self._take)
-
-    @contextlib.contextmanager
-    def _part(self) -> Iterator[None]:
-        yield
+        group = SimpleNamespace(part=lambda _: contextlib.nullcontext())
+        self._exchange = Exchange(
+            0,
+            self.standing,
+            cast(Any, SimpleNamespace(take_whole=self._take, take=self._take)),
+            cast(Any, SimpleNamespace(forward=lambda: self.happened.append("buffers forward"))),
+            cast(Any, SimpleNamespace(group=group, tell_progress=lambda *_: None)),
+        )
 
     def _take(self, *_: object, **__: object) -> None:
         if self._breaks:
@@ -76,31 +71,31 @@ class StandIn:
 
     def transfer(self, transfer: Transfer, resume: int) -> str | None:
         plan = Plan(Way.REPLICA, resume, {0: Task(None, resume, resume)}, (transfer,))
-        return Executor._transfer(cast(Executor, self), plan)
+        return self._exchange.carry_out(plan)
 
 
 def test_a_survivor_goes_forward_with_all_that_belongs_to_it() -> None:
-    survivor = StandIn(breaks=False)
+    survivor = Survivor(breaks=False)
     assert survivor.transfer(Transfer(1, (0,)), 48) is None
     assert survivor.happened == ["received", "buffers forward"]
-    assert (survivor.iteration, survivor._updated) == (48, ())
+    assert survivor.standing == Standing(48, known=True)
 
 
 def test_a_survivor_that_is_not_behind_keeps_its_buffers() -> None:
-    survivor = StandIn(breaks=False)
+    survivor = Survivor(breaks=False)
     survivor.transfer(Transfer(1, (0,)), 47)
     assert survivor.happened == ["received"]
 
 
 @pytest.mark.parametrize("parameters", [None, (0,)])
 def test_a_survivor_whose_source_dies_stays_where_it_is(parameters: tuple[int, ...] | None) -> None:
-    survivor = StandIn(breaks=True)
+    survivor = Survivor(breaks=True)
     assert survivor.transfer(Transfer(1, (0,), parameters), 48) == "Connection closed by peer"
     assert survivor.happened == []
-    assert (survivor.iteration, survivor._has_state, survivor._updated) == (47, True, (0, 1))
+    assert survivor.standing == Standing(47, known=True, updated=(0, 1))
 
 
 def test_what_was_copied_is_an_original_again() -> None:
-    survivor = StandIn(breaks=False)
+    survivor = Survivor(breaks=False)
     survivor.transfer(Transfer(1, (0,), (1,)), 47)
-    assert survivor._updated == (0,)
+    assert survivor.standing.updated == (0,)

@@ -26,7 +26,7 @@ def run_all(machines: int, workers: int, seeds: int, *, bare: bool = False) -> C
 
 
 def test_a_pipeline_of_four() -> None:
-    seen = run_all(4, 1, 5_000)
+    seen = run_all(4, 1, 4_000)
     assert not [way for way in set(Way) - {Way.RESTART, Way.REPLICA} if not seen[f"way: {way}"]]
     missing = [
         (fault, phase)
@@ -47,7 +47,7 @@ def test_a_pipeline_of_four() -> None:
         "CannotReplay while recovering",
     ):
         assert seen[f"late {late}"], late
-    assert seen["early checkpoint committed"] > 500
+    assert seen["early checkpoint committed"] > 400
     assert seen["missed an early checkpoint"] > 50
     assert seen["finished"] > 10 * seen["gave up"] / 2
 
@@ -60,9 +60,12 @@ def test_shorter_and_longer_pipelines(machines: int, workers: int, seeds: int) -
 
 
 def test_machines_with_two_workers() -> None:
-    seen = run_all(2, 2, 800)
-    assert seen[f"way: {Way.FALLBACK}"]
-    assert seen[f"way: {Way.CONTINUE}"]
+    """Who is rebuilt on a machine is never alone."""
+    seen = run_all(2, 2, 600)
+    for way in (Way.FALLBACK, Way.CONTINUE, Way.REPLAY):
+        assert seen[f"way: {way}"]
+    assert seen["replayed jointly"]
+    assert not seen["portion of 0"]
 
 
 def test_scripts_without_a_session() -> None:

@@ -1,0 +1,158 @@
+"""A simulated worker whose state is rebuilt: it loads its checkpoint, and replays alone or with others.
+
+Who replays jointly is connected with the others of its portion as in a live pipeline: what one of them sends
+is there for its neighbour when it was sent, and one may be done with an iteration a little before another.
+All other messages are read from logs.
+"""
+
+from __future__ import annotations
+
+from simulated_connection import Connected, Mode
+from simulated_store import Violation
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.orders import WorkerOrder
+
+__all__ = ["Rebuilt"]
+
+
+class Rebuilt(Connected):
+    """What a worker does with its task of a plan.
+
+    Attributes:
+        dirty: why its state is neither before nor after an iteration, if so.
+        source: its state is being replayed.
+        until: iterations that its state will have completed then.
+    """
+
+    dirty: str | None = None
+    source = False
+    until = 0
+
+    def _execute(self, state: State) -> None:
+        assert state.plan is not None
+        task = state.plan.tasks[self.rank]
+        if task.load is not None:
+            allowed = self.sim.store.failing_loads > 0
+            loaded = self.sim.store.load(task.load, self.rank)
+            if loaded is None:
+                if not allowed and not self._outdated(state):
+                    raise Violation(f"{self} cannot load checkpoint {task.load}, which counts as committed")
+                self._cannot(state.generation, "the checkpoint cannot be read")
+                return
+            self.content = loaded
+        if self.content is None or self.content.iteration != task.begin:
+            raise Violation(f"{self} is to begin at iteration {task.begin} with {self.content}")
+        self.dirty = None
+        self._open_log(state)
+        if task.begin >= task.replay_until:
+            self.tell(ev.Ready(self.rank, state.generation))
+            return
+        self.source, self.until, self.stage, self.mode = True, task.replay_until, 0, Mode.REPLAY
+        self.history = hash((state.epoch, state.log_since))
+        if task.portion:
+            self.running, self.meanwhile = state.generation, WorkerOrder.EXECUTE
+            self.portion, self.mode = task.portion, Mode.GATHER
+            self.sim.group(state.generation, replay=True).ready[self.rank] = self.content
+
+    def _cannot(self, generation: int, reason: str) -> None:
+        self.source, self.mode = False, Mode.RECOVER
+        self.tell(ev.CannotReplay(self.rank, generation, reason))
+
+    # ------------------------------------------------------------------------------------------- jointly
+
+    def _gather(self, state: State) -> bool:
+        """Wait until all of the portion are about to replay, then be connected with them."""
+        group = self.group
+        assert group is not None
+        portion = {*self.portion}
+        if self.rank not in group.joined:
+            if self.disturbed(state):
+                self._call_off()
+                return True
+            if not group.ready.keys() >= portion:
+                return False  # as long as those who hold allow
+            group.joined.add(self.rank)
+            return True
+        if group.broken or group.gone & portion:
+            self.broken()
+            return True
+        if not group.joined >= portion:
+            return False  # until a deadline
+        if self.disturbed(state):
+            self._call_off()
+            return True
+        if len({group.ready[rank] for rank in portion}) > 1:
+            raise Violation(f"{self} is to replay with {portion}, and they begin with {group.ready}")
+        self.mode = Mode.REPLAY
+        self.sim.tempt(0.4, (1, 4, 10, 20, 40))
+        return True
+
+    def _call_off(self) -> None:
+        """Another generation has begun. What was replayed so far is kept."""
+        self.leave_group()
+        self.mode = Mode.RECOVER
+
+    # -------------------------------------------------------------------------------------- an iteration
+
+    def _replay(self, state: State) -> bool:
+        """One iteration, or in a joint replay a part of it."""
+        if self.stage == 0:
+            if self.order(state) != WorkerOrder.EXECUTE or state.generation != self.log_generation:
+                self._call_off()
+                return True
+            if self.sim.rng.random() < 0.5:
+                return True  # it takes a while
+        assert self.content is not None
+        iteration = self.content.iteration
+        while self.stage < 4:
+            peer = self.before if self.stage in (0, 3) else self.after
+            passed_on = self._replay_from if self.stage % 2 == 0 else self._replay_to
+            if peer is not None and not passed_on(peer, iteration):
+                return self.mode != Mode.REPLAY
+            self.stage += 1
+            if self.portion:
+                return True
+        self.stage = 0
+        self._apply(iteration, self.history)
+        if self.portion:
+            self.sim.tempt(0.4, (1, 2, 2, 4))  # while others are one iteration behind
+        if self.content.iteration == self.until:
+            self._end_replay()
+        return True
+
+    def _replay_from(self, peer: int, iteration: int) -> bool:
+        """What a neighbour sent: again by itself if it is one of the portion, else from its log."""
+        if peer in self.portion:
+            return self._take(peer, iteration)
+        assert self.content is not None
+        entry = self.sim.logged(peer, self.rank, iteration, self.log_since)
+        if isinstance(entry, str):
+            newest = self.sim.states[-1]
+            due = self.order(newest) == WorkerOrder.EXECUTE and newest.generation == self.log_generation
+            if entry == "missing" and due:
+                raise Violation(f"{self} needs iteration {iteration} of rank {peer}'s log: {entry}")
+            # replaying stays true, as in the executor: the state is not where the others are
+            self.abandon_step()
+            self._call_off()
+            self.tell(ev.CannotReplay(self.rank, self.log_generation, f"rank {peer}'s log is {entry}"))
+            return False
+        if (entry.chain, entry.history) != (self.content.chain, self.history):
+            raise Violation(f"{self} replays messages of another history, from rank {peer}")
+        return True
+
+    def _replay_to(self, peer: int, iteration: int) -> bool:
+        """What a living neighbour has got already is dropped."""
+        assert self.content is not None
+        return peer not in self.portion or self._send(peer, iteration, self.content.chain, self.history)
+
+    def _end_replay(self) -> None:
+        """The state stands at the consensus iteration. Others of the portion may still read what was sent."""
+        self.flush()
+        if self.portion:
+            self.sim.seen["replayed jointly"] += 1
+            self.sim.tempt(0.6, (1, 2, 3))  # while others are not
+        self.keep_group()
+        self.source, self.mode = False, Mode.RECOVER
+        self.tell(ev.Ready(self.rank, self.log_generation, 1))
