@@ -108,6 +108,10 @@ def make_plan(
         return _all_load(standings, committed, Way.START, reason=must_fall_back or "")
     settled, undo, transfers = _settle_replicas(standings)
     settled = _with_their_groups(settled, workers)
+    portions = _portions(settled)
+    for portion in portions.values():  # who stands apart begins together, at the checkpoint
+        if len({_begin(settled[member], committed) for member in portion}) > 1:
+            settled |= {member: replace(settled[member], iteration=None) for member in portion}
     moved = {rank for transfer in transfers for rank in transfer.targets} | undo.keys()
     why_not = must_fall_back or _why_no_replay(settled, moved, workers, committed)
     if why_not:
@@ -115,13 +119,10 @@ def make_plan(
             return Plan(Way.RESTART, 0, reason=f"{why_not}; no checkpoint is committed yet")
         return _all_load(standings, committed, Way.FALLBACK, reason=why_not)
     resume = min(s.iteration for s in settled.values() if s.live and s.iteration is not None)
-    portions = _portions(settled)
-    tasks = {}
-    for rank, s in settled.items():
-        portion = portions.get(rank, ())
-        if len({_begin(settled[member], committed) for member in portion}) > 1:
-            s = replace(s, iteration=None)  # who stands apart begins together, at the checkpoint
-        tasks[rank] = replace(_task(s, resume, committed), portion=portion, undo=undo.get(rank, ()))
+    tasks = {
+        rank: replace(_task(s, resume, committed), portion=portions.get(rank, ()), undo=undo.get(rank, ()))
+        for rank, s in settled.items()
+    }
     way = Way.REPLAY
     if all(t.idle for t in tasks.values()):
         way = Way.REPLICA if transfers or undo else Way.CONTINUE

@@ -239,6 +239,9 @@ def _interrupted(state: State, event: ev.Interrupted) -> State:
     if event.generation != state.generation or state.phase not in (Phase.LIVE, Phase.RECOVERING):
         return state
     interruptions = state.interruptions + 1
+    if state.phase == Phase.RECOVERING and interruptions >= MAX_INTERRUPTIONS:
+        why = f"a joint replay was broken off {interruptions} times in a row: {event.reason}"
+        return _open_generation(replace(state, interruptions=interruptions, must_fall_back=why), fresh=[])
     if interruptions > MAX_INTERRUPTIONS:
         return _end(
             state,
