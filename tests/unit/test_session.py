@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 import swift_ft
 from swift_ft.errors import NotLaunchedError, StoreNotWritableError, UsageError
-from swift_ft.logging import Store
+from swift_ft.logging import LogBudget, Store
 from swift_ft.recovery.failures import is_broken_communication
+from swift_ft.session import _groups, _log_options
 from swift_ft.testing.faults import Fault, fail_at, parse_faults
 
 
@@ -72,3 +76,43 @@ def test_faults_read_what_they_print() -> None:
 def test_faults_that_cannot_be_read(text: str) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         parse_faults(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"ship": "sometimes"}, r"ship must be one of 'always', 'on-failure', not 'sometimes'"),
+        ({"compress": "yes"}, r"compress must be one of 'auto', 'never', 'always', not 'yes'"),
+        (
+            {"budget": 4 << 20, "workers": 8},
+            r"gives a worker 524288 bytes of memory: it needs at least 1 MiB",
+        ),
+        ({"budget": LogBudget(disk_bytes=1000)}, r"gives a worker 1000 bytes of disk"),
+    ],
+)
+def test_options_of_the_log_without_sense_are_told(arguments: dict[str, Any], told: str) -> None:
+    options = {"budget": LogBudget(), "ship": "always", "local": None, "compress": "auto", "workers": 1}
+    with pytest.raises(UsageError, match=told):
+        _log_options(**{**options, **arguments})
+
+
+def test_a_plain_budget_is_for_memory_and_disk(tmp_path: Path) -> None:
+    options = _log_options(8 << 20, "on-failure", tmp_path, "never", 2)
+    assert options.budget == LogBudget(4 << 20, 4 << 20)
+    assert options.local == tmp_path
+
+
+@pytest.mark.parametrize("groups", [[[0, 1], [1, 2]], [[0], [1]], [[0], [1], [2], [3]]])
+def test_groups_name_every_machine_once(groups: list[list[int]]) -> None:
+    with pytest.raises(UsageError, match="groups must name each of the 3 machines once, 0 to 2"):
+        _groups(groups, 3)
+
+
+def test_the_group_of_each_machine(tmp_path: Path) -> None:
+    assert _groups(None, 3) == (0, 1, 2)
+    assert _groups([[2, 0], [1]], 3) == (0, 1, 0)
+    (tmp_path / "groups.json").write_text('{"groups": [[0], [1, 2]]}')
+    assert _groups(tmp_path / "groups.json", 3) == (0, 1, 1)
+    (tmp_path / "groups.json").write_text('{"groups": 3}')
+    with pytest.raises(UsageError, match="has no list of lists 'groups'"):
+        _groups(tmp_path / "groups.json", 3)
