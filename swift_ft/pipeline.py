@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
@@ -22,48 +23,15 @@ from torch.distributed.pipelining.schedules import (
     _ComputationType,
     _PipelineSchedule,
     _PipelineScheduleRuntime,
-    _wait_batch_p2p,
 )
 from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
 
 from swift_ft.errors import UnsupportedError
 from swift_ft.logging import Direction, MessageKey
 from swift_ft.shapes import shapes_of, stage_meta
+from swift_ft.traffic import Message, Traffic
 
-__all__ = ["Message", "PipelineHook", "Traffic"]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message on its way: its key, and the tensor that is sent or the buffer that is filled.
-
-    ``peer`` is the rank on the other side.
-    """
-
-    key: MessageKey
-    tensor: torch.Tensor
-    peer: int
-
-
-class Traffic(Protocol):
-    """What the hook asks about each message. All calls come from the training thread."""
-
-    iteration: int
-
-    def sending(self, message: Message) -> bool:
-        """A message is about to be sent; False to drop it."""
-
-    def receiving(self, message: Message) -> bool:
-        """A message is about to be received; False when the buffer was filled instead."""
-
-    def waiting(self) -> None:
-        """The schedule is about to wait for messages, which :meth:`received` ends."""
-
-    def received(self, message: Message) -> None:
-        """A message has arrived and is about to be used."""
-
-    def computing(self, stage: int, microbatch: int, direction: Direction) -> None:
-        """A stage is about to compute a microbatch."""
+__all__ = ["PipelineHook"]
 
 
 class PipelineHook:
@@ -107,9 +75,9 @@ class PipelineHook:
 
     def _check_backend(self) -> None:
         """With gloo a device's messages fail like a lost connection: it hands their address to a socket."""
-        if self._device.type != "cpu" and self.group._get_backend(self._device).name() == "gloo":
+        if self.device.type != "cpu" and self.group._get_backend(self.device).name() == "gloo":
             raise UnsupportedError(
-                f"gloo cannot send messages from {self._device}: use init_process_group('nccl'), or stages "
+                f"gloo cannot send messages from {self.device}: use init_process_group('nccl'), or stages "
                 "whose inputs and outputs are in host memory."
             )
 
@@ -141,7 +109,8 @@ class PipelineHook:
         return self.stages[0].num_stages
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """Where messages are."""
         return torch.device(self.stages[0].device)
 
     @property
@@ -351,12 +320,12 @@ class PipelineHook:
         )
         works += _batch_p2p(
             [
-                dist.P2POp(dist.isend, sent(m.key, self._device), m.peer, self.group)
+                dist.P2POp(dist.isend, sent(m.key, self.device), m.peer, self.group)
                 for m in sends
                 if live(m.peer)
             ]
         )
-        _wait_batch_p2p(works)
+        schedules._wait_batch_p2p(works)  # as it is now: see `waits.py`
         for tensor, message in zip(scratch, receives, strict=True):
             self._traffic.received(Message(message.key, tensor, message.peer))
 

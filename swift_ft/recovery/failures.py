@@ -12,7 +12,12 @@ import torch.distributed as dist
 __all__ = ["hide_broken_schedules", "is_broken_communication", "is_communication"]
 
 _COLLECTIVES = Path(dist.__file__).parent / "distributed_c10d.py"
-_WAITS = frozenset({"_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"})
+_WAITS = frozenset(
+    {
+        *("_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"),  # torch's
+        *("wait_for_works", "wait_or_abort"),  # swift_ft.waits
+    }
+)
 _ENGINES = frozenset({"_engine_run_backward", "_pre_forward"})
 """Where autograd and DDP go into C++, and come back with errors of any origin."""
 _TRANSPORTS = ("gloo/transport/", "NCCL")

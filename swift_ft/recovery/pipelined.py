@@ -19,6 +19,7 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.recovery.replay import LoggedTraffic
 from swift_ft.recovery.worker_log import WorkerLog, sent_tensor
+from swift_ft.waits import Waits
 
 __all__ = ["LoggedPipeline"]
 
@@ -55,7 +56,10 @@ class LoggedPipeline:
         self._traffic = LoggedTraffic(context.rank, context.workers, groups, seed, log.messages, on_compute)
         self._completed: int | None = None
         self._hook = PipelineHook(schedule, self._traffic, self._publish_metadata)
-        group.follow(self._hook.group, self._hook.renew)
+        waits = Waits()
+        group.follow(self._hook.group, self._hook.renew, aborted=waits.abort)
+        if self._hook.device.type == "cpu":  # elsewhere the training thread's stream is what waits
+            waits.install()
         hide_broken_schedules()
 
     @property

@@ -19,7 +19,7 @@ from swift_ft.logging import (
     copy_into,
 )
 from swift_ft.logging.record import version_of
-from swift_ft.pipeline import Message
+from swift_ft.traffic import Message
 
 __all__ = ["LoggedTraffic"]
 
@@ -62,7 +62,7 @@ class SentInside:
 
 @dataclass(slots=True)
 class LoggedTraffic:
-    """Decides about each message of the pipeline (:class:`swift_ft.pipeline.Traffic`).
+    """Decides about each message of the pipeline (:class:`swift_ft.traffic.Traffic`).
 
     A sender keeps what it sends; a receiver keeps the checksum of what it got. A replay logs again what it
     regenerates, so that the log is whole when the next machine is lost, and compares it with what the

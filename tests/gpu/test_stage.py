@@ -37,8 +37,9 @@ from swift_ft.logging import (
     checksum_of,
     dtype_name,
 )
-from swift_ft.pipeline import Message, PipelineHook
+from swift_ft.pipeline import PipelineHook
 from swift_ft.recovery.replay import LoggedTraffic
+from swift_ft.traffic import Message
 
 BEFORE, HERE, AFTER = range(3)  # stages, and the ranks that hold them
 MICROBATCHES, ITERATIONS = 4, 3
@@ -77,7 +78,7 @@ class Live(LoggedTraffic):
     """Live, with neighbours that are not there: their messages are put into the buffers after a while."""
 
     def __init__(self, log: MessageLog, delay_ms: float) -> None:
-        super().__init__(HERE, 1, 0, log, lambda *_: None)
+        super().__init__(HERE, 1, range(3), 0, log, lambda *_: None)
         self._delay_ms = delay_ms
         self._given = {name: tensor.to(DEVICE) for name, tensor in incoming().items()}
         self._link = Link()
@@ -258,7 +259,7 @@ def test_a_replay_gives_the_same_weights_and_the_same_log(schedule: str, logs: L
     logs.write_neighbours(reference)
 
     log = logs.opened(1)
-    replay = LoggedTraffic(HERE, 1, 0, log, lambda *_: None, source=logs.read(BEFORE, AFTER))
+    replay = LoggedTraffic(HERE, 1, range(3), 0, log, lambda *_: None, source=logs.read(BEFORE, AFTER))
     assert_same(train(replay, schedule), expected)
     close(log)
     assert_log_holds(logs.read(HERE, since=1), reference)

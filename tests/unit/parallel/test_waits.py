@@ -1,0 +1,104 @@
+"""The training thread waits for messages, and an abort ends that even where gloo forgets to."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import schedules
+
+from swift_ft import waits
+from swift_ft.recovery.failures import is_broken_communication
+
+
+class Work:
+    """Ends when it is told to, if ever."""
+
+    def __init__(self, error: BaseException | None = None, *, ends: bool = True) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self._error = error
+        if ends:
+            self.may_end.set()
+
+    def wait(self) -> None:
+        self.begun.set()
+        self.may_end.wait()
+        if self._error is not None:
+            raise self._error
+
+
+def test_it_waits_for_all_in_their_order() -> None:
+    works = [Work(), Work()]
+    waits.Waits().wait_or_abort(works)  # type: ignore[arg-type]
+    assert all(work.begun.is_set() for work in works)
+    waits.Waits().wait_or_abort([])
+
+
+def test_what_it_raises_is_a_broken_connection() -> None:
+    """One from C++, as gloo's are; the test's own has a frame of its own, and is the user's."""
+    work = Work()
+    work.wait = functools.partial(torch.zeros(2).reshape, 3)  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="invalid for input") as caught:
+        waits.Waits().wait_or_abort([work])  # type: ignore[list-item]
+    assert is_broken_communication(caught.value)
+    with pytest.raises(RuntimeError, match="the user's") as caught:
+        waits.Waits().wait_or_abort([Work(RuntimeError("the user's"))])  # type: ignore[list-item]
+    assert not is_broken_communication(caught.value)
+
+
+def test_a_wait_that_never_ends_is_ended_by_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_GRACE_S", 0.0)
+    one, stuck = waits.Waits(), Work(ends=False)
+    aborting = threading.Thread(target=lambda: (stuck.begun.wait(60), one.abort()))
+    aborting.start()
+    with pytest.raises(RuntimeError, match="connections were aborted") as caught:
+        one.wait_or_abort([stuck])  # type: ignore[list-item]
+    aborting.join(60)
+    assert is_broken_communication(caught.value)
+    one.wait_or_abort([Work()])  # type: ignore[list-item]  # with another thread
+    stuck.may_end.set()
+
+
+def test_a_wait_that_ends_by_itself_tells_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_GRACE_S", 3600.0)
+    one = waits.Waits()
+    work = Work(RuntimeError("the transport's own words"), ends=False)
+    aborting = threading.Thread(target=lambda: (work.begun.wait(60), one.abort(), work.may_end.set()))
+    aborting.start()
+    with pytest.raises(RuntimeError, match="own words"):
+        one.wait_or_abort([work])  # type: ignore[list-item]
+    aborting.join(60)
+
+
+def test_an_abort_between_two_waits_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_GRACE_S", 0.0)
+    one = waits.Waits()
+    one.abort()
+    one.wait_or_abort([Work()])  # type: ignore[list-item]
+
+
+def test_nothing_holds_on_to_the_operations() -> None:
+    """Or the group would never go away, and neighbours wait for the end of its connections."""
+    one, work = waits.Waits(), Work(RuntimeError("broken"))
+    watched = weakref.ref(work)
+    with pytest.raises(RuntimeError):
+        one.wait_or_abort([work])  # type: ignore[list-item]
+    one.wait_or_abort([Work()])  # type: ignore[list-item]  # whose turn lets go of the frame of the last one
+    del work
+    gc.collect()
+    assert watched() is None
+
+
+def test_schedules_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "_wait_batch_p2p", schedules._wait_batch_p2p)  # put back afterwards
+    seen: list[list[dist.Work]] = []
+    one = waits.Waits()
+    monkeypatch.setattr(one, "wait_or_abort", seen.append)
+    one.install()
+    schedules._wait_batch_p2p([])
+    assert seen == [[]]
