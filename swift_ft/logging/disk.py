@@ -10,7 +10,7 @@ from swift_ft.errors import UsageError
 
 __all__ = ["DiskUse"]
 
-SOFT = 0.8
+_SOFT = 0.8
 """Share of the budget from which a checkpoint is wanted."""
 
 _ITERATIONS_AHEAD = 4
@@ -91,7 +91,7 @@ class DiskUse:
                 "can be taken before it is full."
             )
         left = self.budget_bytes - self.bytes
-        return left < max((1 - SOFT) * self.budget_bytes, _ITERATIONS_AHEAD * iteration_bytes)
+        return left < max((1 - _SOFT) * self.budget_bytes, _ITERATIONS_AHEAD * iteration_bytes)
 
     def _used(self) -> int:
         return self._committed_bytes + self._open_bytes

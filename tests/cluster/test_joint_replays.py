@@ -27,6 +27,11 @@ def assert_only_replayed(run: ClusterRun, slots: set[int], workers: int = 1) -> 
         assert lost <= rebuilt
 
 
+def run_two_by_two(folder: Path, *args: str, inject: str) -> ClusterRun:
+    """Two machines with two workers each."""
+    return run_cluster(folder, *args, inject=inject, machines=2, flags=["--nproc-per-node", "2"])
+
+
 @pytest.mark.parametrize("slot", [0, 1])
 @pytest.mark.parametrize(
     "point",
@@ -39,9 +44,7 @@ def assert_only_replayed(run: ClusterRun, slots: set[int], workers: int = 1) -> 
 )
 def test_a_machine_with_two_workers(point: str, slot: int, tmp_path: Path, references: Any) -> None:
     """Its stages are a small live pipeline, with logged inputs at its edge."""
-    run = run_cluster(
-        tmp_path, inject=f"kill machine={slot} {point}", machines=2, flags=["--nproc-per-node", "2"]
-    )
+    run = run_two_by_two(tmp_path, inject=f"kill machine={slot} {point}")
     assert_identical(run, references())
     assert_clean(run)
     assert_only_replayed(run, {slot}, workers=2)
@@ -51,19 +54,13 @@ def test_a_machine_with_two_workers(point: str, slot: int, tmp_path: Path, refer
 def test_a_machine_with_two_workers_under_other_schedules(
     schedule: str, tmp_path: Path, references: Any
 ) -> None:
-    run = run_cluster(
-        tmp_path,
-        *("--schedule", schedule),
-        inject=f"kill machine=1 {MID}",
-        machines=2,
-        flags=["--nproc-per-node", "2"],
-    )
+    run = run_two_by_two(tmp_path, "--schedule", schedule, inject=f"kill machine=1 {MID}")
     assert_identical(run, references("--schedule", schedule))
     assert_only_replayed(run, {1}, workers=2)
 
 
 @pytest.mark.parametrize(("machines", "workers", "slot"), [(2, 4, 1), (4, 2, 1)])
-def test_eight_workers(machines: int, workers: int, slot: int, tmp_path: Path, references: Any) -> None:
+def test_eight_workers(machines: int, workers: int, slot: int, tmp_path: Path) -> None:
     run = run_cluster(
         tmp_path,
         *DEEP,
@@ -79,13 +76,7 @@ def test_eight_workers(machines: int, workers: int, slot: int, tmp_path: Path, r
 
 
 def test_dropout_on_a_machine_with_two_workers(tmp_path: Path, references: Any) -> None:
-    run = run_cluster(
-        tmp_path,
-        *("--dropout", "0.2"),
-        inject=f"kill machine=1 {MID}",
-        machines=2,
-        flags=["--nproc-per-node", "2"],
-    )
+    run = run_two_by_two(tmp_path, "--dropout", "0.2", inject=f"kill machine=1 {MID}")
     assert_identical(run, references("--dropout", "0.2"))
     assert_only_replayed(run, {1}, workers=2)
 
@@ -124,7 +115,7 @@ def test_one_of_two_is_lost_again_in_their_joint_replay(tmp_path: Path, referenc
 
 def test_a_machine_with_two_workers_is_lost_again_in_its_replay(tmp_path: Path, references: Any) -> None:
     faults = f"kill machine=1 {MID}; kill worker=3 iteration=4 point=replay"
-    run = run_cluster(tmp_path, inject=faults, machines=2, flags=["--nproc-per-node", "2"])
+    run = run_two_by_two(tmp_path, inject=faults)
     assert_identical(run, references())
     assert_only_replayed(run, {1}, workers=2)
 
@@ -132,6 +123,6 @@ def test_a_machine_with_two_workers_is_lost_again_in_its_replay(tmp_path: Path, 
 def test_the_network_breaks_in_a_joint_replay(tmp_path: Path, references: Any) -> None:
     """Nobody is dead: they begin again where they both stand."""
     faults = f"kill machine=1 {MID}; break worker=3 iteration=4 point=replay"
-    run = run_cluster(tmp_path, inject=faults, machines=2, flags=["--nproc-per-node", "2"])
+    run = run_two_by_two(tmp_path, inject=faults)
     assert_identical(run, references())
     assert_only_replayed(run, {1}, workers=2)

@@ -47,3 +47,18 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) 
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def own_seaweed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SeaweedServer]:
+    """A server that a test may kill."""
+    server = SeaweedServer(tmp_path / "seaweed")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        s3fs.S3FileSystem.clear_instance_cache()

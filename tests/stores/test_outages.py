@@ -34,20 +34,6 @@ DEADLINE_S = 120.0
 
 
 @pytest.fixture
-def own_seaweed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SeaweedServer]:
-    """A server that a test may kill."""
-    server = SeaweedServer(tmp_path / "seaweed")
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.kill()
-
-
-@pytest.fixture
 def network(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[BadNetwork]:
     """The way to the server that all clients take."""
     with bad_network(seaweed.ports[3]) as network:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
 import pytest
-import s3fs
 import torch
 from hadoop import HdfsCluster
 from harness import CHECKPOINT_EVERY, assert_identical, run_cluster, training
@@ -25,21 +24,6 @@ SCRIPT = Path(__file__).parent / "scripts" / "failed_saves.py"
 ITERATIONS = 2 * CHECKPOINT_EVERY
 MACHINES = 4
 DEADLINE_S = 120.0
-
-
-@pytest.fixture
-def own_seaweed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SeaweedServer]:
-    """A server that a test may kill."""
-    server = SeaweedServer(tmp_path / "seaweed")
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.kill()
-        s3fs.S3FileSystem.clear_instance_cache()
 
 
 def when(condition: Callable[[], bool], over: threading.Event) -> bool:

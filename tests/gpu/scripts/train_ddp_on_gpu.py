@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from train_pipeline_on_gpu import deterministic
+from train_pipeline_on_gpu import chosen_device, deterministic
 
 import swift_ft
 
@@ -27,10 +27,7 @@ def main() -> None:
 
     dist.init_process_group(args.backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cpu")
-    if args.device_type == "cuda":
-        device = torch.device("cuda", rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+    device = chosen_device(args.device_type, rank)
     model = DistributedDataParallel(build_stage(0, 1, config).to(device), bucket_cap_mb=0.01)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), exact=True)
     batches = Batches(config)

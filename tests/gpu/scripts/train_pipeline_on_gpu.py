@@ -48,10 +48,7 @@ def main() -> None:
     direct = args.messages == "device"
     dist.init_process_group("nccl" if direct else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cpu")
-    if args.device_type == "cuda":
-        device = torch.device("cuda", rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
+    device = chosen_device(args.device_type, rank)
 
     model = build_stage(rank, world_size, config).to(device)
     if direct:
@@ -83,6 +80,15 @@ def main() -> None:
         weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
         torch.save(weights, f"{args.weights_out}/rank{rank}.pt")
     dist.destroy_process_group()
+
+
+def chosen_device(kind: str, rank: int) -> torch.device:
+    """The worker's GPU, which it may share, or the host."""
+    if kind != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def deterministic() -> None:
