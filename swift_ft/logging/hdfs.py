@@ -80,17 +80,21 @@ class _Writer(io.RawIOBase):
     def __init__(self, file: Any) -> None:
         self._file = file
         self._size = 0
-        self._failed = False
+        self._failure: Exception | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
+        if self._failure is not None:
+            # What is left in a buffer is flushed when the file is closed. By then torch has deleted the file,
+            # and a second failure, of a file that does not exist, would hide the first, which may pass.
+            raise self._failure
         try:
             # Of anything but bytes the client takes one byte after the other: ten times the work of a copy.
             written = int(self._file.write(bytes(data)))
-        except Exception:
-            self._failed = True
+        except Exception as error:
+            self._failure = error
             raise
         self._size += written
         return written
@@ -102,8 +106,9 @@ class _Writer(io.RawIOBase):
         if self.closed:
             return
         try:
-            if not self._failed:  # nor can it be completed, and the client would try that for a minute
+            if self._failure is None:  # else that fails, too, after a minute of attempts
                 self._file.close()
         finally:
+            self._failure = None  # its frames refer to this
             super().close()
             io.RawIOBase.close(self._file)  # or its own collection would ask again

@@ -118,8 +118,9 @@ class PartReader(FsspecReader):
 
 class _Writer(FsspecWriter):
     def __init__(self, store: Store, path: str) -> None:
-        # Nothing is copied ahead: the state is on the host already.
-        super().__init__(store.child_url(path), per_thread_copy_ahead=0)
+        # Nothing is copied ahead: the state is on the host already. A remote file, which has no descriptor to
+        # sync, is durable when it is closed: torch would sync all disks of this machine instead.
+        super().__init__(store.child_url(path), per_thread_copy_ahead=0, sync_files=not store.remote)
         self._shown = f"{store.url}/{path}"
 
     @property

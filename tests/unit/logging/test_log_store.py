@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import uuid
@@ -10,6 +11,7 @@ from fsspec.registry import known_implementations
 
 from swift_ft.errors import StoreNotWritableError, UsageError
 from swift_ft.logging import Store
+from swift_ft.logging.hdfs import hdfs_class
 from swift_ft.testing import LogStoreTests
 
 
@@ -78,3 +80,24 @@ def test_create_json_without_hard_links(local: Store, monkeypatch: pytest.Monkey
 def test_a_whole_filesystem_is_not_emptied(url: str) -> None:
     with pytest.raises(UsageError, match="directory of its own"):
         Store(url).delete_all()
+
+
+def test_a_failed_write_to_hdfs_is_told_again_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch deletes such a file before it closes it: only the first failure says whether waiting helps."""
+    native = pytest.importorskip("hdfs_native.fsspec").HdfsFileSystem
+    failures = [FileNotFoundError("deleted meanwhile"), OSError("no DataNode answers")]
+
+    class File(io.RawIOBase):
+        def write(self, data: object) -> int:
+            raise failures.pop()
+
+    monkeypatch.setattr(native, "__init__", lambda self, *args, **options: None)
+    monkeypatch.setattr(native, "_open", lambda self, *args, **options: File())
+    hdfs = hdfs_class()
+    assert hdfs is not None
+    file = hdfs()._open("/file", "wb")
+    file.write(b"something")
+    for ask in (file.flush, file.close):
+        with pytest.raises(OSError, match="no DataNode answers"):
+            ask()
+    assert len(failures) == 1
