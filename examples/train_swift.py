@@ -36,7 +36,7 @@ def main() -> None:
 
     state = {"model": model, "optimizer": optimizer}
     session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)
-    session.attach_pipeline(schedule)
+    session.attach_pipeline(schedule, build=lambda index: build_stage(index, num_stages, config))
     for step in session.steps(args.iterations):
         with step:
             iteration = step.index

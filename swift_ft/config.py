@@ -65,6 +65,7 @@ class WorkerContext:
         store_mode: ``""``, ``"resume"`` or ``"fresh"``: what to do with a store that is not empty.
         inject: faults to inject, as text (`testing/faults.py`).
         profile_out: file that worker 0 writes the profile of the job to; ``""`` for none.
+        helpers: survivors that help in one replay at most; None for no limit.
         metrics_port: worker r serves its metrics at this port + r; None for nobody.
         timeouts: all deadlines.
     """
@@ -81,6 +82,7 @@ class WorkerContext:
     store_mode: str
     inject: str
     timeouts: Timeouts
+    helpers: int | None = None
     metrics_port: int | None = None
     profile_out: str = ""
 
@@ -104,6 +106,7 @@ class WorkerContext:
             "SWIFT_INJECT": self.inject,
             "SWIFT_TIMEOUTS": self.timeouts.to_text(),
             "SWIFT_PROFILE_OUT": self.profile_out,
+            "SWIFT_HELPERS": "" if self.helpers is None else str(self.helpers),
             "SWIFT_METRICS_PORT": "" if self.metrics_port is None else str(self.metrics_port),
         }
 
@@ -133,5 +136,6 @@ class WorkerContext:
             inject=env["SWIFT_INJECT"],
             timeouts=Timeouts.from_text(env["SWIFT_TIMEOUTS"]),
             profile_out=env["SWIFT_PROFILE_OUT"],
+            helpers=int(env["SWIFT_HELPERS"]) if env["SWIFT_HELPERS"] else None,
             metrics_port=int(env["SWIFT_METRICS_PORT"]) if env["SWIFT_METRICS_PORT"] else None,
         )

@@ -14,10 +14,12 @@ __all__ = [
     "derive_seed",
     "deterministic",
     "host_random_state",
+    "random_state",
     "seed_host",
     "seed_step",
     "seed_torch",
     "set_host_random_state",
+    "set_random_state",
 ]
 
 
@@ -44,6 +46,21 @@ def seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.accelerator.is_available():
         torch.get_device_module().manual_seed(seed)
+
+
+def random_state() -> dict[str, torch.Tensor]:
+    """The states of torch's generators: the host's, and the current accelerator's if there is one."""
+    states = {"host": torch.default_generator.get_state()}
+    if torch.accelerator.is_available():
+        states["accelerator"] = torch.get_device_module().get_rng_state()
+    return states
+
+
+def set_random_state(states: dict[str, torch.Tensor]) -> None:
+    """The inverse of :func:`random_state`."""
+    torch.default_generator.set_state(states["host"].cpu())
+    if "accelerator" in states:
+        torch.get_device_module().set_rng_state(states["accelerator"].cpu())
 
 
 def seed_host(seed: int) -> None:

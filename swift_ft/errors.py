@@ -14,7 +14,8 @@ SwiftError
 │   ├── LogTornError              a segment ends before its footer
 │   ├── LogCorruptError           bytes do not match their checksum
 │   ├── ForeignLogError           a segment belongs to another run
-│   └── DivergenceError           a replay produced other bytes than the original did
+│   ├── DivergenceError           a replay produced other bytes than the original did
+│   └── CannotHelpError           microbatches of a replay cannot be computed by other workers
 ├── CheckpointError               a checkpoint could not be written or read
 ├── UndoError                     the last optimizer step cannot be taken back (any more)
 ├── GaveUpError                   no way back is left, or the deadline of one passed
@@ -27,6 +28,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "CannotHelpError",
     "CheckpointError",
     "DivergenceError",
     "FencedError",
@@ -117,6 +119,10 @@ class ForeignLogError(RecoveryError):
 
 class DivergenceError(RecoveryError):
     """A replay produced other bytes than the original did."""
+
+
+class CannotHelpError(RecoveryError):
+    """Microbatches of a replay cannot be computed by other workers; it goes on without them."""
 
 
 class CheckpointError(SwiftError):

@@ -9,13 +9,12 @@ its coalesced NCCL path only for the plain class.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.pipelining import schedules
-from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     PipelineScheduleSingle,
@@ -26,9 +25,12 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
 
+from swift_ft.determinism import set_random_state
 from swift_ft.errors import UnsupportedError
 from swift_ft.logging import Direction, MessageKey
-from swift_ft.shapes import shapes_of, stage_meta
+from swift_ft.microbatch import Computed, Inputs, SharedSteps, add_up, autocast_here, why_not_apart
+from swift_ft.routes import Route, receives, sends
+from swift_ft.shapes import ShapeExchange, prepare_stage
 from swift_ft.traffic import Message, Traffic
 
 __all__ = ["PipelineHook"]
@@ -41,7 +43,11 @@ class PipelineHook:
         schedule: any schedule of ``torch.distributed.pipelining``.
         traffic: is asked about each message.
         on_metadata: called once, before the first message, with the JSON-ready shapes of each stage's
-            messages by stage index; a replayed stage starts from them (:meth:`adopt_metadata`).
+            messages by stage index; a replayed stage starts from them.
+
+    Attributes:
+        shapes: of the messages.
+        shared: who computes this worker's steps, if they are shared.
 
     Raises:
         UnsupportedError: for anything else than a schedule.
@@ -65,8 +71,9 @@ class PipelineHook:
         self._ranks = dist.get_process_group_ranks(self.group)
         self._schedule: _PipelineSchedule = schedule
         self._traffic = traffic
-        self._on_metadata = on_metadata
-        self._wrap_initialisation()
+        self.shapes = ShapeExchange(schedule, self.stages, on_metadata)
+        self.shared: SharedSteps | None = None
+        self._wrap_steps()
         for stage in self.stages:
             self._wrap_stage(stage)
         if isinstance(schedule, _PipelineScheduleRuntime):
@@ -119,15 +126,26 @@ class PipelineHook:
         return self._schedule._n_microbatches
 
     @property
-    def initialised(self) -> bool:
-        """Whether the one-time exchange of shapes is done."""
-        single = isinstance(self._schedule, PipelineScheduleSingle)
-        return bool(getattr(self._schedule, self._flag("forward", single)))
+    def schedule(self) -> _PipelineSchedule:
+        """Torch's."""
+        return self._schedule
+
+    def why_not_apart(self) -> str:
+        """Why others cannot compute microbatches of this worker's stages; empty if they can."""
+        return why_not_apart(self._schedule, self.stages)
 
     def holders(self) -> dict[int, int]:
         """The rank of every stage in the pipeline."""
         places = self.stages[0].stage_index_to_group_rank
         return {stage: self._ranks[place] for stage, place in places.items()}
+
+    def other_stage(self, module: nn.Module, index: int, shapes: dict[str, Any]) -> PipelineStage:
+        """Another stage of this pipeline, on this worker for a while."""
+        like = self.stages[0]
+        stage = PipelineStage(module, index, self.num_stages, self.device, group=like.group)
+        stage.stage_index_to_group_rank = like.stage_index_to_group_rank
+        prepare_stage(stage, shapes, microbatches=self.microbatches, has_backward=True)
+        return stage
 
     # ------------------------------------------------------------------------------------ wrapping
 
@@ -144,7 +162,7 @@ class PipelineHook:
         self, stage: _PipelineStageBase, original: Callable[[int], list[Any]], direction: Direction
     ) -> Callable[[int], list[Any]]:
         def get_recv_ops(microbatch: int) -> list[Any]:
-            pairs = zip(original(microbatch), self._receives(stage, microbatch, direction), strict=True)
+            pairs = zip(original(microbatch), receives(stage, microbatch, direction), strict=True)
             operations = [
                 operation
                 for operation, (route, buffer) in pairs
@@ -161,7 +179,7 @@ class PipelineHook:
         self, stage: _PipelineStageBase, original: Callable[[int], list[Any]], direction: Direction
     ) -> Callable[[int], list[Any]]:
         def get_send_ops(microbatch: int) -> list[Any]:
-            pairs = zip(original(microbatch), self._sends(stage, direction), strict=True)
+            pairs = zip(original(microbatch), sends(stage, direction), strict=True)
             return [
                 operation
                 for operation, route in pairs
@@ -186,94 +204,74 @@ class PipelineHook:
         stage.forward_one_chunk, stage.backward_one_chunk = forward_one_chunk, backward_one_chunk
 
     def _arrived(self, stage: _PipelineStageBase, microbatch: int, direction: Direction) -> None:
-        for route, buffer in self._receives(stage, microbatch, direction):
+        for route, buffer in receives(stage, microbatch, direction):
             if route.source not in self.stage_indices:  # else handed over in memory: no message
                 self._traffic.received(self._message(stage, microbatch, route, buffer))
+
+    # ------------------------------------------------------------------------------- shared replays
+
+    def _wrap_steps(self) -> None:
+        schedule: Any = self._schedule
+        original = schedule._step_microbatches
+
+        def step_microbatches(
+            arg_mbs: list[Any] | None = None,
+            kwarg_mbs: list[Any] | None = None,
+            target_mbs: list[Any] | None = None,
+            losses: list[Any] | None = None,
+            return_outputs: bool = True,
+            loss_kwargs: dict[str, Any] | None = None,
+        ) -> None:
+            if self.shared is None:
+                original(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
+                return
+            args, kwargs = schedule._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+            inputs = Inputs(args, kwargs, target_mbs, loss_kwargs, return_outputs, autocast_here())
+            self._share_step(self.shared, inputs, losses)
+
+        schedule._step_microbatches = step_microbatches
+
+    def _share_step(self, shared: SharedSteps, inputs: Inputs, losses: list[Any] | None) -> None:
+        """Leave everything as the schedule would, which does not run."""
+        schedule: Any = self._schedule
+        had = [[parameter.grad for parameter in stage.submod.parameters()] for stage in self.stages]
+        results = shared.step(self._traffic.iteration, inputs)
+        ordered = [results[microbatch] for microbatch in range(self.microbatches)]
+        for stage, gradients in zip(self.stages, had, strict=True):
+            add_up([*stage.submod.parameters()], [gradients, *shared.gradients(stage.stage_index, results)])
+            if stage.is_last:
+                schedule._internal_losses.extend(result.loss for result in ordered)
+                stage.output_chunks.extend(result.output for result in ordered if inputs.outputs)
+        schedule._update_losses(self.stages, losses)
+        for stage in self.stages:
+            stage.perform_reduce_grad(self.microbatches if schedule.scale_grads else 1)
+        for microbatch, result in enumerate(ordered):
+            self._show(microbatch, result)
+            if result.random is not None:
+                set_random_state(result.random)
+
+    def _show(self, microbatch: int, result: Computed) -> None:
+        """Show the messages of a microbatch that was computed apart."""
+        by_index = {stage.stage_index: stage for stage in self.stages}
+        for stage in self.stages:
+            for direction in Direction:
+                for route, buffer in receives(stage, microbatch, direction):
+                    if (checksum := result.received.get(route)) is not None:
+                        message = self._message(stage, microbatch, route, buffer)
+                        self._traffic.received_elsewhere(message, checksum)
+        for route, tensor in result.sent.items():
+            self._traffic.sending(self._message(by_index[route.source], microbatch, route, tensor))
 
     # ------------------------------------------------------------------------------- keys of messages
 
     def _message(
-        self, stage: _PipelineStageBase, microbatch: int, route: _Route, tensor: torch.Tensor
+        self, stage: _PipelineStageBase, microbatch: int, route: Route, tensor: torch.Tensor
     ) -> Message:
         key = MessageKey(
             self._traffic.iteration, microbatch, route.direction, route.source, route.destination, route.slot
         )
         other = route.destination if route.source == stage.stage_index else route.source
         return Message(key, tensor, self._ranks[stage.stage_index_to_group_rank[other]])
-
-    def _receives(
-        self, stage: _PipelineStageBase, microbatch: int, direction: Direction
-    ) -> list[tuple[_Route, torch.Tensor]]:
-        """What a stage receives for a microbatch, with the buffers, in the order of torch's operations."""
-        if direction == Direction.BACKWARD and (not stage.has_backward or stage.is_last):
-            return []
-        infos = stage.args_recv_info if direction == Direction.FORWARD else stage.grad_recv_info
-        return [
-            (_Route(direction, info.source, stage.stage_index, slot), info.buffer)
-            for slot, info in enumerate(infos[microbatch])
-            if not info.is_root_arg and info.buffer is not None and info.source is not None
-        ]
-
-    def _sends(self, stage: _PipelineStageBase, direction: Direction) -> list[_Route]:
-        """What a stage sends for each microbatch, in the order of torch's operations."""
-        here = stage.stage_index
-        if direction == Direction.FORWARD:
-            return [
-                _Route(direction, here, destination, slot)
-                for slot, destinations in stage.act_send_info.items()
-                for destination in destinations
-                if destination is not None
-            ]
-        if not stage.has_backward or stage.is_first:
-            return []
-        if stage.grad_send_info is None:  # torch makes it when it first sends
-            stage.grad_send_info = stage._create_grad_send_info(stage.args_recv_info[0])
-        return [
-            _Route(direction, here, destination, slot)
-            for slot, destination in enumerate(stage.grad_send_info)
-            if destination is not None and stage._get_grad_send_meta(slot) is not None
-        ]
-
-    # -------------------------------------------------------------------- shapes, exchanged only once
-
-    @staticmethod
-    def _flag(direction: str, single: bool) -> str:
-        return f"_stage{'' if single else 's'}_{direction}_initialized"
-
-    def _wrap_initialisation(self) -> None:
-        single = isinstance(self._schedule, PipelineScheduleSingle)
-        name = "_initialize_stage" if single else "_initialize_stages"
-        original = getattr(self._schedule, name)
-
-        def wrapped(*args: Any, **kwargs: Any) -> None:
-            known = self.initialised
-            original(*args, **kwargs)
-            if not known and (metadata := shapes_of(self.stages)) is not None:
-                self._on_metadata(metadata)
-
-        setattr(self._schedule, name, wrapped)
-
-    def adopt_metadata(self, metadata: dict[int, dict[str, Any]]) -> None:
-        """Start from known shapes, without talking to anybody."""
-        schedule: Any = self._schedule
-        single = isinstance(schedule, PipelineScheduleSingle)
-        for stage in self.stages:
-            assert isinstance(stage, PipelineStage)
-            stage.has_backward = schedule._has_backward
-            stage._user_meta = stage_meta(metadata[stage.stage_index])
-            stage._inference_mode = InferenceMode.STATIC
-            stage._prepare_forward_infra(self.microbatches, None, None, has_backward=schedule._has_backward)
-        setattr(schedule, self._flag("forward", single), True)
-        if schedule._has_backward:
-            for stage in self.stages:
-                stage._prepare_backward_infra(self.microbatches)
-            setattr(schedule, self._flag("backward", single), True)
-
-    def forget_metadata(self) -> None:
-        """Let the next step exchange shapes again, live."""
-        single = isinstance(self._schedule, PipelineScheduleSingle)
-        for direction in ("forward", "backward"):
-            setattr(self._schedule, self._flag(direction, single), False)
 
     # ------------------------------------------------------------------------------------- recovery
 
@@ -303,30 +301,30 @@ class PipelineHook:
             sent: the tensor that was sent under a key, on a device.
             live: whether a rank computes this iteration.
         """
-        receives: list[Message] = []
-        sends: list[Message] = []
+        awaited: list[Message] = []
+        wanted: list[Message] = []
         blank = torch.empty(0)
         for is_send, direction, stage, microbatch in self._communication():
             if is_send:
-                routes = self._sends(stage, direction)
-                sends += [self._message(stage, microbatch, route, blank) for route in routes]
+                routes = sends(stage, direction)
+                wanted += [self._message(stage, microbatch, route, blank) for route in routes]
             else:
-                pairs = self._receives(stage, microbatch, direction)
-                receives += [self._message(stage, microbatch, route, buffer) for route, buffer in pairs]
-        receives = [m for m in receives if live(m.peer)]
-        scratch = [torch.empty_like(m.tensor, requires_grad=False) for m in receives]
+                pairs = receives(stage, microbatch, direction)
+                awaited += [self._message(stage, microbatch, route, buffer) for route, buffer in pairs]
+        awaited = [m for m in awaited if live(m.peer)]
+        scratch = [torch.empty_like(m.tensor, requires_grad=False) for m in awaited]
         works = _batch_p2p(
-            [dist.P2POp(dist.irecv, t, m.peer, self.group) for t, m in zip(scratch, receives, strict=True)]
+            [dist.P2POp(dist.irecv, t, m.peer, self.group) for t, m in zip(scratch, awaited, strict=True)]
         )
         works += _batch_p2p(
             [
                 dist.P2POp(dist.isend, sent(m.key, self.device), m.peer, self.group)
-                for m in sends
+                for m in wanted
                 if live(m.peer)
             ]
         )
         schedules._wait_batch_p2p(works)  # as it is now: see `waits.py`
-        for tensor, message in zip(scratch, receives, strict=True):
+        for tensor, message in zip(scratch, awaited, strict=True):
             self._traffic.received(Message(message.key, tensor, message.peer))
 
     def _communication(self) -> Iterator[tuple[bool, Direction, _PipelineStageBase, int]]:
@@ -351,14 +349,6 @@ _COMMUNICATION = {
     _ComputationType.RECV_F: (False, Direction.FORWARD),
     _ComputationType.RECV_B: (False, Direction.BACKWARD),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    direction: Direction
-    source: int
-    destination: int
-    slot: int
 
 
 class _Awaited(dict[tuple[int, int], list[dist.Work]]):

@@ -35,6 +35,9 @@ class GenerationGroup:
         rank: this worker.
         world: number of workers.
         timeout_s: for forming a group.
+
+    Attributes:
+        close: of those that replay together, with helpers; ends with the default group.
     """
 
     def __init__(self, rendezvous: Store, *, rank: int, world: int, timeout_s: float) -> None:
@@ -47,6 +50,7 @@ class GenerationGroup:
         self._lock = threading.Lock()
         self._sockets: dict[int, str] = {}
         self._stuck: threading.Timer | None = None
+        self.close: dist.ProcessGroup | None = None
         self._aborted: list[Callable[[], None]] = []
         self._followed: list[tuple[list[int], Callable[[dist.ProcessGroup], None]]] = []
 
@@ -77,6 +81,7 @@ class GenerationGroup:
             if self._stuck is not None:
                 self._stuck.cancel()
             self._stuck = None
+        self.close = None
         dist.destroy_process_group()
         gc.collect()
 
@@ -97,10 +102,15 @@ class GenerationGroup:
         if self._operation_timeout is not None:
             dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
 
-    def join_portion(self, name: str, portion: tuple[int, ...]) -> None:
-        """Form a group in which only some take part: those that replay jointly, and are all there.
+    def join_portion(self, name: str, portion: tuple[int, ...], *, closely: bool = False) -> None:
+        """Form a group in which only some take part: those that replay together, and are all there.
 
         Ranks and the size of the world stay what they are, for the script; the others are never connected.
+
+        Args:
+            name: of this group, for all that take part.
+            portion: they, by rank.
+            closely: also form :attr:`close`, for collectives among them.
 
         Raises:
             RuntimeError: as torch does, if one of them does not answer.
@@ -123,6 +133,9 @@ class GenerationGroup:
         for work in works:
             assert work is not None
             work.wait()
+        if closely:
+            os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
+            self.close = self._some(list(portion), members_only=True)
         with self._lock:
             self._sockets = _new_connections(before)
         if self._operation_timeout is not None:

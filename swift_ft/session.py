@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch import nn
 
 from swift_ft.config import WorkerContext
 from swift_ft.errors import NotAttachedError, RecoveryError, SessionInUseError, UnsupportedError, UsageError
@@ -24,6 +25,7 @@ from swift_ft.logging import Compress, LogBudget, LogOptions, Ship, Store
 from swift_ft.metrics import SessionMetrics, serve_as_told
 from swift_ft.profile import Profile, read_groups
 from swift_ft.recovery.executor import Executor
+from swift_ft.recovery.helping import Helping, HelpMode
 from swift_ft.recovery.state import TrainingState
 
 __all__ = ["Session", "Step"]
@@ -134,6 +136,7 @@ class Session:
             groups=_groups(groups, context.world // context.workers),
             log=_log_options(log_budget_bytes, ship, local, compress, context.workers),
         )
+        self._local = Path(local) if local is not None else None
         self._attached: set[str] = set()
         self._grouped = groups is not None
         self._started = False
@@ -141,14 +144,29 @@ class Session:
             serve_as_told(context.metrics_port, context.rank, self.metrics)
         _active = self
 
-    def attach_pipeline(self, schedule: Any) -> None:
-        """Protect a pipeline by logging (paper §5).
+    def attach_pipeline(
+        self,
+        schedule: Any,
+        *,
+        build: Callable[[int], nn.Module] | None = None,
+        mode: str = HelpMode.ORDERED,
+        helper_memory_bytes: int | None = None,
+    ) -> None:
+        """Protect a pipeline by logging (paper §5), and let survivors help in a replay (§5.2).
 
         Args:
             schedule: any schedule of ``torch.distributed.pipelining``.
+            build: makes the module of a stage, by its index, as the script itself does. With it survivors
+                compute microbatches of a lost stage, and a replay takes so much less time. Each stage is
+                sent to them with its data, and random numbers are derived as ever.
+            mode: ``"ordered"`` adds gradients up one by one, in the original order: the rebuilt state is
+                bit-identical. ``"allreduce"`` adds up each helper's first: less is sent, roundings differ.
+            helper_memory_bytes: what a helper's own state may take of the host's memory meanwhile; the rest
+                of it goes to the local disk. No limit by default.
         """
         self._attach_once("pipeline")
-        self._executor.attach_pipeline(schedule)
+        helping = Helping(build, _choice("mode", mode, HelpMode), helper_memory_bytes, self._local)
+        self._executor.attach_pipeline(schedule, helping)
 
     def attach_ddp(self, model: Any) -> None:
         """Protect a data-parallel model by its replicas (paper §4).

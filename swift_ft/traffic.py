@@ -41,5 +41,8 @@ class Traffic(Protocol):
     def received(self, message: Message) -> None:
         """A message has arrived and is about to be used."""
 
+    def received_elsewhere(self, message: Message, checksum: int) -> None:
+        """Another worker computed with this message; the tensor has its dtype and shape only."""
+
     def computing(self, stage: int, microbatch: int, direction: Direction) -> None:
         """A stage is about to compute a microbatch."""

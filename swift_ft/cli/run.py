@@ -84,6 +84,13 @@ def _parser() -> argparse.ArgumentParser:
         help="lost machines since the last checkpoint before the job stops",
     )
     own.add_argument(
+        "--helpers",
+        type=int,
+        metavar="N",
+        help="survivors that compute for a lost machine in its replay, if the script says how to build its "
+        "stages (default: as many as there are microbatches)",
+    )
+    own.add_argument(
         "--metrics-port",
         type=int,
         metavar="PORT",
@@ -108,6 +115,8 @@ def _run(args: argparse.Namespace) -> int:
     if not args.no_python and not args.module and not Path(args.training_script).is_file():
         raise UsageError(f"There is no script {args.training_script!r}: check the path.")
     _check_metrics(args.metrics_port)
+    if args.helpers is not None and args.helpers < 0:
+        raise UsageError(f"--helpers must be 0 or more, not {args.helpers}.")
     standalone = args.standalone or args.machines is not None or args.nnodes in ("1", "1:1")
     if args.machines is not None and args.machines < 1:
         raise UsageError(f"--machines must be at least 1, not {args.machines}.")
@@ -163,6 +172,7 @@ def _settings(args: argparse.Namespace, host: str, port: int) -> AgentSettings:
         port=port,
         store_mode="resume" if args.resume else "fresh" if args.fresh else "",
         inject=args.inject,
+        helpers=args.helpers,
         metrics_port=args.metrics_port,
         profile_out=str(Path(args.profile_out).absolute()) if args.profile_out else "",
         timeouts=Timeouts(

@@ -50,6 +50,7 @@ class AgentSettings:
         timeouts: all deadlines.
         shutdown_s: seconds that workers get to end before they are killed.
         address: this host, as the other agents reach it.
+        helpers: see :class:`swift_ft.config.WorkerContext`.
         metrics_port: see :class:`swift_ft.config.WorkerContext`.
         profile_out: the same.
         spare: join only once all slots are filled.
@@ -65,6 +66,7 @@ class AgentSettings:
     timeouts: Timeouts
     shutdown_s: int
     address: str
+    helpers: int | None = None
     metrics_port: int | None = None
     profile_out: str = ""
     spare: bool = False
@@ -230,6 +232,7 @@ class MachineAgent(LocalElasticAgent):
             launched=generation,
             store_mode=settings.store_mode,
             inject=settings.inject,
+            helpers=settings.helpers,
             metrics_port=settings.metrics_port,
             profile_out=settings.profile_out,
             timeouts=settings.timeouts,

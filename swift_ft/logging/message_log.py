@@ -77,8 +77,11 @@ class MessageLog:
         if (copier := self._copier(tensor.device)) is not None:
             copier.keep(Kind.RECEIPT, key, tensor)
         else:  # here and now, since the buffer is received into again
-            checksum, dtype = checksum_of(tensor), dtype_name(tensor.dtype)
-            self._open_writer().append_receipt(key, checksum, dtype, tuple(tensor.shape))
+            self.received_elsewhere(key, checksum_of(tensor), tensor)
+
+    def received_elsewhere(self, key: MessageKey, checksum: int, like: torch.Tensor) -> None:
+        """A message has arrived, here or at a helper: keep the checksum that it had."""
+        self._open_writer().append_receipt(key, checksum, dtype_name(like.dtype), tuple(like.shape))
 
     def overwriting(self, tensor: torch.Tensor) -> None:
         """A buffer is about to be received into."""

@@ -185,8 +185,8 @@ class Coordinator:
         """Form the group of a generation; False if it could not be formed and another one is due."""
         return self._enter(generation, WorkerOrder.RUN, lambda: self.group.join(generation))
 
-    def enter_portion(self, generation: int, portion: tuple[int, ...]) -> bool:
-        """As :meth:`enter_group`, with those that replay jointly, once all of them are about to."""
+    def enter_portion(self, generation: int, portion: tuple[int, ...], *, closely: bool = False) -> bool:
+        """As :meth:`enter_group`, with those that replay together, once all of them are about to."""
         key = f"replays/{generation}/ready/"
         self.rendezvous.set(f"{key}{self.context.rank}", "")
         self._running, self._meanwhile = generation, WorkerOrder.EXECUTE
@@ -195,7 +195,9 @@ class Coordinator:
                 self._running = None
                 return False
         return self._enter(
-            generation, WorkerOrder.EXECUTE, lambda: self.group.join_portion(str(generation), portion)
+            generation,
+            WorkerOrder.EXECUTE,
+            lambda: self.group.join_portion(str(generation), portion, closely=closely),
         )
 
     def _enter(self, generation: int, meanwhile: WorkerOrder, join: Callable[[], None]) -> bool:

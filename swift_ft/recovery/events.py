@@ -17,6 +17,7 @@ __all__ = [
     "EVENTS",
     "WANTED_AHEAD",
     "Bare",
+    "CannotHelp",
     "CannotReplay",
     "CheckpointWanted",
     "Closed",
@@ -113,6 +114,8 @@ class Reported:
         group: machines of one group recover together, and log no messages to each other; None where each
             machine is a group of its own.
         serves: it has all that it sent in its last completed iteration, in its log or in memory.
+        parts: among how many workers a replay of its stages can be spread, and it can help another; 1 where
+            it cannot.
     """
 
     rank: int
@@ -128,6 +131,7 @@ class Reported:
     updated: tuple[int, ...] = ()
     serves: bool = True
     group: int | None = None
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,15 @@ class Ready:
 @dataclass(frozen=True, slots=True)
 class CannotReplay:
     """A worker's replay is impossible: a log is missing, torn, corrupt, or diverged."""
+
+    rank: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CannotHelp:
+    """A survivor cannot take over microbatches of a replay: it goes on without helpers."""
 
     rank: int
     generation: int
@@ -267,6 +280,7 @@ Event = (
     | Reported
     | Ready
     | CannotReplay
+    | CannotHelp
     | Interrupted
     | Durable
     | Committed

@@ -7,11 +7,13 @@ Every way through is a method here; what to do next is the protocol's decision, 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from swift_ft.config import WorkerContext
 from swift_ft.determinism import seed_step
-from swift_ft.errors import CheckpointError, RecoveryError, SwiftError
+from swift_ft.errors import CannotHelpError, CheckpointError, RecoveryError, SwiftError
 from swift_ft.logging import Direction, LogOptions, Store
 from swift_ft.metrics import SessionMetrics
 from swift_ft.recovery import events as ev
@@ -20,14 +22,17 @@ from swift_ft.recovery.claim import claim_store
 from swift_ft.recovery.coordinator import Coordinator
 from swift_ft.recovery.exchange import Exchange, Standing
 from swift_ft.recovery.failures import is_broken_communication
+from swift_ft.recovery.helping import Helping
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.pipelined import LoggedPipeline
 from swift_ft.recovery.plan import Task, Way
 from swift_ft.recovery.profiling import Profiler
 from swift_ft.recovery.replicated import Replicas
+from swift_ft.recovery.reporting import report_of
 from swift_ft.recovery.rollback import Rollback
 from swift_ft.recovery.saving import Saver
+from swift_ft.recovery.sharing import SharedReplay
 from swift_ft.recovery.state import TrainingState
 from swift_ft.recovery.worker_log import WorkerLog
 from swift_ft.testing.faults import Point, parse_faults
@@ -71,6 +76,7 @@ class Executor:
         self._checkpointer = Checkpointer(CheckpointFolder(store), state, self._part_written)
         self._rollback = Rollback(state)
         self._log = WorkerLog(store, context, log)
+        self._own = state.tensors
         self._replay_until = 0
         self._replayed = 0
         self._recoveries = 0
@@ -101,7 +107,7 @@ class Executor:
         for optimizer in state.optimizers.values():
             optimizer.register_step_post_hook(self._updating)
 
-    def attach_pipeline(self, schedule: Any) -> None:
+    def attach_pipeline(self, schedule: Any, helping: Helping) -> None:
         """See :meth:`swift_ft.Session.attach_pipeline`."""
         self._pipeline = LoggedPipeline(
             schedule,
@@ -112,6 +118,7 @@ class Executor:
             rendezvous=self._coordinator.rendezvous,
             group=self._coordinator.group,
             on_compute=self._computing,
+            helping=helping,
         )
 
     def attach_ddp(self, model: Any) -> None:
@@ -127,13 +134,6 @@ class Executor:
     def replaying(self) -> bool:
         """Whether the next step is served from the log, to rebuild the state."""
         return self._pipeline is not None and self._pipeline.replaying
-
-    @property
-    def holds(self) -> tuple[str, ...]:
-        """The parts whose whole state is on this worker; who holds the same is a replica."""
-        if self._pipeline is None:
-            return ("the model",)
-        return tuple(f"stage {stage}" for stage in self._pipeline.stages)
 
     # ------------------------------------------------------------------------------------- iterations
 
@@ -151,6 +151,8 @@ class Executor:
         )
         if checkpoint is not None:
             self._coordinator.tell(ev.Committed(checkpoint, 0))
+        if self._pipeline is not None and context.rank == 0 and (why := self._pipeline.why_unaided):
+            print(f"swift_ft: parallel recovery is off: {why}", file=sys.stderr, flush=True)
         self.recover()
 
     def ready_to_step(self) -> None:
@@ -220,7 +222,8 @@ class Executor:
             self._pipeline.reset()
         self._rollback.back()
         if failure is not None:
-            coordinator.tell(ev.CannotReplay(self._context.rank, generation, str(failure)))
+            kind = ev.CannotHelp if isinstance(failure, CannotHelpError) else ev.CannotReplay
+            coordinator.tell(kind(self._context.rank, generation, str(failure)))
         else:
             coordinator.lose_touch(cause)
         self.recover()
@@ -281,32 +284,25 @@ class Executor:
             pipeline.give_up_replay()
         self._coordinator.tell_progress(self.iteration, "waiting")
         self._coordinator.tell(
-            ev.Reported(
-                self._context.rank,
+            report_of(
+                self._context,
                 state.generation,
-                standing.iteration if standing.known else None,
+                standing,
                 live=live,
-                stages=pipeline.stages if pipeline is not None else (),
-                pipeline_known=pipeline is None or pipeline.known,
-                dirty=standing.dirty,
-                holds=self.holds,
-                pipeline=pipeline.pipeline if pipeline is not None else 0,
-                undoable=self._undoable(),
-                updated=standing.updated,
-                serves=pipeline is not None and pipeline.serves(standing.iteration - 1),
                 group=self._groups[self._context.slot],
+                pipeline=pipeline,
+                replicas=self._replicas,
             )
         )
-
-    def _undoable(self) -> tuple[int, ...]:
-        apart = self._pipeline is not None and self._replicas.attached  # else all replicas go forward
-        whole = self._standing.known and not self._standing.updated
-        return self._replicas.undoable() if apart and whole else ()
 
     def _execute(self, state: State) -> bool:
         """Do this worker's task. True when a replay begins: its steps run in the user's own loop."""
         assert state.plan is not None
         task, standing = state.plan.tasks[self._context.rank], self._standing
+        shared = state.plan.shared_by(self._context.rank)
+        if shared is not None and self._context.rank in shared.helpers:
+            self._help(state, shared)
+            return False
         if task.load is not None:
             self._injector.at(Point.LOAD, task.load)
             self._coordinator.tell_progress(self.iteration, "loading")
@@ -316,20 +312,58 @@ class Executor:
         standing.iteration = task.begin
         self._log.open(state.generation, since=state.log_since)
         if task.begin < task.replay_until:
-            return self._begin_replay(state, task)
+            return self._begin_replay(state, task, shared)
         self._standing.known = True
         self._ready(state.generation)
         return False
 
-    def _begin_replay(self, state: State, task: Task) -> bool:
+    def _begin_replay(self, state: State, task: Task, shared: SharedReplay | None) -> bool:
         """Serve the next steps from the neighbours' logs; False if it is called off before it begins."""
-        assert self._pipeline is not None
-        self._pipeline.begin_replay(state, task)
+        pipeline, coordinator = self._pipeline, self._coordinator
+        assert pipeline is not None
+        pipeline.begin_replay(state, task)
         self._replay_until, self._replayed = task.replay_until, 0
         self._standing.known = True
-        if not task.portion and self._coordinator.group.give_up_soon():  # a replay alone talks to nobody
+        if shared is not None:
+            return self._among(state, shared, lambda: pipeline.share(state, shared))
+        if not task.portion and coordinator.group.give_up_soon():  # a replay alone talks to nobody
             return True
-        return self._coordinator.enter_portion(state.generation, task.portion or (self._context.rank,))
+        return coordinator.enter_portion(state.generation, task.portion or (self._context.rank,))
+
+    def _help(self, state: State, shared: SharedReplay) -> None:
+        """Compute for those that replay. This worker's own state is as before in any case."""
+        pipeline = self._pipeline
+        assert pipeline is not None
+        self._coordinator.tell_progress(self.iteration, "helping")
+
+        def told(iteration: int) -> None:
+            self._injector.at(Point.HELP, iteration)
+
+        if self._among(state, shared, lambda: pipeline.help(state, shared, self._own(), told)):
+            self._coordinator.keep_group()
+            self._ready(state.generation)
+
+    def _among(self, state: State, shared: SharedReplay, take_part: Callable[[], object]) -> bool:
+        """Take part in a shared replay, in its group; False if that was broken off, and everybody knows."""
+        coordinator = self._coordinator
+        if not coordinator.enter_portion(state.generation, shared.members, closely=True):
+            return False
+        try:
+            take_part()
+        except Exception as error:  # of the script's `build`, too
+            lost_touch = self.is_lost_touch(error)
+            if isinstance(error, RecoveryError) and not isinstance(error, CannotHelpError):
+                coordinator.leave_group()
+                raise
+            cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        else:
+            return True
+        if lost_touch:
+            coordinator.lose_touch(cause)
+        else:
+            coordinator.leave_group()
+            coordinator.tell(ev.CannotHelp(self._context.rank, state.generation, cause))
+        return False
 
     def _end_replay(self) -> None:
         """The state stands at the consensus iteration: go live with the others."""

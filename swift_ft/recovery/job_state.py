@@ -45,6 +45,7 @@ class State:
         a part of an iteration that its worker took back counts only if it was saved in the generation that
         ``taken_back`` names, by iteration and rank, or later; all these iterations are after ``committed``;
         ``rebuilding`` says up to where the last plan replays, by rank, until everybody is live;
+        ``unaided`` says why nobody helps in replays, until everybody is live;
         ``sessions`` is set once any worker has reported: the script is the same for all.
     """
 
@@ -70,6 +71,7 @@ class State:
     plan: Plan | None = None
     ready: frozenset[int] = frozenset()
     must_fall_back: str | None = None
+    unaided: str | None = None
     committed: int | None = None
     wanted: int | None = None
     durable: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
@@ -101,7 +103,11 @@ class State:
             open_ranks = set(range(self.world)) - set(self.reports)
             open_slots = {r // self.workers for r in open_ranks} - self.bare
         elif self.phase == Phase.RECOVERING:
-            open_slots = {r // self.workers for r in set(range(self.world)) - self.ready}
+            open_ranks = set(range(self.world)) - self.ready
+            shared = self.plan.shared if self.plan is not None else ()
+            helpers = {rank for replay in shared for rank in replay.helpers}
+            # A helper is done when those are whom it helps.
+            open_slots = {r // self.workers for r in open_ranks - helpers or open_ranks}
         else:
             return ()
         return tuple(m for slot in sorted(open_slots) if (m := self.members[slot]) is not None)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Store as Rendezvous
 
 from swift_ft.config import WorkerContext
+from swift_ft.determinism import derive_seed, seed_torch
 from swift_ft.errors import RecoveryError
-from swift_ft.logging import Direction, MessageKey
+from swift_ft.logging import Direction, LogReader, MessageKey
+from swift_ft.microbatch import StageChain
 from swift_ft.pipeline import PipelineHook
 from swift_ft.process_group import GenerationGroup
+from swift_ft.recovery.aside import put_aside
 from swift_ft.recovery.failures import hide_broken_schedules
+from swift_ft.recovery.helping import Helping, HelpMode, Member, own_random_state
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.recovery.replay import LoggedTraffic
+from swift_ft.recovery.sharing import SharedReplay
 from swift_ft.recovery.worker_log import WorkerLog, sent_tensor
 from swift_ft.waits import Waits
 
@@ -36,6 +41,7 @@ class LoggedPipeline:
         rendezvous: where the shapes of messages are published.
         group: makes the pipeline's group anew in each generation.
         on_compute: told before each computation (faults of tests).
+        helping: how survivors help in a replay.
     """
 
     def __init__(
@@ -49,8 +55,12 @@ class LoggedPipeline:
         rendezvous: Rendezvous,
         group: GenerationGroup,
         on_compute: Callable[[int, int, Direction], None],
+        helping: Helping,
     ) -> None:
         self._context = context
+        self._seed = seed
+        self._helping = helping
+        self._group = group
         self._log = log
         self._rendezvous = rendezvous
         self._traffic = LoggedTraffic(context.rank, context.workers, groups, seed, log.messages, on_compute)
@@ -85,12 +95,12 @@ class LoggedPipeline:
     @property
     def joint(self) -> bool:
         """Whether others take part in the replay."""
-        return bool(self._traffic.portion)
+        return bool(self._traffic.portion) or self._hook.shared is not None
 
     @property
     def known(self) -> bool:
         """Whether the shapes of all messages are known, so that no live warm-up is needed."""
-        return self._hook.initialised or self._published_metadata() is not None
+        return self._hook.shapes.known or self._published(self.stages) is not None
 
     def begin(self, iteration: int, replica: int) -> None:
         """A step begins, on this replica of the pipeline."""
@@ -111,13 +121,30 @@ class LoggedPipeline:
         """Whether all that was sent in an iteration can be sent again."""
         return self._completed == iteration and self._traffic.inside.has_all_of(iteration)
 
+    @property
+    def why_unaided(self) -> str:
+        """Why nobody helps in a replay of this worker's stages; empty if they can."""
+        if self._context.helpers == 0:
+            return "swift-run was given --helpers 0"
+        if self._helping.build is None:
+            return "attach_pipeline() was given no build"
+        return self._hook.why_not_apart()
+
+    @property
+    def parts(self) -> int:
+        """Among how many workers a replay can be spread."""
+        if self.why_unaided:
+            return 1
+        limit = self._context.helpers
+        return min(self._hook.microbatches, self._hook.microbatches if limit is None else 1 + limit)
+
     def reset(self) -> None:
         """Forget an aborted step."""
         self._hook.reset()
 
     def give_up_replay(self) -> None:
         """The replay is over, or turned out to be impossible."""
-        self._traffic.source, self._traffic.portion = None, ()
+        self._traffic.source, self._traffic.portion, self._hook.shared = None, (), None
 
     def begin_replay(self, state: State, task: Task) -> None:
         """Serve the next steps from the neighbours' logs.
@@ -125,24 +152,99 @@ class LoggedPipeline:
         Raises:
             RecoveryError: if what is needed is not there.
         """
-        metadata = self._published_metadata()
-        if metadata is None:
-            raise RecoveryError("the shapes of this stage's messages were never published")
-        if not self._hook.initialised:
-            self._hook.adopt_metadata(metadata)
-        here = set(self.stages)
-        near = {s + step for s in here for step in (-1, +1)} - here
-        beside = {rank for stage, rank in self._hook.holders().items() if stage in near}
-        ranks = sorted(beside - set(task.portion))
+        if not self._hook.shapes.known:
+            self._hook.shapes.adopt(self._shapes(self.stages))
         self._traffic.portion = task.portion
-        self._traffic.source = self._log.read(ranks, since=state.log_since, iteration=task.begin)
+        replayed = (self._context.rank, *task.portion)
+        self._traffic.source = self._read_around(replayed, since=state.log_since, iteration=task.begin)
+
+    def share(self, state: State, shared: SharedReplay) -> Member:
+        """Take part in a shared replay, once its group stands: as an owner, in the steps that follow.
+
+        Raises:
+            RecoveryError: if what is needed is not there.
+            Exception: what the script's ``build`` raised.
+        """
+        chain, group = self._chain(shared), self._group.close
+        assert group is not None
+        source = self._traffic.source or self._read_around(
+            shared.owners, since=state.log_since, iteration=shared.begin
+        )
+        member = Member(
+            shared,
+            self._context.rank,
+            group,
+            chain,
+            self._hook.holders(),
+            self._hook.microbatches,
+            source,
+            self._helping.mode,
+        )
+        if self._context.rank in shared.owners:
+            self._hook.shared = member
+        return member
+
+    def help(
+        self,
+        state: State,
+        shared: SharedReplay,
+        own: Iterable[torch.Tensor],
+        on_iteration: Callable[[int], None],
+    ) -> None:
+        """Compute for others, with this worker's own state out of the way.
+
+        Args:
+            state: of the job.
+            shared: the replay.
+            own: all large state of this worker.
+            on_iteration: told before each iteration.
+
+        Raises:
+            RuntimeError: as torch does, if a member is gone.
+            Exception: as :meth:`share`.
+        """
+        helping = self._helping
+        with (
+            own_random_state(),
+            put_aside(own, memory_bytes=helping.memory_bytes, folder=helping.folder),
+        ):
+            member = self.share(state, shared)
+            for iteration in range(shared.begin, shared.until):
+                on_iteration(iteration)
+                member.step(iteration)
+
+    def _chain(self, shared: SharedReplay) -> StageChain:
+        """The stages of all owners: this worker's own, and others that are built for now."""
+        hook, build = self._hook, self._helping.build
+        assert build is not None
+        stages: dict[int, Any] = {
+            s.stage_index: s for s in hook.stages if self._context.rank in shared.owners
+        }
+        wanted = [s for s, rank in hook.holders().items() if rank in shared.owners and s not in stages]
+        shapes = self._shapes(wanted)
+        with own_random_state():
+            for index in wanted:
+                module = build(index).to(hook.device).train()
+                stages[index] = hook.other_stage(module, index, shapes[index])
+
+        def seed(iteration: int, stage: int, microbatch: int) -> None:
+            seed_torch(derive_seed(self._seed, iteration, stage, microbatch, self._traffic.replica))
+
+        return StageChain(hook.schedule, stages, seed, add_up=self._helping.mode == HelpMode.ALLREDUCE)
+
+    def _read_around(self, ranks: Sequence[int], *, since: int, iteration: int) -> LogReader:
+        """The logs of the workers next to some, which are not read themselves."""
+        holders = self._hook.holders()
+        near = {s + step for s, rank in holders.items() if rank in ranks for step in (-1, +1)}
+        beside = {rank for stage, rank in holders.items() if stage in near}
+        return self._log.read(sorted(beside - set(ranks)), since=since, iteration=iteration)
 
     def prepare(self, plan: Plan) -> None:
         """Before the group is formed: decide whether shapes are exchanged again."""
         if plan.warm_up:
-            self._hook.forget_metadata()
-        elif not self._hook.initialised and (metadata := self._published_metadata()) is not None:
-            self._hook.adopt_metadata(metadata)
+            self._hook.shapes.forget()
+        elif not self._hook.shapes.known and (metadata := self._published(self.stages)) is not None:
+            self._hook.shapes.adopt(metadata)
 
     def serve(self, state: State, plan: Plan) -> str | None:
         """One iteration ahead: take part in the interrupted one from this worker's own log.
@@ -176,8 +278,13 @@ class LoggedPipeline:
         for stage, shapes in metadata.items():
             self._rendezvous.set(f"stage/{stage}", json.dumps(shapes))
 
-    def _published_metadata(self) -> dict[int, dict[str, Any]] | None:
-        keys = {stage: f"stage/{stage}" for stage in self.stages}
+    def _shapes(self, stages: Iterable[int]) -> dict[int, dict[str, Any]]:
+        if (published := self._published(stages)) is None:
+            raise RecoveryError("the shapes of the lost stages' messages were never published")
+        return published
+
+    def _published(self, stages: Iterable[int]) -> dict[int, dict[str, Any]] | None:
+        keys = {stage: f"stage/{stage}" for stage in stages}
         if not self._rendezvous.check(list(keys.values())):
             return None
         return {stage: json.loads(self._rendezvous.get(key)) for stage, key in keys.items()}

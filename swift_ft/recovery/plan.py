@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from swift_ft.recovery.events import Reported
 from swift_ft.recovery.ladder import Transfer, agree, groups_by_part, retreat
+from swift_ft.recovery.sharing import SharedReplay, share_replays
 
 __all__ = ["Plan", "Task", "Way", "make_plan"]
 
@@ -75,6 +76,7 @@ class Plan:
         transfers: state that goes from replica to replica once the new group stands, in this order.
         warm_up: the pipeline's one-time exchange of shapes must be done live again.
         reason: why not a cheaper way, in words; empty where the cheapest was taken.
+        shared: replays in which survivors help.
     """
 
     way: Way
@@ -83,6 +85,11 @@ class Plan:
     transfers: tuple[Transfer, ...] = ()
     warm_up: bool = False
     reason: str = ""
+    shared: tuple[SharedReplay, ...] = ()
+
+    def shared_by(self, rank: int) -> SharedReplay | None:
+        """The shared replay in which a worker takes part."""
+        return next((shared for shared in self.shared if rank in shared.members), None)
 
 
 def make_plan(
@@ -91,6 +98,7 @@ def make_plan(
     workers: int,
     committed: int | None,
     must_fall_back: str | None = None,
+    unaided: bool = False,
 ) -> Plan:
     """Choose the cheapest way back that is possible.
 
@@ -99,6 +107,7 @@ def make_plan(
         workers: workers per machine; messages inside a machine are not logged.
         committed: iteration of the last committed global checkpoint.
         must_fall_back: why the logs cannot be used, if so.
+        unaided: no survivor may help in a replay, since one of them could not.
 
     Returns:
         The plan. With no way back but a fresh start of all processes, its way is ``RESTART``.
@@ -127,7 +136,17 @@ def make_plan(
     if all(t.idle for t in tasks.values()):
         way = Way.REPLICA if transfers or undo else Way.CONTINUE
     warm_up = not all(s.pipeline_known for s in standings.values())
-    return Plan(way, resume, tasks, transfers, warm_up)
+    shared = () if unaided else _shared(tasks, standings)
+    return Plan(way, resume, tasks, transfers, warm_up, shared=shared)
+
+
+def _shared(tasks: Mapping[int, Task], standings: Mapping[int, Reported]) -> tuple[SharedReplay, ...]:
+    replays = {
+        task.portion or (rank,): (task.begin, task.replay_until)
+        for rank, task in tasks.items()
+        if task.begin < task.replay_until
+    }
+    return share_replays(replays, standings, [rank for rank, task in tasks.items() if task.idle])
 
 
 def _settle_replicas(

@@ -151,6 +151,7 @@ def _try_plan(state: State) -> State:
         workers=state.workers,
         committed=state.committed,
         must_fall_back=state.must_fall_back,
+        unaided=state.unaided is not None,
     )
     if plan.way == Way.RESTART:
         return _restart(state, plan.reason)
@@ -165,7 +166,8 @@ def _try_plan(state: State) -> State:
         state = replace(state, interruptions=min(state.interruptions, 1))  # the one that led here
     replays = {r: t.replay_until for r, t in plan.tasks.items() if t.begin < t.replay_until}
     state = replace(state, resumed=plan.resume, rebuilding=replays)
-    idle = frozenset(rank for rank, task in plan.tasks.items() if task.idle)
+    helpers = {rank for shared in plan.shared for rank in shared.helpers}
+    idle = frozenset(rank for rank, task in plan.tasks.items() if task.idle and rank not in helpers)
     state = replace(state, plan=plan, phase=Phase.RECOVERING, ready=idle, must_fall_back=plan.reason or None)
     return _try_live(state)
 
@@ -204,7 +206,7 @@ def _taken_back(state: State, plan: Plan) -> Iterator[tuple[int, int]]:
 def _try_live(state: State) -> State:
     if len(state.ready) < state.world:
         return state
-    return replace(state, phase=Phase.LIVE, must_fall_back=None, rebuilding={})
+    return replace(state, phase=Phase.LIVE, must_fall_back=None, unaided=None, rebuilding={})
 
 
 def _restart(state: State, reason: str) -> State:
@@ -232,6 +234,13 @@ def _cannot_replay(state: State, event: ev.CannotReplay) -> State:
         if state.failed_fallbacks > MAX_FAILED_FALLBACKS:
             return _end(state, f"{state.failed_fallbacks} ways back in a row failed: {why}")
     return _open_generation(replace(state, must_fall_back=why), fresh=[])
+
+
+def _cannot_help(state: State, event: ev.CannotHelp) -> State:
+    if event.generation != state.generation or state.phase != Phase.RECOVERING:
+        return state
+    unaided = f"worker {event.rank} cannot help: {event.reason}"
+    return _open_generation(replace(state, unaided=unaided), fresh=[])
 
 
 def _interrupted(state: State, event: ev.Interrupted) -> State:
@@ -363,6 +372,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any], State]] = {
     ev.Reported: _reported,
     ev.Ready: _ready,
     ev.CannotReplay: _cannot_replay,
+    ev.CannotHelp: _cannot_help,
     ev.Interrupted: _interrupted,
     ev.Durable: _durable,
     ev.Committed: _committed,

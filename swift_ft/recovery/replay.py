@@ -133,6 +133,11 @@ class LoggedTraffic:
         if self._crosses(message):
             self.log.received(message.key, message.tensor)
 
+    def received_elsewhere(self, message: Message, checksum: int) -> None:
+        """Keep the checksum, which a helper has computed."""
+        if self._crosses(message):
+            self.log.received_elsewhere(message.key, checksum, message.tensor)
+
     def computing(self, stage: int, microbatch: int, direction: Direction) -> None:
         """Derive the random state, so that a replay on any worker draws the same numbers."""
         if direction == Direction.FORWARD:

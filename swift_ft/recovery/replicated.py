@@ -18,7 +18,7 @@ from swift_ft.process_group import GenerationGroup
 from swift_ft.recovery.ladder import Transfer
 from swift_ft.recovery.plan import Task
 from swift_ft.recovery.state import Path, TensorKind, TrainingState
-from swift_ft.recovery.transfer import Parcel, receive, send
+from swift_ft.recovery.transfer import Lane, Parcel, receive, send
 from swift_ft.testing.faults import Point
 
 __all__ = ["Replicas"]
@@ -151,7 +151,7 @@ class Replicas:
     def give(self, transfer: Transfer, group: dist.ProcessGroup) -> None:
         """Send this worker's state, or some of its parameters, to those who need it."""
         parcel = self._pack_whole() if transfer.parameters is None else self._pack(transfer.parameters)
-        send(parcel, group, transfer.source, self._on_bucket)
+        send(parcel, Lane(group, transfer.source), self._on_bucket)
 
     def take_whole(
         self, transfer: Transfer, group: dist.ProcessGroup, aside: bool, keep_buffers: bool
@@ -170,7 +170,7 @@ class Replicas:
             filled.update(self._state.to_load(kinds, aside=aside))
             return {path: _at_path(filled, path) for path in kinds}
 
-        parcel = receive(group, transfer.source, place, self._on_bucket)
+        parcel = receive(Lane(group, transfer.source), place, self._on_bucket)
         filled["plain"]["bytes"] = io.BytesIO(parcel.plain)
         if keep_buffers:
             kept = self._state.buffers()
@@ -182,8 +182,7 @@ class Replicas:
     def take(self, transfer: Transfer, group: dist.ProcessGroup) -> None:
         """Receive some parameters, with their optimizer state."""
         parcel = receive(
-            group,
-            transfer.source,
+            Lane(group, transfer.source),
             lambda kinds: {p: torch.empty(k.shape, dtype=k.dtype) for p, k in kinds.items()},
             self._on_bucket,
         )

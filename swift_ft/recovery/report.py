@@ -34,6 +34,7 @@ class Recovery:
         resume: the consensus iteration.
         replayed_iterations: by rank.
         iterations_lost: completed iterations that each survivor lost, by rank.
+        helpers: survivors that computed microbatches of the replay.
         ahead: survivors that had finished the interrupted iteration and served it from their log.
         restored: ranks whose whole state came from a replica: they had none, or one that was half updated.
         forwarded: survivors that a replica brought forward over the interrupted iteration.
@@ -56,6 +57,7 @@ class Recovery:
     resume: int = 0
     replayed_iterations: dict[int, int] = field(default_factory=dict)
     iterations_lost: dict[int, int] = field(default_factory=dict)
+    helpers: list[int] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
     restored: list[int] = field(default_factory=list)
     forwarded: list[int] = field(default_factory=list)
@@ -113,6 +115,7 @@ def _note_progress(current: Recovery, before: State, state: State, entry: Entry)
         restarted = current.way == Way.RESTART and plan.way == Way.START
         current.way = Way.RESTART.value if restarted else plan.way.value
         current.reason, current.resume = plan.reason, plan.resume
+        current.helpers = sorted(rank for shared in plan.shared for rank in shared.helpers)
         current.ahead = sorted(rank for rank, task in plan.tasks.items() if task.serve)
         _note_rungs(current, plan, reports)
         _note_iterations_lost(current, reports, {rank: task.begin for rank, task in plan.tasks.items()})
@@ -121,7 +124,8 @@ def _note_progress(current: Recovery, before: State, state: State, entry: Entry)
         _note_iterations_lost(current, reports, dict.fromkeys(reports, state.committed or 0))
     if isinstance(entry.event, ev.Ready) and entry.event.generation == state.generation:
         current.replayed = entry.at
-        current.replayed_iterations[entry.event.rank] = entry.event.replayed
+        if entry.event.rank not in current.helpers:
+            current.replayed_iterations[entry.event.rank] = entry.event.replayed
 
 
 def _note_rungs(current: Recovery, plan: Plan, reports: Mapping[int, ev.Reported]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,18 @@ class TrainingState:
             for group in optimizer.param_groups
             for parameter in group["params"]
         ]
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All large state: of modules with their gradients, and of optimizers."""
+        for module in self.modules.values():
+            yield from module.buffers()
+            for parameter in module.parameters():
+                yield parameter
+                if parameter.grad is not None:
+                    yield parameter.grad
+        for optimizer in self.optimizers.values():
+            for fields in optimizer.state.values():
+                yield from (value for value in fields.values() if isinstance(value, torch.Tensor))
 
     # -------------------------------------------------------------------------------------- small state
 

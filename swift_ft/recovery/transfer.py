@@ -1,4 +1,4 @@
-"""State on its way from one replica to others: a header, then buckets, all by broadcast (paper §4).
+"""State on its way from one worker to others: a header, then buckets (paper §4, §5.2).
 
     length ─▶ header (JSON: what comes) + plain values ─▶ bucket ─▶ bucket ─▶ ...
 
@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining import schedules
 
 from swift_ft.recovery.state import Path, TensorKind
 
-__all__ = ["Parcel", "receive", "send"]
+__all__ = ["Lane", "Parcel", "receive", "send"]
 
 _BUCKET_BYTES = 4 * 2**20
 _IN_FLIGHT = 3
@@ -38,49 +39,75 @@ class Parcel:
     plain: bytes = b""
 
 
-def send(
-    parcel: Parcel, group: dist.ProcessGroup, rank: int, on_bucket: Callable[[int], None] = lambda _: None
-) -> None:
-    """Send a parcel to all others in a group.
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """From whom to whom.
+
+    Attributes:
+        group: both ends are in it.
+        source: the sender's rank.
+        target: the receiver's rank; None for all others in the group.
+    """
+
+    group: dist.ProcessGroup
+    source: int
+    target: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the group's backend wants its tensors."""
+        devices = self.group._device_types
+        return torch.device("cpu") if torch.device("cpu") in devices else devices[0]
+
+    def carry(self, tensor: torch.Tensor) -> dist.Work:
+        """Begin to send a tensor, or to receive into it."""
+        work: dist.Work | None
+        if self.target is None:
+            work = dist.broadcast(tensor, self.source, self.group, async_op=True)
+        elif dist.get_rank() == self.source:
+            work = dist.isend(tensor, self.target, self.group)
+        else:
+            work = dist.irecv(tensor, self.source, self.group)
+        assert work is not None
+        return work
+
+
+def send(parcel: Parcel, lane: Lane, on_bucket: Callable[[int], None] = lambda _: None) -> None:
+    """Send a parcel.
 
     Args:
         parcel: what.
-        group: who.
-        rank: the sender, this worker.
+        lane: to whom.
         on_bucket: told before each bucket.
 
     Raises:
-        RuntimeError: as torch does, if somebody in the group is gone.
+        RuntimeError: as torch does, if somebody is gone.
     """
     kinds = [[list(p), str(t.dtype).removeprefix("torch."), list(t.shape)] for p, t in parcel.tensors.items()]
     header = json.dumps({"tensors": kinds, "plain": len(parcel.plain)}).encode()
     body = torch.frombuffer(bytearray(header + parcel.plain), dtype=torch.uint8)
-    device = _device(group)
-    dist.broadcast(torch.tensor([len(header), body.numel()], device=device), rank, group)
-    dist.broadcast(body.to(device), rank, group)
+    lengths = torch.tensor([len(header), body.numel()], device=lane.device)
+    under_way = deque([lane.carry(lengths), lane.carry(body.to(lane.device))])
     kinds_by_path = {path: TensorKind(t.dtype, tuple(t.shape)) for path, t in parcel.tensors.items()}
-    under_way: deque[dist.Work] = deque()
     for number, paths in enumerate(_buckets(kinds_by_path)):
         on_bucket(number)
-        flat = torch.cat([parcel.tensors[path].detach().reshape(-1).to(device) for path in paths])
-        under_way.append(_broadcast(flat, rank, group))
+        flat = torch.cat([parcel.tensors[path].detach().reshape(-1).to(lane.device) for path in paths])
+        under_way.append(lane.carry(flat))
         if len(under_way) == _IN_FLIGHT:
-            under_way.popleft().wait()
-    for work in under_way:
-        work.wait()
+            _wait(under_way.popleft())
+    while under_way:
+        _wait(under_way.popleft())
 
 
 def receive(
-    group: dist.ProcessGroup,
-    source: int,
+    lane: Lane,
     place: Callable[[dict[Path, TensorKind]], Mapping[Path, torch.Tensor]],
     on_bucket: Callable[[int], None] = lambda _: None,
 ) -> Parcel:
     """Receive a parcel.
 
     Args:
-        group: who takes part.
-        source: the sender's rank.
+        lane: from whom.
         place: called once with what comes; returns the tensors to be filled.
         on_bucket: told before each bucket.
 
@@ -88,14 +115,13 @@ def receive(
         What ``place`` returned, filled, and the plain bytes.
 
     Raises:
-        RuntimeError: as torch does, if somebody in the group is gone.
+        RuntimeError: as torch does, if somebody is gone.
     """
-    device = _device(group)
-    lengths = torch.zeros(2, dtype=torch.int64, device=device)
-    dist.broadcast(lengths, source, group)
+    lengths = torch.zeros(2, dtype=torch.int64, device=lane.device)
+    _wait(lane.carry(lengths))
     header_bytes, body_bytes = lengths.tolist()
-    body = torch.empty(body_bytes, dtype=torch.uint8, device=device)
-    dist.broadcast(body, source, group)
+    body = torch.empty(body_bytes, dtype=torch.uint8, device=lane.device)
+    _wait(lane.carry(body))
     raw = body.cpu().numpy().tobytes()
     header = json.loads(raw[:header_bytes])
     kinds = {
@@ -107,7 +133,7 @@ def receive(
 
     def unpack() -> None:
         work, flat, paths = under_way.popleft()
-        work.wait()
+        _wait(work)
         pieces = torch.split(flat, [_elements(kinds[path]) for path in paths])
         with torch.no_grad():
             for path, piece in zip(paths, pieces, strict=True):
@@ -116,8 +142,8 @@ def receive(
     for number, paths in enumerate(_buckets(kinds)):
         on_bucket(number)
         elements = sum(_elements(kinds[path]) for path in paths)
-        flat = torch.empty(elements, dtype=kinds[paths[0]].dtype, device=device)
-        under_way.append((_broadcast(flat, source, group), flat, paths))
+        flat = torch.empty(elements, dtype=kinds[paths[0]].dtype, device=lane.device)
+        under_way.append((lane.carry(flat), flat, paths))
         if len(under_way) == _IN_FLIGHT:
             unpack()
     while under_way:
@@ -141,16 +167,9 @@ def _buckets(kinds: Mapping[Path, TensorKind]) -> Iterator[list[Path]]:
         yield bucket
 
 
-def _broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup) -> dist.Work:
-    work: dist.Work = dist.broadcast(tensor, source, group, async_op=True)
-    return work
+def _wait(work: dist.Work) -> None:
+    schedules._wait_batch_p2p([work])  # as it is now: see `waits.py`
 
 
 def _elements(kind: TensorKind) -> int:
     return torch.Size(kind.shape).numel()
-
-
-def _device(group: dist.ProcessGroup) -> torch.device:
-    """Where a group's backend wants its tensors."""
-    devices = group._device_types
-    return torch.device("cpu") if torch.device("cpu") in devices else devices[0]

@@ -55,6 +55,8 @@ class Point(StrEnum):
     """In a recovery, while state goes from a replica to others."""
     REPLAY = "replay"
     """In a replay, when ``iteration`` begins."""
+    HELP = "help"
+    """In a replay of others, when a helper begins ``iteration``."""
 
 
 class Target(StrEnum):

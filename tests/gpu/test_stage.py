@@ -132,7 +132,7 @@ def train(traffic: LoggedTraffic, schedule: str) -> dict[str, torch.Tensor]:
     stage = PipelineStage(module, HERE, 3, DEVICE)
     stages = [stage] if schedule.startswith("Interleaved") else stage
     pipeline: Any = get_schedule_class(schedule)(stages, MICROBATCHES, loss_fn=nn.functional.mse_loss)
-    PipelineHook(pipeline, traffic, lambda _: None).adopt_metadata(METADATA)
+    PipelineHook(pipeline, traffic, lambda _: None).shapes.adopt(METADATA)
     for iteration in range(ITERATIONS):
         traffic.iteration = iteration
         pipeline.step(return_outputs=False)

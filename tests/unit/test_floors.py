@@ -21,6 +21,7 @@ FLOORS = {
     "swift_ft.recovery.plan": PURE,
     "swift_ft.recovery.protocol": PURE,
     "swift_ft.recovery.report": PURE,
+    "swift_ft.recovery.sharing": PURE,
     "swift_ft.testing.faults": PURE,
     "swift_ft.undo": PURE,
     "swift_ft.config": FORMATS,

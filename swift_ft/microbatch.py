@@ -1,0 +1,369 @@
+"""Microbatches that are computed one at a time through some stages on this worker (paper §5.2).
+
+A shared replay knows all inputs from the log. So a microbatch goes forward and backward through the lost
+stages at once, by the functions of torch's stages that the schedule calls, and needs no other microbatch.
+What the schedule decides is in which order gradients were added up. (Seams of torch 2.13's.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining.schedules import (
+    _ComputationType,
+    _PipelineSchedule,
+    _PipelineScheduleRuntime,
+)
+from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
+
+from swift_ft.determinism import random_state
+from swift_ft.errors import CannotHelpError
+from swift_ft.logging import Direction, checksum_of
+from swift_ft.routes import Route, receives, sends
+
+__all__ = [
+    "ComputeOrder",
+    "Computed",
+    "Inputs",
+    "SharedSteps",
+    "StageChain",
+    "add_up",
+    "autocast_here",
+    "why_not_apart",
+]
+
+
+_AUTOCAST = ("cpu", "cuda")
+
+
+def autocast_here() -> dict[str, torch.dtype]:
+    """The dtypes of automatic mixed precision by device type, where it is on."""
+    return {kind: torch.get_autocast_dtype(kind) for kind in _AUTOCAST if torch.is_autocast_enabled(kind)}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the script gave a schedule for a step, in microbatches.
+
+    Attributes:
+        args: of the first stage.
+        kwargs: of this worker's stages.
+        targets: of the loss; None where the script gave none.
+        loss_kwargs: for the loss function.
+        outputs: whether the script wants the last stage's outputs.
+        autocast: the dtype by device type, where the script computes with automatic mixed precision.
+    """
+
+    args: Sequence[tuple[Any, ...]]
+    kwargs: Sequence[dict[str, Any]]
+    targets: Sequence[Any] | None
+    loss_kwargs: dict[str, Any] | None
+    outputs: bool
+    autocast: Mapping[str, torch.dtype] = field(default_factory=dict)
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """The script's, for all that is computed in the block."""
+        with ExitStack() as stack:
+            for kind in {*self.autocast, *autocast_here()}:
+                dtype = self.autocast.get(kind)
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
+            yield
+
+
+@dataclass(slots=True)
+class Computed:
+    """What a microbatch gave in the stages of one worker.
+
+    Attributes:
+        sent: what they would have sent.
+        received: checksums of what they would have received.
+        gradients: by stage, of its parameters in order; None where there is none. Left empty where gradients
+            are added up at once.
+        output: of the last stage, if it is among them and its output is wanted.
+        loss: of the last stage.
+        random: of torch's generators after the forward pass that is the last of the worker's.
+    """
+
+    sent: dict[Route, torch.Tensor] = field(default_factory=dict)
+    received: dict[Route, int] = field(default_factory=dict)
+    gradients: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
+    output: Any = None
+    loss: torch.Tensor | None = None
+    random: dict[str, torch.Tensor] | None = None
+
+
+class ComputeOrder:
+    """In which order a schedule computes on a worker.
+
+    Args:
+        schedule: of any of the pipeline's workers: it knows the order of all.
+        places: the worker of each stage, as a rank in the pipeline's group.
+    """
+
+    def __init__(self, schedule: _PipelineSchedule, places: Mapping[int, int]) -> None:
+        self._split: set[tuple[int, int]] = set()
+        self._added: dict[int, list[int]] = {}
+        self._last: dict[int, tuple[int, int]] = {}
+        everything = range(schedule._n_microbatches)
+        if not isinstance(schedule, _PipelineScheduleRuntime):
+            for stage, place in places.items():
+                self._added[stage] = list(everything)
+                self._last[place] = (stage, everything[-1])
+            return
+        for place, actions in schedule.pipeline_order_with_comms.items():
+            for action in actions:
+                for part in action.sub_actions or (action,):
+                    self._note(place, part.computation_type, part.stage_index, part.microbatch_index or 0)
+
+    def _note(self, place: int, kind: _ComputationType, stage: int, microbatch: int) -> None:
+        if kind == _ComputationType.FORWARD:
+            self._last[place] = (stage, microbatch)
+        elif kind == _ComputationType.BACKWARD_WEIGHT:
+            self._split.add((stage, microbatch))
+        if kind in (_ComputationType.FULL_BACKWARD, _ComputationType.BACKWARD_WEIGHT):
+            self._added.setdefault(stage, []).append(microbatch)
+
+    def added(self, stage: int) -> Sequence[int]:
+        """Microbatches in the order in which their gradients are added up."""
+        return self._added[stage]
+
+    def is_split(self, stage: int, microbatch: int) -> bool:
+        """Whether gradients of inputs and of weights are computed apart, which can give other roundings."""
+        return (stage, microbatch) in self._split
+
+    def is_last(self, place: int, stage: int, microbatch: int) -> bool:
+        """Whether this is the last forward pass on a worker: what it left of random state stays."""
+        return self._last[place] == (stage, microbatch)
+
+
+class SharedSteps(Protocol):
+    """Computes an owner's steps, together with others."""
+
+    def step(self, iteration: int, inputs: Inputs) -> dict[int, Computed]:
+        """Returns the results by microbatch, and leaves the parameters without gradients."""
+
+    def gradients(self, stage: int, results: Mapping[int, Computed]) -> list[Sequence[torch.Tensor | None]]:
+        """The gradients of a stage, in the order in which they are to be added up."""
+
+
+def why_not_apart(schedule: _PipelineSchedule, stages: Sequence[_PipelineStageBase]) -> str:
+    """Why the microbatches of stages cannot be computed apart from each other; empty if they can."""
+    if schedule._n_microbatches < 2:
+        return "an iteration has only one microbatch"
+    if schedule._loss_fn is None:
+        return "this worker's schedule has no loss function"
+    if getattr(schedule, "_comp_type_to_function_map", None):
+        return "the schedule has functions of its own"
+    for stage in stages:
+        if not isinstance(stage, PipelineStage) or stage.dw_builder is not None:
+            return "the stage computes gradients in a way of its own"
+        if isinstance(stage.submod, DistributedDataParallel | FSDPModule):
+            return "the stage's gradients are averaged among replicas"
+        for module in stage.submod.modules():
+            if isinstance(module, _NormBase) and module.track_running_stats:
+                return f"{type(module).__name__} keeps running statistics: microbatches depend on each other"
+        for parameter in stage.submod.parameters():
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                return "parameters have hooks"
+    return ""
+
+
+Fill = Callable[[Route, torch.Tensor], None]
+"""Fills a receive buffer with what was logged."""
+
+
+class StageChain:
+    """The stages of one or more workers, on this one.
+
+    Args:
+        schedule: of this worker: its loss function, its order.
+        stages: by index, with their shapes prepared.
+        seed: derives torch's random state for (iteration, stage, microbatch).
+        add_up: gradients of all microbatches into one, in any order, instead of keeping each.
+    """
+
+    def __init__(
+        self,
+        schedule: _PipelineSchedule,
+        stages: Mapping[int, PipelineStage],
+        seed: Callable[[int, int, int], None],
+        *,
+        add_up: bool,
+    ) -> None:
+        self._loss: Callable[..., Any] = schedule._compute_loss
+        self.stages = dict(sorted(stages.items()))
+        self._seed = seed
+        self.iteration = 0
+        self._add_up = add_up
+        self._places: Mapping[int, int] = next(iter(self.stages.values())).stage_index_to_group_rank
+        self.order = ComputeOrder(schedule, self._places)
+
+    @property
+    def device(self) -> torch.device:
+        """Where all of it is computed."""
+        return torch.device(next(iter(self.stages.values())).device)
+
+    def place(self, stage: int) -> int:
+        """The worker of a stage, as a rank in the pipeline's group."""
+        return self._places[stage]
+
+    def begin(self, iteration: int) -> None:
+        """A step begins: no gradients yet."""
+        self.iteration = iteration
+        for stage in self.stages.values():
+            stage.has_backward = True
+            stage.clear_runtime_states()
+            self.take_gradients(stage.stage_index)
+
+    def take_gradients(self, stage: int) -> list[torch.Tensor | None]:
+        """The gradients of a stage's parameters, which have none afterwards."""
+        found = []
+        for parameter in self.stages[stage].submod.parameters():
+            found.append(parameter.grad)
+            parameter.grad = None
+        return found
+
+    def compute(self, microbatch: int, inputs: Mapping[int, Inputs], fill: Fill) -> dict[int, Computed]:
+        """Forward and backward through all stages.
+
+        Args:
+            microbatch: its index.
+            inputs: by stage, of the worker that holds it.
+            fill: serves what came from other stages.
+
+        Returns:
+            By the place of the worker that holds the stages.
+
+        Raises:
+            CannotHelpError: microbatches depend on each other, by a buffer that a forward pass changes.
+        """
+        results = {self._places[index]: Computed() for index in self.stages}
+        versions = self._versions()
+        loss = None
+        for index, stage in self.stages.items():
+            with inputs[index].precision():
+                loss = self._forward(stage, microbatch, inputs[index], fill, results[self._places[index]])
+        if versions != self._versions():
+            raise CannotHelpError(
+                "a forward pass changes the module's buffers (as BatchNorm does): its microbatches cannot be "
+                "computed apart"
+            )
+        for stage in reversed(self.stages.values()):
+            with inputs[stage.stage_index].precision():
+                self._backward(stage, microbatch, loss, fill, results[self._places[stage.stage_index]])
+        return results
+
+    def _versions(self) -> list[int]:
+        return [buffer._version for stage in self.stages.values() for buffer in stage.submod.buffers()]
+
+    def _forward(
+        self, stage: PipelineStage, microbatch: int, inputs: Inputs, fill: Fill, result: Computed
+    ) -> torch.Tensor | None:
+        """Returns the loss, of the last stage."""
+        index = stage.stage_index
+        kind: Any = type(stage)  # the class's functions: the hook is for the schedule's own steps
+        self._receive(stage, microbatch, Direction.FORWARD, fill, result)
+        self._seed(self.iteration, index, microbatch)
+        args = inputs.args[microbatch] if stage.is_first else ()
+        output = kind.forward_one_chunk(
+            stage, microbatch, args, inputs.kwargs[microbatch], save_forward_output=False
+        )
+        if self.order.is_last(self._places[index], index, microbatch):
+            result.random = random_state()
+        if stage.is_last:
+            targets = inputs.targets
+            target = targets[microbatch] if targets is not None else None
+            loss: torch.Tensor = self._loss(output, target, inputs.loss_kwargs)
+            result.loss = loss.detach()
+            result.output = output if inputs.outputs else None
+            return loss
+        after = self.stages.get(index + 1)
+        if self._beside(index, index + 1):
+            assert after is not None  # all stages of a worker are here
+            after.set_local_fwd_input(output, microbatch)
+            return None
+        operations = kind.get_fwd_send_ops(stage, microbatch)
+        self._sent(stage, Direction.FORWARD, operations, result, after, microbatch)
+        return None
+
+    def _backward(
+        self,
+        stage: PipelineStage,
+        microbatch: int,
+        loss: torch.Tensor | None,
+        fill: Fill,
+        result: Computed,
+    ) -> None:
+        index = stage.stage_index
+        kind: Any = type(stage)
+        self._receive(stage, microbatch, Direction.BACKWARD, fill, result)
+        split = self.order.is_split(index, microbatch)
+        kind.backward_one_chunk(
+            stage, microbatch, loss=loss if stage.is_last else None, full_backward=not split
+        )
+        if split:
+            kind.backward_weight_one_chunk(stage, microbatch)
+        if not self._add_up:
+            result.gradients[index] = self.take_gradients(index)
+        before = self.stages.get(index - 1)
+        if stage.is_first:
+            stage.bwd_cache.pop(microbatch)
+        elif self._beside(index, index - 1):
+            assert before is not None
+            before.set_local_bwd_input(kind.get_local_bwd_output(stage, microbatch), microbatch)
+        else:
+            operations = kind.get_bwd_send_ops(stage, microbatch)
+            self._sent(stage, Direction.BACKWARD, operations, result, before, microbatch)
+
+    def _receive(
+        self, stage: PipelineStage, microbatch: int, direction: Direction, fill: Fill, result: Computed
+    ) -> None:
+        for route, buffer in receives(stage, microbatch, direction):
+            if route.source not in self.stages:
+                fill(route, buffer)
+            if not self._beside(route.source, stage.stage_index):
+                result.received[route] = checksum_of(buffer)
+
+    def _sent(
+        self,
+        stage: PipelineStage,
+        direction: Direction,
+        operations: Sequence[Any],
+        result: Computed,
+        to: PipelineStage | None,
+        microbatch: int,
+    ) -> None:
+        """Keep what torch would send, and give it to the stage that it goes to, if that is here."""
+        tensors = [operation.tensor for operation in operations]
+        result.sent.update(zip(sends(stage, direction), tensors, strict=True))
+        if to is not None:
+            buffers = [buffer for _, buffer in receives(to, microbatch, direction)]
+            with torch.no_grad():
+                for buffer, tensor in zip(buffers, tensors, strict=True):
+                    buffer.copy_(tensor)
+
+    def _beside(self, one: int, other: int) -> bool:
+        """Whether two stages are on one worker: what they hand each other is no message."""
+        return self._places[one] == self._places[other]
+
+
+def add_up(parameters: Sequence[nn.Parameter], parts: Sequence[Sequence[torch.Tensor | None]]) -> None:
+    """Add gradients to what parameters have, part by part, as autograd does."""
+    with torch.no_grad():
+        for gradients in parts:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is None:
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = gradient
+                else:
+                    parameter.grad += gradient
