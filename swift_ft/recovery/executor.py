@@ -202,6 +202,10 @@ class Executor:
             self.profiler.add(account, self._pipeline.sent)
         if self._log.nearly_full():
             self._saver.ask(self.iteration, self._log.generation, "the log nears its budget of disk")
+        elif self._pipeline is not None and self._pipeline.wants_checkpoint(
+            self._coordinator.state.committed
+        ):
+            self._saver.ask(self.iteration, self._log.generation, "a stage was rebuilt with other roundings")
         self._injector.at(Point.BETWEEN, self.iteration - 1)
 
     def interrupted(self, cause: str, failure: RecoveryError | None) -> None:

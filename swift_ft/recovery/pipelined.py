@@ -65,6 +65,8 @@ class LoggedPipeline:
         self._rendezvous = rendezvous
         self._traffic = LoggedTraffic(context.rank, context.workers, groups, seed, log.messages, on_compute)
         self._completed: int | None = None
+        self._loaded = False
+        self._inexact_until: int | None = None
         self._hook = PipelineHook(schedule, self._traffic, self._publish_metadata)
         waits = Waits()
         group.follow(self._hook.group, self._hook.renew, aborted=waits.abort)
@@ -130,6 +132,10 @@ class LoggedPipeline:
             return "attach_pipeline() was given no build"
         return self._hook.why_not_apart()
 
+    def wants_checkpoint(self, committed: int | None) -> bool:
+        """Whether the log may have gaps before the next checkpoint: what was rebuilt inexactly is in no log."""
+        return self._inexact_until is not None and (committed or 0) < self._inexact_until
+
     @property
     def parts(self) -> int:
         """Among how many workers a replay can be spread."""
@@ -144,7 +150,8 @@ class LoggedPipeline:
 
     def give_up_replay(self) -> None:
         """The replay is over, or turned out to be impossible."""
-        self._traffic.source, self._traffic.portion, self._hook.shared = None, (), None
+        traffic = self._traffic
+        traffic.source, traffic.portion, traffic.inexact_from, self._hook.shared = None, (), None, None
 
     def begin_replay(self, state: State, task: Task) -> None:
         """Serve the next steps from the neighbours' logs.
@@ -154,7 +161,7 @@ class LoggedPipeline:
         """
         if not self._hook.shapes.known:
             self._hook.shapes.adopt(self._shapes(self.stages))
-        self._traffic.portion = task.portion
+        self._traffic.portion, self._loaded = task.portion, task.load is not None
         replayed = (self._context.rank, *task.portion)
         self._traffic.source = self._read_around(replayed, since=state.log_since, iteration=task.begin)
 
@@ -182,6 +189,11 @@ class LoggedPipeline:
         )
         if self._context.rank in shared.owners:
             self._hook.shared = member
+            if (
+                self._helping.mode != HelpMode.ORDERED
+            ):  # the first update is made of what was in the checkpoint
+                self._traffic.inexact_from = shared.begin + self._loaded
+                self._inexact_until = shared.until
         return member
 
     def help(

@@ -1,0 +1,167 @@
+"""Survivors help: they compute microbatches of what was lost, and keep their own state (paper §5.2).
+
+Everything is compared bit for bit with an undisturbed run: what is rebuilt, and what was put aside meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import ClusterRun, assert_clean, assert_identical, run_cluster, training
+
+SCRIPT = Path(__file__).parent / "scripts" / "helped.py"
+MID = "iteration=5 point=forward microbatch=3"
+
+
+def run_helped(
+    folder: Path, *args: str, inject: str, machines: int = 4, workers: int = 1, helpers: int = 9, **more: Any
+) -> ClusterRun:
+    flags = ["--nproc-per-node", str(workers), "--helpers", str(helpers)]
+    return run_cluster(folder, *args, inject=inject, machines=machines, flags=flags, **more)
+
+
+def run_with(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, inject: str = f"kill machine=1 {MID}", **helping: Any
+) -> ClusterRun:
+    """The example with other arguments of ``attach_pipeline()``."""
+    monkeypatch.setenv("HELPING", json.dumps(helping))
+    return run_helped(folder, inject=inject, script=training(folder, SCRIPT))
+
+
+def assert_helped(run: ClusterRun, *helpers: list[int]) -> None:
+    """All recoveries were replays, and these were who helped in them."""
+    assert [recovery["way"] for recovery in run.recoveries] == ["replay"] * len(helpers), run.output[-3000:]
+    assert [recovery["helpers"] for recovery in run.recoveries] == [*helpers]
+    for recovery in run.recoveries:
+        lost = {int(rank) for rank, count in recovery["iterations_lost"].items() if count}
+        assert not lost & set(recovery["helpers"])
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])  # the first one has the data, the last one the loss
+def test_one_stage(stage: int, tmp_path: Path, references: Any) -> None:
+    """Dropout draws what it drew; seven microbatches are shared by four."""
+    options = ("--dropout", "0.2", "--microbatches", "7")
+    run = run_helped(tmp_path, *options, inject=f"kill machine={stage} {MID}")
+    assert_identical(run, references(*options))
+    assert_helped(run, sorted({0, 1, 2, 3} - {stage}))
+    assert_clean(run)
+
+
+@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"])
+def test_other_schedules(schedule: str, tmp_path: Path, references: Any) -> None:
+    """Several stages a worker, gradients of weights apart from those of inputs, hand-overs on a worker."""
+    run = run_helped(tmp_path, "--schedule", schedule, inject=f"kill machine=1 {MID}")
+    assert_identical(run, references("--schedule", schedule))
+    assert_helped(run, [0, 2, 3])
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_machine_with_two_workers(slot: int, tmp_path: Path, references: Any) -> None:
+    """All members compute both of its stages."""
+    run = run_helped(tmp_path, inject=f"kill machine={slot} {MID}", machines=2, workers=2)
+    assert_identical(run, references())
+    assert_helped(run, [2, 3] if slot == 0 else [0, 1])
+
+
+def test_fewer_helpers(tmp_path: Path, references: Any) -> None:
+    run = run_helped(tmp_path, inject=f"kill machine=1 {MID}", helpers=1)
+    assert_identical(run, references())
+    assert_helped(run, [0])
+
+
+def test_sums_of_each_helper(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mode="allreduce": a little less exact, and only where it was rebuilt with it."""
+    monkeypatch.setenv("HELPING", json.dumps({"mode": "allreduce"}))
+    script = [*training(tmp_path, SCRIPT), "--checkpoint-every", "20"]  # so that none is near
+    run = run_helped(tmp_path, inject=f"kill machine=1 {MID}", script=script)
+    assert run.code == 0, run.output[-3000:]
+    assert_helped(run, [0, 2, 3])
+    assert any("other roundings" in event["reason"] for event in run.events("CheckpointWanted"))
+    ours, theirs = run.weights(), references().weights()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_state_on_the_local_disk(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper may keep next to nothing of its own in memory."""
+    run = run_with(tmp_path, monkeypatch, helper_memory_bytes=4096)
+    assert_identical(run, references())
+    assert_helped(run, [0, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        ("raises", "MemoryError: there is no room for it"),
+        ("wider", "build(1) makes another module than the script has in stage 1: see"),
+    ],
+)
+def test_who_cannot_help_costs_no_progress(
+    build: str, said: str, tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lost machine replays alone."""
+    run = run_with(tmp_path, monkeypatch, build=build)
+    assert_identical(run, references())
+    assert_helped(run, [])
+    assert any(said in event["reason"] for event in run.events("CannotHelp"))
+
+
+@pytest.mark.parametrize(
+    ("helping", "why"),
+    [
+        ({"build": "none"}, "attach_pipeline() was given no build"),
+        ({"norm": True}, "BatchNorm1d keeps running statistics: microbatches depend on each other"),
+    ],
+)
+def test_it_is_off_and_says_why(
+    helping: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_with(tmp_path, monkeypatch, **helping)
+    assert run.code == 0, run.output[-3000:]
+    assert_helped(run, [])
+    assert f"swift_ft: parallel recovery is off: {why}" in run.output
+
+
+def test_a_helper_is_lost(tmp_path: Path, references: Any) -> None:
+    """Then there are two to rebuild, and their replay is a shared one again."""
+    inject = f"kill machine=1 {MID}; kill machine=3 iteration=4 point=help"
+    run = run_helped(tmp_path, inject=inject)
+    assert_identical(run, references())
+    assert [(r["slots"], r["helpers"]) for r in run.recoveries] == [([1, 3], [0, 2])]
+
+
+def test_the_owner_is_lost(tmp_path: Path, references: Any) -> None:
+    run = run_helped(tmp_path, inject=f"kill machine=1 {MID}; kill machine=1 iteration=4 point=replay")
+    assert_identical(run, references())
+    assert [(r["slots"], r["helpers"]) for r in run.recoveries] == [([1, 1], [0, 2, 3])]
+
+
+def test_connections_break(tmp_path: Path, references: Any) -> None:
+    """Nobody is lost: the replay is shared again, from where it stands."""
+    run = run_helped(tmp_path, inject=f"kill machine=1 {MID}; break machine=2 iteration=4 point=help")
+    assert_identical(run, references())
+    assert_helped(run, [0, 2, 3])
+    assert len(run.events("Interrupted")) >= 1
+
+
+def test_the_neighbour_is_lost_next(tmp_path: Path, references: Any) -> None:
+    """The log of what was rebuilt is whole, also of microbatches that others computed."""
+    inject = f"kill machine=1 {MID}; kill machine=2 iteration=5 point=backward microbatch=6"
+    run = run_helped(tmp_path, inject=inject)
+    assert_identical(run, references())
+    assert_helped(run, [0, 2, 3], [0, 1, 3])
+
+
+def test_two_distant_machines(tmp_path: Path) -> None:
+    """Each replay gets helpers of its own."""
+    deep = ["--layers=16"]
+    reference = run_cluster(tmp_path / "undisturbed", *deep, machines=6)
+    inject = "; ".join(f"kill machine={slot} iteration=5 point=optimizer" for slot in (1, 4))
+    run = run_helped(tmp_path, *deep, inject=inject, machines=6)
+    assert_identical(run, reference)
+    assert {recovery["way"] for recovery in run.recoveries} == {"replay"}
+    assert run.recoveries[-1]["helpers"], run.recoveries
