@@ -200,13 +200,18 @@ class Executor:
             return
         if self._pipeline is not None:
             self.profiler.add(account, self._pipeline.sent)
-        if self._log.nearly_full():
-            self._saver.ask(self.iteration, self._log.generation, "the log nears its budget of disk")
-        elif self._pipeline is not None and self._pipeline.wants_checkpoint(
-            self._coordinator.state.committed
-        ):
-            self._saver.ask(self.iteration, self._log.generation, "a stage was rebuilt with other roundings")
+        if reason := self._wants_checkpoint():
+            self._saver.ask(self.iteration, self._log.generation, reason)
         self._injector.at(Point.BETWEEN, self.iteration - 1)
+
+    def _wants_checkpoint(self) -> str:
+        """Why one is wanted before it is due; empty if it is not."""
+        committed = self._coordinator.state.committed
+        if self._log.nearly_full():
+            return "the log nears its budget of disk"
+        if self._pipeline is not None and self._pipeline.wants_checkpoint(committed):
+            return "a stage was rebuilt with other roundings"
+        return ""
 
     def interrupted(self, cause: str, failure: RecoveryError | None) -> None:
         """The step was interrupted by a broken connection, or its replay turned out impossible."""

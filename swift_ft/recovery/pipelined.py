@@ -133,7 +133,7 @@ class LoggedPipeline:
         return self._hook.why_not_apart()
 
     def wants_checkpoint(self, committed: int | None) -> bool:
-        """Whether the log may have gaps before the next checkpoint: what was rebuilt inexactly is in no log."""
+        """Whether the log may have gaps until the next one: what was rebuilt inexactly is not logged."""
         return self._inexact_until is not None and (committed or 0) < self._inexact_until
 
     @property
@@ -189,9 +189,8 @@ class LoggedPipeline:
         )
         if self._context.rank in shared.owners:
             self._hook.shared = member
-            if (
-                self._helping.mode != HelpMode.ORDERED
-            ):  # the first update is made of what was in the checkpoint
+            if self._helping.mode != HelpMode.ORDERED:
+                # The first iteration after the checkpoint begins with exact parameters.
                 self._traffic.inexact_from = shared.begin + self._loaded
                 self._inexact_until = shared.until
         return member
