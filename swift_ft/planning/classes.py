@@ -2,7 +2,7 @@
 
 Machines that compute alike make costs come in steps: a partition's cost is mostly a matter of its *rank*, the
 sum over groups of a whole number that grows with the size of the group. Prices on bytes alone mix ranks and
-leave a gap of about a step; with a second price, the *toll* per step of rank, each rank has a bound of its own.
+leave a gap of about a step; with a second price, the *toll* per step of rank, each rank has its own bound.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Classes:
         return best
 
     def _at(self, price: float, toll: float, rank: int) -> tuple[ClassBound, bool]:
-        priced = PricedChain(self.chain, toll * self.rank_of)
+        priced = PricedChain(self.chain, (toll * self.rank_of).astype(np.float64))
         path = priced.path(priced.forward(price)[1])
         new = self._learn(path)
         excess = price * (path.size - self.limit) + toll * (self._rank(path) - rank)
@@ -117,9 +117,7 @@ class Classes:
             self._cuts.append(cut)
         return new
 
-    def _highest(
-        self, rank: int, price: float | None, box: tuple[float, float]
-    ) -> tuple[float, float, bool]:
+    def _highest(self, rank: int, price: float | None, box: tuple[float, float]) -> tuple[float, float, bool]:
         """Where the lowest cut is highest: price and toll there, and whether that is a wall of the box."""
         cost, size, step = np.array(self._cuts, dtype=np.float64).T
         across, along = size - self.limit, step - rank
@@ -139,7 +137,9 @@ class Classes:
             if lowest in active:
                 break
             active.append(lowest)
-        movable = meeting >= len(active) + (1 if price is None else 0)  # a price below zero is no matter of room
+        movable = meeting >= len(active) + (
+            1 if price is None else 0
+        )  # a price below zero is no matter of room
         prices = [float(value) for value in vertex[1:] / scale]
         at = max(0.0, prices[0]) if price is None else price
         return at, prices[-1], bool(movable.any())

@@ -7,7 +7,9 @@ finishes, and says so when it had to stop (``Optimum.gap_s``):
 2. a search through all partitions within a little slack of the bound (:mod:`frontier`), the slack growing
    until the best one found is inside it, which proves that none is better;
 3. machines that are all alike leave a wide gap, because costs then come in steps. Partitions are divided into
-   classes by such steps, and a second price keeps each search within one class, where the gap is small.
+   classes by such steps, and a second price gives each class a bound of its own (:mod:`classes`). Within a
+   class either few partitions come near the bound, and the search ends, or very many reach it, and a narrow
+   search with a direction finds one of those: what costs as little as the bound needs no search to prove it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ __all__ = ["Optimum", "optimal_partition"]
 _ROUNDING = 1e-12  # relative: what sums of 10,000 float64 terms may be off by
 _FIRST_SLACK, _GROWTH = 1e-4, 4.0  # of the known gap
 _NARROW, _WIDE, _REACH = 256, 30_000, 256  # labels at one place of a dive: on its way, and around its middle
-_TILTS = (1.5, 4.0)
+_TILTS = (1.5, 4.0)  # of the price of a byte, where a dive needs a direction
 _FIRST_LABELS, _CLASS_LABELS = 3_000_000, 20_000_000
 _CLASSES = 24
 
@@ -125,15 +127,26 @@ def _by_class(chain: Chain, dual: Dual, limit: int, best: Path) -> tuple[Path, f
             if within.bound >= best.cost * (1 - _ROUNDING):
                 break
             done += 1
-            best = _aim(classes, within, rank, best)
-            limits = Limits(limit, rank, _CLASS_LABELS)
-            best, proven = _deepen(within.priced, within.price, within.bound, classes.rank_of, limits, best)
+            best, proven = _within(classes, within, rank, best)
             if not proven:
                 open_bounds.append(within.bound)
             if done >= _CLASSES:
                 return best, best.cost - dual.bound
             rank += outward
     return best, max(0.0, best.cost - min(open_bounds))
+
+
+def _within(classes: Classes, within: ClassBound, rank: int, best: Path) -> tuple[Path, bool]:
+    """The best of one class and of what is known; also whether nothing in the class can be better."""
+    proven = False
+    for labels in (_FIRST_LABELS, _CLASS_LABELS):
+        limits = Limits(classes.limit, rank, labels)
+        best, proven = _deepen(within.priced, within.price, within.bound, classes.rank_of, limits, best)
+        if proven:
+            break
+        if labels == _FIRST_LABELS:
+            best = _aim(classes, within, rank, best)
+    return best, proven
 
 
 def _aim(classes: Classes, within: ClassBound, rank: int, best: Path) -> Path:
@@ -152,7 +165,7 @@ def _aim(classes: Classes, within: ClassBound, rank: int, best: Path) -> Path:
         width = np.where(np.abs(from_middle) <= _REACH, _WIDE, _NARROW)
         unused = (classes.limit - path.size) * np.clip(0.5 + from_middle / (2 * _REACH), 0.0, 1.0)
         dive = Limits(classes.limit, rank, sys.maxsize, Dive(width, priced.logged_before(path) + unused))
-        slack = within.bound - leaning.bound + _ROUNDING * best.cost
+        slack = max(0.0, within.bound - leaning.bound) + _ROUNDING * best.cost
         ways = priced.ways(leaning.price)
         best = _better(priced, search(priced, leaning.price, slack, ways, classes.rank_of, dive), best)
     return best
