@@ -98,7 +98,8 @@ def report(rows: Sequence[tuple[Breakdown, float]], target: Target) -> str:
     intro = (
         f"The GPT of `examples/` on four machines, {iterations} iterations, {len(kills)} machines killed by "
         "SIGKILL. Simulated from the mean iteration and the recoveries of trainings of "
-        f"{SHORT[0]} iterations, one before and one after it, with the failures at the times at which they happened."
+        f"{SHORT[0]} iterations, one before and one after it, with the failures at the times at which they "
+        "happened."
     )
     cells = [
         [

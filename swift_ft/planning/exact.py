@@ -29,8 +29,9 @@ __all__ = ["Optimum", "optimal_partition"]
 
 _ROUNDING = 1e-12  # relative: what sums of 10,000 float64 terms may be off by
 _FIRST_SLACK, _GROWTH = 1e-4, 4.0  # of the known gap
-_NARROW, _WIDE, _REACH = 256, 30_000, 256  # labels at one place of a dive: on its way, and around its middle
-_TILTS = (1.5, 4.0)  # of the price of a byte, where a dive needs a direction
+_NARROW, _REACH = 256, 256  # labels at one place of a dive, but for so many places around its middle
+# dives with a direction: tilt of the price of a byte; labels around the middle, and where that is
+_DIVES = ((1.5, 40_000, 1 / 2), (4.0, 160_000, 1 / 2), (4.0, 160_000, 1 / 3), (1.5, 160_000, 2 / 3))
 _FIRST_LABELS, _CLASS_LABELS = 3_000_000, 20_000_000
 _CLASSES = 24
 
@@ -74,7 +75,9 @@ def _dive(priced: PricedChain, dual: Dual, rank_of: IntArray, limits: Limits) ->
     """A narrow search among the cheapest ways: where many partitions are equally good, it finds one."""
     assert dual.above is not None
     below, above = priced.logged_before(dual.below), priced.logged_before(dual.above)
-    dive = Dive(np.full(priced.n + 1, _NARROW), below + _mixture(dual, limits.size) * (above - below))
+    dive = Dive(
+        priced.n // 2, np.full(priced.n + 1, _NARROW), below + _mixture(dual, limits.size) * (above - below)
+    )
     slack = 10 * _ROUNDING * dual.below.cost
     limits = replace(limits, labels=sys.maxsize, dive=dive)
     found = search(priced, dual.price, slack, priced.ways(dual.price), rank_of, limits)
@@ -138,34 +141,51 @@ def _by_class(chain: Chain, dual: Dual, limit: int, best: Path) -> tuple[Path, f
 
 def _within(classes: Classes, within: ClassBound, rank: int, best: Path) -> tuple[Path, bool]:
     """The best of one class and of what is known; also whether nothing in the class can be better."""
-    proven = False
-    for labels in (_FIRST_LABELS, _CLASS_LABELS):
-        limits = Limits(classes.limit, rank, labels)
-        best, proven = _deepen(within.priced, within.price, within.bound, classes.rank_of, limits, best)
+    limits = Limits(classes.limit, rank, _FIRST_LABELS)
+    best, proven = _deepen(within.priced, within.price, within.bound, classes.rank_of, limits, best)
+    if proven:
+        return best, True
+    for number, (tilt, wide, share) in enumerate(_DIVES):
+        leaning = classes.bound(rank, math.inf, within.price * tilt)
+        dive = _leaning_dive(leaning, classes.limit, wide, round(share * classes.chain.n))
+        best, proven = _lean(classes, leaning, within.bound, replace(limits, dive=dive), best, number == 0)
         if proven:
-            break
-        if labels == _FIRST_LABELS:
-            best = _aim(classes, within, rank, best)
-    return best, proven
+            return best, True
+    return best, False
 
 
-def _aim(classes: Classes, within: ClassBound, rank: int, best: Path) -> Path:
-    """Look for a partition of the class that costs what its bound says.
+def _lean(
+    classes: Classes, leaning: ClassBound, bound: float, dive: Limits, best: Path, thorough: bool
+) -> tuple[Path, bool]:
+    """The best of a class where very many partitions cost about what its bound says; whether it is proven.
 
     Where machines are alike, all partitions of the class that use the limit up to the last byte may cost the
-    same, and a search at these prices has no direction. At a higher price for bytes it stays near those that
-    log as little as any of the class can, and of them takes one that logs as much as it may.
+    same, and a search at the prices of the bound has no direction. At a higher price for bytes it stays near
+    those that log as little as any of the class can. A dive among these often finds one that logs all that it
+    may, and so costs no more than the bound. Where there are too few for that, all of them can be searched.
+
+    Args:
+        leaning: the bound of the class at such a price.
+        bound: its best one.
+        dive: the narrow search.
+        thorough: search all of them, if the dive does not meet the bound.
     """
-    for tilt in _TILTS:
-        if best.cost - within.bound <= _ROUNDING * best.cost:
-            break
-        leaning = classes.bound(rank, math.inf, within.price * tilt)
-        priced, path = leaning.priced, leaning.path
-        from_middle = np.arange(priced.n + 1) - priced.n // 2
-        width = np.where(np.abs(from_middle) <= _REACH, _WIDE, _NARROW)
-        unused = (classes.limit - path.size) * np.clip(0.5 + from_middle / (2 * _REACH), 0.0, 1.0)
-        dive = Limits(classes.limit, rank, sys.maxsize, Dive(width, priced.logged_before(path) + unused))
-        slack = max(0.0, within.bound - leaning.bound) + _ROUNDING * best.cost
-        ways = priced.ways(leaning.price)
-        best = _better(priced, search(priced, leaning.price, slack, ways, classes.rank_of, dive), best)
-    return best
+    priced, ways, rank_of = leaning.priced, leaning.priced.ways(leaning.price), classes.rank_of
+    rounding = _ROUNDING * best.cost
+    limits, slack = replace(dive, labels=sys.maxsize), max(0.0, bound - leaning.bound) + rounding
+    best = _better(priced, search(priced, leaning.price, slack, ways, rank_of, limits), best)
+    if best.cost - bound <= rounding or not thorough:
+        return best, best.cost - bound <= rounding
+    limits, slack = replace(dive, labels=_CLASS_LABELS, dive=None), best.cost - leaning.bound + rounding
+    try:
+        return _better(priced, search(priced, leaning.price, slack, ways, rank_of, limits), best), True
+    except TooManyLabelsError:
+        return best, False
+
+
+def _leaning_dive(leaning: ClassBound, limit: int, wide: int, middle: int) -> Dive:
+    """Along the cheapest path, with all that it leaves of the limit to be used around the middle."""
+    from_middle = np.arange(leaning.priced.n + 1) - middle
+    width = np.where(np.abs(from_middle) <= _REACH, wide, _NARROW)
+    unused = (limit - leaning.path.size) * np.clip(0.5 + from_middle / (2 * _REACH), 0.0, 1.0)
+    return Dive(middle, width, leaning.priced.logged_before(leaning.path) + unused)

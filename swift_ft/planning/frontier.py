@@ -38,10 +38,12 @@ class Dive:
     What is found is then good, but no proof.
 
     Attributes:
+        middle: where the two sides meet.
         width: labels kept, by place, shape (N + 1,).
         ideal: bytes before each place that lead to the limit in the end, shape (N + 1,).
     """
 
+    middle: int
     width: IntArray
     ideal: FloatArray
 
@@ -177,7 +179,7 @@ def search(
     front, back = _Side(core, n, True), _Side(core, n, False)
     terms = (price, priced.bytes_before, rank_of)
     first, last, stored = 0, len(core.places) - 1, 0
-    middle = int(np.searchsorted(core.places, n // 2))  # of a dive: both sides must know where they meet
+    middle = int(np.searchsorted(core.places, limits.dive.middle)) if limits.dive else 0
     while last - first > 1:
         if first < middle if limits.dive else front.width <= back.width:
             first += 1
