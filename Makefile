@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-unit test-gpu lint bench bench-gpu clean
+.PHONY: demo test test-unit test-gpu lint bench bench-gpu bench-planning clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo | test | test-gpu | lint | bench | bench-gpu | clean"
+	@echo "make demo | test | test-gpu | lint | bench | bench-gpu | bench-planning | clean"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -51,6 +51,11 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/replication.py
+
+# How long grouping takes, and whether a simulated training takes as long as an executed one.
+bench-planning: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/simulated.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info runs

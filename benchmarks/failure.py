@@ -20,6 +20,8 @@ from swift_ft.cli.live import Progress, View, Watch
 
 Show = Callable[[Watch, Callable[[], bool]], None]
 """Shows a run for as long as it runs, and polls the watch meanwhile."""
+Told = list[tuple[int, Progress]]
+"""What each rank told of its progress, in order of time."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class SwiftOutcome:
         live: when the last worker began the interrupted iteration again.
         done: when the last worker had completed it.
         bytes_logged: by rank, as each worker told at its end.
+        iteration_s: mean time of an iteration before the kill, without the first one.
     """
 
     recoveries: list[dict[str, Any]]
@@ -73,6 +76,7 @@ class SwiftOutcome:
     live: float | None = None
     done: float | None = None
     bytes_logged: dict[int, int] = field(default_factory=dict)
+    iteration_s: float | None = None
 
     @property
     def replayed(self) -> bool:
@@ -105,24 +109,36 @@ def swift(
     Raises:
         CommandError: if the run does not end well.
     """
+    report, told = train(failure, iterations, folder, inject=failure.fault if kill else "", show=show)
+    return _outcome(failure, report, told)
+
+
+def train(
+    failure: Failure, iterations: int, folder: Path, *, inject: str, show: Show | None = None
+) -> tuple[dict[str, Any], Told]:
+    """Trains under swift-run with any faults; what ``--events-out`` wrote, and what the workers told.
+
+    Raises:
+        CommandError: if the run does not end well.
+    """
     folder.mkdir(parents=True)
     endpoint, events, output = folder / "endpoint.txt", folder / "events.json", folder / "output.txt"
     command = swift_run(
         *("--machines", str(failure.machines), "--spares", "1", "--log-dir", str(folder / "logs")),
         *("--events-out", str(events), "--endpoint-out", str(endpoint)),
-        *(("--inject", failure.fault) if kill else ()),
+        *(("--inject", inject) if inject else ()),
         *(str(EXAMPLES / "train_swift.py"), "--iterations", str(iterations)),
         *("--checkpoint-every", str(failure.checkpoint_every), "--store", str(folder / "store")),
         *("--weights-out", str(folder / "weights"), *failure.options),
     )
-    told: list[tuple[int, Progress]] = []
+    told: Told = []
     with started(command, output) as process:
         if (address := _endpoint(endpoint, process)) is not None:
             watch = Watch(*address, View(iterations), lambda rank, progress: told.append((rank, progress)))
             (show or _poll)(watch, lambda: process.poll() is None)
         process.wait()
     check(process, output)
-    return _outcome(failure, json.loads(events.read_text()), told)
+    return json.loads(events.read_text()), told
 
 
 def _endpoint(file: Path, process: subprocess.Popen[bytes]) -> tuple[str, str] | None:
@@ -140,7 +156,7 @@ def _poll(watch: Watch, running: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def _outcome(failure: Failure, report: dict[str, Any], told: list[tuple[int, Progress]]) -> SwiftOutcome:
+def _outcome(failure: Failure, report: dict[str, Any], told: Told) -> SwiftOutcome:
     outcome = SwiftOutcome(report["recoveries"])
     outcome.bytes_logged = {rank: p.bytes_logged for rank, p in told if p.bytes_logged is not None}
     faults = [entry["at"] for entry in report["events"] if entry["event"] == "Injected"]
@@ -151,6 +167,12 @@ def _outcome(failure: Failure, report: dict[str, Any], told: list[tuple[int, Pro
     outcome.loaded = min((p.at for rank, p in after if p.mode == "replay"), default=None)
     ranks = range(failure.machines)
     interrupted = failure.kill_iteration
+    begins = [
+        _first(p.at for rank, p in told if rank == 0 and p.mode == "live" and p.iteration == i)
+        for i in (1, interrupted)
+    ]
+    if begins[0] is not None and begins[1] is not None:
+        outcome.iteration_s = (begins[1] - begins[0]) / (interrupted - 1)
     outcome.live = _last(
         _first(p.at for r, p in after if r == rank and p.mode == "live" and p.iteration >= interrupted)
         for rank in ranks

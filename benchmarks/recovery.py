@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from breakdown import measured
 from common import (
     ROOT,
     CommandError,
@@ -26,6 +28,8 @@ from common import (
     target_table,
 )
 from failure import Failure, plain, swift
+
+from swift_ft.planning.calibration import MeasuredRecovery
 
 STEPS = {
     "detected": "kill to detected",
@@ -58,10 +62,13 @@ def main() -> int:
     )
     args = parser.parse_args()
     samples: dict[int, list[dict[str, float]]] = {distance: [] for distance in args.distances}
+    recoveries: list[MeasuredRecovery] = []
     try:
         for repetition in range(args.repetitions):
             for distance in args.distances:
-                samples[distance].append(measure(distance))
+                values, both = measure(distance)
+                samples[distance].append(values)
+                recoveries += both
                 print(f"# {repetition + 1}, {distance}: {samples[distance][-1]}", file=sys.stderr, flush=True)
     except CommandError as error:
         print(f"recovery.py: {error}", file=sys.stderr)
@@ -73,7 +80,7 @@ def main() -> int:
     targets = judge(summaries)
     body = report(summaries, targets, args.repetitions)
     if args.json:
-        print(json.dumps(as_json(samples, summaries, targets), indent=1))
+        print(json.dumps(as_json(samples, summaries, targets, recoveries), indent=1))
     else:
         print(body)
     if args.update:
@@ -81,25 +88,39 @@ def main() -> int:
     return 0
 
 
-def measure(distance: int) -> dict[str, float]:
+def measure(distance: int) -> tuple[dict[str, float], list[MeasuredRecovery]]:
     """One failure at a distance from the last checkpoint, survived both ways.
 
     Returns:
-        Seconds after the kill for each of ``STEPS``, and the values of ``RESULTS``.
+        Seconds after the kill for each of ``STEPS``, and the values of ``RESULTS``; both recoveries in the
+        words of ``swift-sim --calibrate``.
     """
     failure = Failure(kill_iteration=2 * distance + 1, checkpoint_every=distance + 1)
     assert failure.distance == distance
     with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
         folder = Path(name)
         outcome = swift(failure, failure.kill_iteration + 4, folder / "swift")
-        if not outcome.replayed:
+        if not outcome.replayed or outcome.iteration_s is None:
             raise CommandError(f"the recovery was no replay: {outcome.recoveries}")
         steps = outcome.timeline()
         replayed = sum(outcome.recoveries[0]["replayed_iterations"].values())
         pure_s = pure_compute_s(failure, replayed, folder)
-        ordinary = plain(failure, folder / "torchrun").timeline()
+        torchrun = plain(failure, folder / "torchrun")
+    ordinary = torchrun.timeline()
     replay_s = steps["replayed"] - steps["loaded"]
-    return {
+    recovery, iteration_s = outcome.recoveries[0], outcome.iteration_s
+    assert outcome.killed is not None
+    assert outcome.loaded is not None
+    ours = measured(recovery, outcome.killed, outcome.loaded, failure.checkpoint_every, iteration_s)
+    theirs = MeasuredRecovery(
+        strategy="global_checkpoint",
+        startup_s=ordinary["restarted"],
+        restore_s=ordinary["loaded"] - ordinary["restarted"],
+        replay_s=ordinary["back"] - ordinary["loaded"],
+        replayed_iterations=torchrun.iterations_lost,
+        iteration_s=iteration_s,
+    )
+    values = {
         **steps,
         "pure_s": pure_s,
         "replay_s": replay_s,
@@ -108,6 +129,7 @@ def measure(distance: int) -> dict[str, float]:
         "torchrun_s": ordinary["back"],
         "ratio": ordinary["back"] / steps["live"],
     }
+    return values, [ours, theirs]
 
 
 def pure_compute_s(failure: Failure, iterations: int, folder: Path) -> float:
@@ -153,8 +175,9 @@ def as_json(
     samples: dict[int, list[dict[str, float]]],
     summaries: dict[int, dict[str, Summary]],
     targets: list[Target],
+    recoveries: list[MeasuredRecovery],
 ) -> dict[str, Any]:
-    """All results as JSON."""
+    """All results as JSON, which ``swift-sim --calibrate`` reads."""
     return {
         "machine": machine(),
         "distances": {
@@ -165,6 +188,7 @@ def as_json(
             for distance, values in summaries.items()
         },
         "targets": [target.to_dict() for target in targets],
+        "recoveries": [asdict(recovery) for recovery in recoveries],
     }
 
 

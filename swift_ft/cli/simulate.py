@@ -26,6 +26,7 @@ from swift_ft.profile import read_calibration, read_failure_trace
 
 __all__ = ["main"]
 
+_START_UP = ("detection", "replacement machine", "join")  # facts that a measured start-up replaces
 _DURATIONS = ("detection", "replacement", "join", "spare", "repair")
 
 
@@ -69,11 +70,7 @@ def _run(argv: Sequence[str] | None) -> None:
     args = _parser().parse_args(argv)
     workload = _workload(args)
     if args.calibrate:
-        strategies, cluster = calibrate(
-            workload.strategies, workload.cluster, read_calibration(args.calibrate)
-        )
-        note = Fact("calibrated from measurements", len(strategies), "strategies", str(args.calibrate))
-        workload = replace(workload, strategies=strategies, cluster=cluster, facts=(*workload.facts, note))
+        workload = _calibrated(workload, args.calibrate)
     outcomes = simulate(
         workload.strategies,
         work_s=workload.work_s,
@@ -88,6 +85,21 @@ def _run(argv: Sequence[str] | None) -> None:
         print(json.dumps(_answer(workload, outcomes, args)))
     else:
         _print(Console(), workload, outcomes)
+
+
+def _calibrated(workload: Workload, path: Path) -> Workload:
+    """The workload with measured recoveries, and its facts with what was measured."""
+    measured = read_calibration(path)
+    strategies, cluster = calibrate(workload.strategies, workload.cluster, measured)
+    source, names = f"measured: {path}", {record.strategy for record in measured}
+    facts = [fact for fact in workload.facts if fact.name not in _START_UP]
+    facts.append(Fact("start-up", cluster.startup_s, "s", source))
+    for strategy in strategies:
+        if strategy.name in names:
+            facts.append(Fact(f"start-up beyond it, {strategy.name}", strategy.extra_startup_s, "s", source))
+            facts.append(Fact(f"restore, {strategy.name}", strategy.restore_s, "s", source))
+            facts.append(Fact(f"replay, {strategy.name}", strategy.replay_factor, "of recomputation", source))
+    return replace(workload, strategies=strategies, cluster=cluster, facts=tuple(facts))
 
 
 def _workload(args: argparse.Namespace) -> Workload:

@@ -38,28 +38,40 @@ def calibrate(
 ) -> tuple[tuple[Strategy, ...], Cluster]:
     """Strategies and cluster with the means of what was measured; what was not stays as it is.
 
-    The cluster's start-up becomes the mean over all recoveries, counted as join time, and a strategy's own
-    deviation from it is dropped.
+    The shortest mean start-up of a measured strategy becomes the cluster's, counted as join time; what others
+    need beyond it is their own.
 
     Raises:
         UsageError: if a measured strategy is none of those to simulate.
     """
-    known = {strategy.name for strategy in strategies}
+    by_strategy: dict[str, list[MeasuredRecovery]] = {strategy.name: [] for strategy in strategies}
     for record in measured:
-        if record.strategy not in known:
-            raise UsageError(f"measured strategy {record.strategy!r} is none of {', '.join(sorted(known))}")
+        if record.strategy not in by_strategy:
+            raise UsageError(
+                f"measured strategy {record.strategy!r} is none of {', '.join(sorted(by_strategy))}"
+            )
+        by_strategy[record.strategy].append(record)
     if not measured:
         return tuple(strategies), cluster
-    startup = statistics.fmean(record.startup_s for record in measured)
-    cluster = replace(cluster, detection_s=0.0, replacement_s=0.0, join_s=startup)
-    return tuple(_with(strategy, measured) for strategy in strategies), cluster
+    startup = {
+        name: statistics.fmean(record.startup_s for record in mine)
+        for name, mine in by_strategy.items()
+        if mine
+    }
+    shortest = min(startup.values())
+    cluster = replace(cluster, detection_s=0.0, replacement_s=0.0, join_s=shortest)
+    return tuple(
+        _with(strategy, by_strategy[strategy.name], startup.get(strategy.name, shortest) - shortest)
+        for strategy in strategies
+    ), cluster
 
 
-def _with(strategy: Strategy, measured: Sequence[MeasuredRecovery]) -> Strategy:
-    mine = [record for record in measured if record.strategy == strategy.name]
+def _with(strategy: Strategy, mine: Sequence[MeasuredRecovery], extra_startup_s: float) -> Strategy:
+    strategy = replace(strategy, extra_startup_s=extra_startup_s)
     if not mine:
-        return replace(strategy, extra_startup_s=0.0)
+        return strategy
     again = sum(record.replayed_iterations * record.iteration_s for record in mine)
     factor = sum(record.replay_s for record in mine) / again if again else strategy.replay_factor
-    restore = statistics.fmean(record.restore_s for record in mine)
-    return replace(strategy, restore_s=restore, replay_factor=factor, extra_startup_s=0.0)
+    return replace(
+        strategy, restore_s=statistics.fmean(record.restore_s for record in mine), replay_factor=factor
+    )

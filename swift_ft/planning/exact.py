@@ -7,25 +7,31 @@ finishes, and says so when it had to stop (``Optimum.gap_s``):
 2. a search through all partitions within a little slack of the bound (:mod:`frontier`), the slack growing
    until the best one found is inside it, which proves that none is better;
 3. machines that are all alike leave a wide gap, because costs then come in steps. Partitions are divided into
-   classes by such steps, and a second price keeps each search within one class, where the gap is small.
+   classes by such steps, and a second price gives each class a bound of its own (:mod:`classes`). Within a
+   class either few partitions come near the bound, and the search ends, or very many reach it, and a narrow
+   search with a direction finds one of those: what costs as little as the bound needs no search to prove it.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from swift_ft.planning.chain import Chain, FloatArray, IntArray
-from swift_ft.planning.frontier import Limits, TooManyLabelsError, search
+from swift_ft.planning.chain import Chain, IntArray
+from swift_ft.planning.classes import ClassBound, Classes, rank_of_path
+from swift_ft.planning.frontier import Dive, Found, Limits, TooManyLabelsError, search
 from swift_ft.planning.lagrange import Dual, Path, PricedChain, solve_dual
 
 __all__ = ["Optimum", "optimal_partition"]
 
 _ROUNDING = 1e-12  # relative: what sums of 10,000 float64 terms may be off by
 _FIRST_SLACK, _GROWTH = 1e-4, 4.0  # of the known gap
-_DIVE_WIDTH = 256
+_NARROW, _REACH = 256, 256  # labels at one place of a dive, but for so many places around its middle
+# dives with a direction: tilt of the price of a byte; labels around the middle, and where that is
+_DIVES = ((1.5, 40_000, 1 / 2), (4.0, 160_000, 1 / 2), (4.0, 160_000, 1 / 3), (1.5, 160_000, 2 / 3))
 _FIRST_LABELS, _CLASS_LABELS = 3_000_000, 20_000_000
 _CLASSES = 24
 
@@ -55,7 +61,9 @@ def optimal_partition(chain: Chain, limit: int) -> Optimum:
     if dual.above is None:
         return Optimum(dual.below.starts, dual.below.cost, 0.0)
     no_rank = np.zeros(chain.n + 1, dtype=np.int64)
-    best, proven = _deepen(priced, dual, no_rank, Limits(limit, None, _FIRST_LABELS), dual.below)
+    plain = Limits(limit, None, _FIRST_LABELS)
+    best = _dive(priced, dual, no_rank, plain)
+    best, proven = _deepen(priced, dual.price, dual.bound, no_rank, plain, best)
     gap = best.cost - dual.bound
     if not proven and gap > _ROUNDING * best.cost:
         best, gap = _by_class(chain, dual, limit, best)
@@ -63,54 +71,45 @@ def optimal_partition(chain: Chain, limit: int) -> Optimum:
     return Optimum(best.starts, best.cost, 0.0 if proven else gap)
 
 
+def _dive(priced: PricedChain, dual: Dual, rank_of: IntArray, limits: Limits) -> Path:
+    """A narrow search among the cheapest ways: where many partitions are equally good, it finds one."""
+    assert dual.above is not None
+    below, above = priced.logged_before(dual.below), priced.logged_before(dual.above)
+    dive = Dive(
+        priced.n // 2, np.full(priced.n + 1, _NARROW), below + _mixture(dual, limits.size) * (above - below)
+    )
+    slack = 10 * _ROUNDING * dual.below.cost
+    limits = replace(limits, labels=sys.maxsize, dive=dive)
+    found = search(priced, dual.price, slack, priced.ways(dual.price), rank_of, limits)
+    return _better(priced, found, dual.below)
+
+
 def _deepen(
-    priced: PricedChain, dual: Dual, rank_of: IntArray, limits: Limits, best: Path
+    priced: PricedChain, price: float, bound: float, rank_of: IntArray, limits: Limits, best: Path
 ) -> tuple[Path, bool]:
     """Search with growing slack; also whether nothing in the class can be better than the result."""
-    to, _ = priced.forward(dual.price)
-    ways = (to, priced.backward(dual.price))
+    ways = priced.ways(price)
     rounding = _ROUNDING * best.cost
-    dive = replace(limits, width=_DIVE_WIDTH, ideal=_ideal(dual, priced, limits.size))
-    slack, effort = 10 * rounding, dive  # where many partitions are equally good, a narrow search finds one
-    while True:
+    slack = 0.0
+    while (gap := best.cost - bound) > slack + rounding:
+        slack = max(min(slack * _GROWTH, gap), gap * _FIRST_SLACK, rounding)
         try:
-            found = search(priced, dual.price, slack + rounding, ways, rank_of, effort)
+            found = search(priced, price, slack + rounding, ways, rank_of, limits)
         except TooManyLabelsError:
             return best, False
-        if found is not None:
-            path = priced.measure(found.starts)
-            best = path if path.cost < best.cost else best
-        gap = best.cost - dual.bound
-        if gap <= rounding or (gap <= slack + rounding and effort is limits):
-            return best, True
-        slack = gap * _FIRST_SLACK if effort is dive else min(slack * _GROWTH, gap)
-        slack, effort = max(slack, rounding), limits
+        best = _better(priced, found, best)
+    return best, True
 
 
-def _ideal(dual: Dual, priced: PricedChain, limit: int) -> FloatArray:
-    """Bytes before each place on the mixture of the dual's two paths that ends at the limit."""
-
-    def profile(path: Path) -> FloatArray:
-        logged = np.zeros(priced.n + 1)
-        starts = np.array(path.starts)
-        logged[starts] = priced.before[starts]
-        total: FloatArray = np.cumsum(logged) - logged
-        return total
-
-    if dual.above is None:
-        return profile(dual.below)
-    part = (limit - dual.below.size) / (dual.above.size - dual.below.size)
-    return profile(dual.below) + part * (profile(dual.above) - profile(dual.below))
+def _better(priced: PricedChain, found: Found | None, best: Path) -> Path:
+    path = priced.measure(found.starts) if found is not None else best
+    return path if path.cost < best.cost else best
 
 
-def _ranks(chain: Chain) -> IntArray:
-    """By group size: what identical machines cost above single ones, in units of a pair's."""
-    sizes = np.arange(chain.n + 1, dtype=np.float64)
-    alone = sizes * chain.share[1]
-    grown = sizes * sizes * chain.share - alone
-    unit = float(grown[2]) if chain.n > 1 else 1.0
-    ranks: IntArray = np.rint(grown / unit).astype(np.int64)
-    return ranks
+def _mixture(dual: Dual, limit: int) -> float:
+    """The share of the path above the limit in the mixture of the dual's two paths that uses it exactly."""
+    assert dual.above is not None
+    return (limit - dual.below.size) / (dual.above.size - dual.below.size)
 
 
 def _by_class(chain: Chain, dual: Dual, limit: int, best: Path) -> tuple[Path, float]:
@@ -120,17 +119,18 @@ def _by_class(chain: Chain, dual: Dual, limit: int, best: Path) -> tuple[Path, f
     The bound of a class is convex in its rank, so once it passes the best known cost on one side, it has on
     all classes further out.
     """
-    rank_of = _ranks(chain)
-    centre = _mixed_rank(dual, rank_of, chain.n, limit)
+    assert dual.above is not None
+    classes = Classes(chain, limit, dual.price, (dual.below, dual.above))
+    below, above = (rank_of_path(path, classes.rank_of, chain.n) for path in (dual.below, dual.above))
+    centre = below + _mixture(dual, limit) * (above - below)
     open_bounds, done = [best.cost], 0
     for outward, rank in ((-1, math.floor(centre)), (1, math.floor(centre) + 1)):
-        toll = 0.0
         while True:
-            priced, within, toll = _class_dual(chain, rank_of, rank, limit, toll, best.cost)
+            within = classes.bound(rank, best.cost)
             if within.bound >= best.cost * (1 - _ROUNDING):
                 break
             done += 1
-            best, proven = _deepen(priced, within, rank_of, Limits(limit, rank, _CLASS_LABELS), best)
+            best, proven = _within(classes, within, rank, best)
             if not proven:
                 open_bounds.append(within.bound)
             if done >= _CLASSES:
@@ -139,55 +139,53 @@ def _by_class(chain: Chain, dual: Dual, limit: int, best: Path) -> tuple[Path, f
     return best, max(0.0, best.cost - min(open_bounds))
 
 
-def _mixed_rank(dual: Dual, rank_of: IntArray, n: int, limit: int) -> float:
-    """The rank of the mixture of the dual's two paths that uses the limit exactly."""
-    below = _rank(dual.below, rank_of, n)
-    if dual.above is None:
-        return float(below)
-    part = (limit - dual.below.size) / (dual.above.size - dual.below.size)
-    return below + part * (_rank(dual.above, rank_of, n) - below)
+def _within(classes: Classes, within: ClassBound, rank: int, best: Path) -> tuple[Path, bool]:
+    """The best of one class and of what is known; also whether nothing in the class can be better."""
+    limits = Limits(classes.limit, rank, _FIRST_LABELS)
+    best, proven = _deepen(within.priced, within.price, within.bound, classes.rank_of, limits, best)
+    if proven:
+        return best, True
+    for number, (tilt, wide, share) in enumerate(_DIVES):
+        leaning = classes.bound(rank, math.inf, within.price * tilt)
+        dive = _leaning_dive(leaning, classes.limit, wide, round(share * classes.chain.n))
+        best, proven = _lean(classes, leaning, within.bound, replace(limits, dive=dive), best, number == 0)
+        if proven:
+            return best, True
+    return best, False
 
 
-def _rank(path: Path, rank_of: IntArray, n: int) -> int:
-    starts = np.array([*path.starts, n])
-    return int(rank_of[np.diff(starts)].sum())
+def _lean(
+    classes: Classes, leaning: ClassBound, bound: float, dive: Limits, best: Path, thorough: bool
+) -> tuple[Path, bool]:
+    """The best of a class where very many partitions cost about what its bound says; whether it is proven.
 
+    Where machines are alike, all partitions of the class that use the limit up to the last byte may cost the
+    same, and a search at the prices of the bound has no direction. At a higher price for bytes it stays near
+    those that log as little as any of the class can. A dive among these often finds one that logs all that it
+    may, and so costs no more than the bound. Where there are too few for that, all of them can be searched.
 
-def _class_dual(
-    chain: Chain, rank_of: IntArray, rank: int, limit: int, toll: float, enough: float
-) -> tuple[PricedChain, Dual, float]:
-    """The best bound for the partitions of one rank: prices per byte and per step of rank.
-
-    The bound is concave in the toll, its slope the difference of the mixture's rank and the class's; bracket
-    the top, then meet in the middle of the tangents. Stops early once the bound passes ``enough``.
+    Args:
+        leaning: the bound of the class at such a price.
+        bound: its best one.
+        dive: the narrow search.
+        thorough: search all of them, if the dive does not meet the bound.
     """
+    priced, ways, rank_of = leaning.priced, leaning.priced.ways(leaning.price), classes.rank_of
+    rounding = _ROUNDING * best.cost
+    limits, slack = replace(dive, labels=sys.maxsize), max(0.0, bound - leaning.bound) + rounding
+    best = _better(priced, search(priced, leaning.price, slack, ways, rank_of, limits), best)
+    if best.cost - bound <= rounding or not thorough:
+        return best, best.cost - bound <= rounding
+    limits, slack = replace(dive, labels=_CLASS_LABELS, dive=None), best.cost - leaning.bound + rounding
+    try:
+        return _better(priced, search(priced, leaning.price, slack, ways, rank_of, limits), best), True
+    except TooManyLabelsError:
+        return best, False
 
-    def at(charge: float) -> tuple[PricedChain, Dual, float]:
-        priced = PricedChain(chain, (charge * rank_of).astype(np.float64))
-        dual = solve_dual(priced, limit)
-        mixed = _mixed_rank(dual, rank_of, chain.n, limit)
-        rounding = _ROUNDING * abs(charge) * max(mixed, rank)  # tolls can grow beyond all costs
-        return priced, replace(dual, bound=dual.bound - charge * rank - rounding), mixed - rank
 
-    step = enough / max(chain.n, 1)
-    sides: dict[bool, tuple[float, float, float]] = {}
-    best: tuple[PricedChain, Dual, float] | None = None
-    for _ in range(40):
-        priced, dual, slope = at(toll)
-        if best is None or dual.bound > best[1].bound:
-            best = (priced, dual, toll)
-        if dual.bound >= enough or abs(slope) < 1e-9:
-            break
-        sides[slope > 0] = (toll, dual.bound, slope)
-        if len(sides) < 2:
-            toll += step if slope > 0 else -step
-            step *= 4
-            continue
-        (x0, y0, s0), (x1, y1, s1) = sides[True], sides[False]
-        meet = (y1 - s1 * x1 - y0 + s0 * x0) / (s0 - s1)
-        top = y0 + s0 * (meet - x0)
-        if top - best[1].bound <= 1e-10 * enough or not min(x0, x1) < meet < max(x0, x1):
-            break
-        toll = meet
-    assert best is not None
-    return best
+def _leaning_dive(leaning: ClassBound, limit: int, wide: int, middle: int) -> Dive:
+    """Along the cheapest path, with all that it leaves of the limit to be used around the middle."""
+    from_middle = np.arange(leaning.priced.n + 1) - middle
+    width = np.where(np.abs(from_middle) <= _REACH, wide, _NARROW)
+    unused = (limit - leaning.path.size) * np.clip(0.5 + from_middle / (2 * _REACH), 0.0, 1.0)
+    return Dive(middle, width, leaning.priced.logged_before(leaning.path) + unused)

@@ -21,6 +21,8 @@ from swift_ft.planning.lagrange import PricedChain
 
 __all__ = ["Found", "Limits", "TooManyLabelsError", "search"]
 
+_ROUNDING = 1e-14  # relative: what two sums along the chain may differ by
+
 Int32Array = npt.NDArray[np.int32]
 Terms = tuple[float, IntArray, IntArray]  # price per byte; bytes before each place; rank by size of group
 
@@ -30,24 +32,37 @@ class TooManyLabelsError(Exception):
 
 
 @dataclass(frozen=True)
+class Dive:
+    """Makes a search narrow: of the labels at one place it keeps those whose bytes are nearest to an ideal.
+
+    What is found is then good, but no proof.
+
+    Attributes:
+        middle: where the two sides meet.
+        width: labels kept, by place, shape (N + 1,).
+        ideal: bytes before each place that lead to the limit in the end, shape (N + 1,).
+    """
+
+    middle: int
+    width: IntArray
+    ideal: FloatArray
+
+
+@dataclass(frozen=True)
 class Limits:
-    """What a partition must keep.
+    """What a partition must keep, and a search.
 
     Attributes:
         size: bytes per iteration.
         rank: the sum over groups of ``rank_of[size of group]`` must be this; None where any will do.
         labels: labels kept at most.
-        width: labels kept at most at one place, those whose bytes are nearest to ``ideal``; None for all of
-        them.
-            What is found is then good, but no proof.
-        ideal: by place, the bytes before it that lead to ``size`` in the end, shape (N + 1,).
+        dive: keep few labels at each place; None for all.
     """
 
     size: int
     rank: int | None
     labels: int
-    width: int | None = None
-    ideal: FloatArray | None = None
+    dive: Dive | None = None
 
 
 @dataclass(frozen=True)
@@ -159,12 +174,14 @@ def search(
     Raises:
         TooManyLabelsError: more than ``limits.labels`` labels.
     """
+    slack += _ROUNDING * max(float(np.abs(way).max()) for way in ways)  # prices can grow beyond all costs
     n, core = priced.n, _core(priced, price, slack, ways)
     front, back = _Side(core, n, True), _Side(core, n, False)
     terms = (price, priced.bytes_before, rank_of)
     first, last, stored = 0, len(core.places) - 1, 0
+    middle = int(np.searchsorted(core.places, limits.dive.middle)) if limits.dive else 0
     while last - first > 1:
-        if front.width <= back.width:
+        if first < middle if limits.dive else front.width <= back.width:
             first += 1
             place = int(core.places[first])
             stored += _grow(front, place, slack - float(core.rest[place]), terms, limits)
@@ -201,14 +218,21 @@ def _grow(side: _Side, place: int, room: float, terms: Terms, limits: Limits) ->
         return 0
     size, excess, rank = np.concatenate(sizes), np.concatenate(excesses), np.concatenate(ranks)
     keep = np.arange(len(size)) if len(sizes) == 1 else _undominated(size, excess, rank, price)
-    if limits.width is not None and limits.ideal is not None and len(keep) > limits.width:
-        aim = limits.ideal[place] if side.forward else limits.size - limits.ideal[place]
-        nearest = np.argpartition(np.abs(size[keep] - aim), limits.width)[: limits.width]
-        keep = keep[np.sort(nearest)]
+    if limits.dive is not None:
+        ideal = limits.dive.ideal[place]
+        distance = np.abs(size[keep] - (ideal if side.forward else limits.size - ideal))
+        keep = keep[_lowest(distance, int(limits.dive.width[place]))]
     side.labels[place] = _Labels(size[keep], excess[keep], rank[keep])
     side.parents[place] = (np.concatenate(tails)[keep], np.concatenate(ks)[keep])
     side.width = len(keep)
     return side.width
+
+
+def _lowest(values: FloatArray, count: int) -> IntArray:
+    """Where the lowest values are, in their order."""
+    if len(values) <= count:
+        return np.arange(len(values))
+    return np.sort(np.argpartition(values, count)[:count])
 
 
 def _join(front: _Side, back: _Side, core: _Core, cut: int, terms: Terms, limits: Limits) -> Found | None:

@@ -112,6 +112,18 @@ class PricedChain:
             best[i] = total.min() + tolls[i]
         return best
 
+    def ways(self, price: float) -> tuple[FloatArray, FloatArray]:
+        """The costs of the cheapest ways to each place, and from each place to the end."""
+        return self.forward(price)[0], self.backward(price)
+
+    def logged_before(self, path: Path) -> FloatArray:
+        """Bytes that a partition logs before each place, shape (N + 1,)."""
+        logged = np.zeros(self.n + 1)
+        starts = np.array(path.starts)
+        logged[starts] = self.before[starts]
+        total: FloatArray = np.cumsum(logged) - logged
+        return total
+
     def path(self, came: IntArray) -> Path:
         """The partition that :meth:`forward` found."""
         starts, place = [], self.n
@@ -181,7 +193,7 @@ def solve_dual(priced: PricedChain, limit: int) -> Dual:
         best, came = priced.forward(price)
         found = priced.path(came)
         known, value = dear + price * below.size, float(best[-1])
-        if value >= known - 1e-12 * abs(known) or found.size in (above.size, below.size):
+        if value >= known - 1e-12 * abs(known) or found in (above, below):
             return Dual(price, min(value, known) - price * limit, above, below)
         if found.size > limit:
             above, cheap = found, found.cost + priced.toll_of(found)

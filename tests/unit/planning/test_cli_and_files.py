@@ -185,7 +185,11 @@ def test_sim_trace_and_calibration(tmp_path: Path, capsys) -> None:
         "--json",
     ]
     assert simulate.main(argv) == 0
-    assert json.loads(capsys.readouterr().out)["strategies"]["swift_logging"]["failures"] == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["strategies"]["swift_logging"]["failures"] == 2
+    facts = {fact["name"]: fact for fact in answer["facts"]}
+    assert (facts["start-up"]["value"], facts["start-up"]["source"]) == (2, f"measured: {results}")
+    assert not {"detection", "replacement machine", "join"} & set(facts)
     assert read_failure_trace(trace) == ((3600.0, 1), (7200.0, 3))
     assert read_calibration(results)[0].replay_s == 5
 

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 from chains import brute_force, profiles
 from hypothesis import example, given, settings
@@ -70,6 +71,37 @@ def test_agrees_with_dynamic_programming_on_120_machines(parallel: bool) -> None
     found = optimal_partition(chain, cuts * size + size // 2)
     assert found.gap_s == 0.0
     assert found.cost == pytest.approx(table[n][cuts], rel=1e-11)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("part", [0.5, 0.7, 0.9])
+def test_machines_alike_agree_with_dynamic_programming_on_60(parallel: bool, part: float) -> None:
+    """Costs come in steps, and boundaries of a few bytes make a plain table over (machine, bytes) exact."""
+    rng = random.Random(7)
+    n = 60
+    sizes = tuple(rng.randint(10, 100) for _ in range(n - 1))
+    chain = Chain(ChainProfile((0.5,) * n, sizes), 500.0, parallel)
+    limit = int(sum(sizes) * part)
+    table = np.full((n + 1, limit + 1), np.inf)
+    table[0, 0] = 0.0
+    for j in range(1, n + 1):
+        for i in range(j):
+            paid = sizes[i - 1] if i else 0
+            way = table[i, : limit + 1 - paid] + chain.chance(i, j) * chain.replay_s(i, j)
+            table[j, paid:] = np.minimum(table[j, paid:], way)
+    found = optimal_partition(chain, limit)
+    assert found.gap_s == 0.0
+    assert found.cost == pytest.approx(table[n].min(), rel=1e-11)
+
+
+def test_is_proven_where_machines_are_exactly_alike_and_boundaries_random() -> None:
+    """So many partitions cost the same that a search finds no end; one that meets the bound is a proof."""
+    rng = random.Random(2)
+    n = 400
+    sizes = tuple(rng.randint(10**8, 10**9) for _ in range(n - 1))
+    chain = Chain(ChainProfile((0.5,) * n, sizes), 5e9)
+    found = optimal_partition(chain, int(sum(sizes) * 0.7))
+    assert found.gap_s == 0.0
 
 
 def test_failure_weights_move_the_cuts() -> None:

@@ -159,6 +159,14 @@ def test_calibration_replaces_assumptions_by_means() -> None:
         calibrate([CHECKPOINT], CLUSTER, measured)
 
 
+def test_calibration_keeps_each_strategy_s_own_start_up() -> None:
+    """A restart of all processes takes longer than a replacement of one; their mean is neither."""
+    measured = [MeasuredRecovery("l", 1.0, 0.5, 3.0, 20, 0.5), MeasuredRecovery("c", 9.0, 1.5, 10.0, 20, 0.5)]
+    (log, checkpoint, replica), cluster = calibrate([LOG, CHECKPOINT, REPLICA], CLUSTER, measured)
+    startups = [cluster.startup_s + strategy.extra_startup_s for strategy in (log, checkpoint, replica)]
+    assert startups == [1.0, 9.0, 1.0]
+
+
 def test_traces_name_machines_that_exist() -> None:
     with pytest.raises(UsageError, match="count from 0"):
         one(CHECKPOINT, (1.0, 8))

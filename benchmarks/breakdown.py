@@ -1,0 +1,116 @@
+"""What a training that machines died in spent its time on, in the words of ``swift-sim --calibrate``.
+
+Read from outside, as in :mod:`failure`: from the journal and from what the workers told of their progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from common import CommandError
+from failure import Failure, Told
+
+from swift_ft.planning.calibration import MeasuredRecovery
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """One executed training.
+
+    Attributes:
+        machines: how many trained.
+        iterations: how many it had.
+        checkpoint_every: iterations between two checkpoints.
+        training_s: from the begin of the first iteration to the end of the last one.
+        iteration_s: mean time of an iteration that no failure touched, its share of checkpoints included.
+        failures: seconds after the begin of the first iteration, and which machine was killed.
+        recoveries: what came after each of them.
+    """
+
+    machines: int
+    iterations: int
+    checkpoint_every: int
+    training_s: float
+    iteration_s: float
+    failures: tuple[tuple[float, int], ...]
+    recoveries: tuple[MeasuredRecovery, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary, which ``swift-sim --calibrate`` reads."""
+        return asdict(self)
+
+
+def read_breakdown(
+    failure: Failure, iterations: int, machines: Sequence[int], report: dict[str, Any], told: Told
+) -> Breakdown:
+    """The breakdown of a training in which ``machines`` were killed, in that order.
+
+    Args:
+        failure: what was trained.
+        iterations: how many iterations it had.
+        machines: who was killed, in order of time.
+        report: as ``swift-run --events-out`` wrote it.
+        told: what the workers told.
+
+    Raises:
+        CommandError: if one of the recoveries was no replay, or not all of the run was seen.
+    """
+    kills = [entry["at"] for entry in report["events"] if entry["event"] == "Injected"]
+    ways = [recovery["way"] for recovery in report["recoveries"]]
+    if len(kills) != len(machines) or ways != ["replay"] * len(machines):
+        raise CommandError(f"{len(kills)} of {len(machines)} kills, survived by {ways}")
+    ends = _ends(told, range(failure.machines))
+    if set(ends) != set(range(iterations + 1)):
+        raise CommandError(f"only the iterations {sorted(ends)} were seen")
+    lives = [recovery["live"] for recovery in report["recoveries"]]
+    disturbed = list(zip(kills, lives, strict=True))
+    calm = [
+        ends[i + 1] - ends[i]
+        for i in range(iterations)
+        if not any(begin < ends[i + 1] and ends[i] < end for begin, end in disturbed)
+    ]
+    iteration_s = sum(calm) / len(calm)
+    recoveries = [
+        measured(recovery, killed, _loaded(told, recovery), failure.checkpoint_every, iteration_s)
+        for recovery, killed in zip(report["recoveries"], kills, strict=True)
+    ]
+    return Breakdown(
+        failure.machines,
+        iterations,
+        failure.checkpoint_every,
+        ends[iterations] - ends[0],
+        iteration_s,
+        tuple((at - ends[0], machine) for at, machine in zip(kills, machines, strict=True)),
+        tuple(recoveries),
+    )
+
+
+def measured(
+    recovery: dict[str, Any], killed: float, loaded: float, checkpoint_every: int, iteration_s: float
+) -> MeasuredRecovery:
+    """One recovery by replay, from its timeline in the journal; ``loaded`` is when the replay began."""
+    return MeasuredRecovery(
+        strategy="swift_logging",
+        startup_s=recovery["reported"] - killed,
+        restore_s=loaded - recovery["reported"],
+        replay_s=recovery["live"] - loaded,
+        replayed_iterations=recovery["resume"] % checkpoint_every,
+        iteration_s=iteration_s,
+    )
+
+
+def _loaded(told: Told, recovery: dict[str, Any]) -> float:
+    """When a replacement told that it replays."""
+    return next(p.at for _, p in told if p.mode == "replay" and p.at > recovery["detected"])
+
+
+def _ends(told: Told, ranks: Sequence[int]) -> dict[int, float]:
+    """By number of completed iterations: when the last rank that trained live first had them."""
+    first: dict[tuple[int, int], float] = {}
+    for rank, progress in told:
+        if progress.mode in ("live", "finished"):
+            first.setdefault((progress.iteration, rank), progress.at)
+    known = {iteration for iteration, _ in first}
+    return {i: max(first[i, rank] for rank in ranks if (i, rank) in first) for i in sorted(known)}
