@@ -28,8 +28,11 @@ class SharedReplay:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """All of them, owners first; microbatch ``i`` is computed by number ``i`` modulo their number."""
-        return self.owners + self.helpers
+        """All of them; microbatch ``i`` is computed by number ``i`` modulo their number.
+
+        Owners come last, since they have more to do: what does not divide evenly is the helpers'.
+        """
+        return self.helpers + self.owners
 
     def microbatches_of(self, rank: int, microbatches: int) -> range:
         """Those that a member computes, through all stages of all owners."""
