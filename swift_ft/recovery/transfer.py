@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from swift_ft.recovery.state import Path, TensorKind
 
-__all__ = ["Parcel", "receive", "send"]
+__all__ = ["Parcel", "device_of", "receive", "send"]
 
 _BUCKET_BYTES = 4 * 2**20
 _IN_FLIGHT = 3
@@ -55,7 +55,7 @@ def send(
     kinds = [[list(p), str(t.dtype).removeprefix("torch."), list(t.shape)] for p, t in parcel.tensors.items()]
     header = json.dumps({"tensors": kinds, "plain": len(parcel.plain)}).encode()
     body = torch.frombuffer(bytearray(header + parcel.plain), dtype=torch.uint8)
-    device = _device(group)
+    device = device_of(group)
     dist.broadcast(torch.tensor([len(header), body.numel()], device=device), rank, group)
     dist.broadcast(body.to(device), rank, group)
     kinds_by_path = {path: TensorKind(t.dtype, tuple(t.shape)) for path, t in parcel.tensors.items()}
@@ -90,7 +90,7 @@ def receive(
     Raises:
         RuntimeError: as torch does, if somebody in the group is gone.
     """
-    device = _device(group)
+    device = device_of(group)
     lengths = torch.zeros(2, dtype=torch.int64, device=device)
     dist.broadcast(lengths, source, group)
     header_bytes, body_bytes = lengths.tolist()
@@ -150,7 +150,7 @@ def _elements(kind: TensorKind) -> int:
     return torch.Size(kind.shape).numel()
 
 
-def _device(group: dist.ProcessGroup) -> torch.device:
+def device_of(group: dist.ProcessGroup) -> torch.device:
     """Where a group's backend wants its tensors."""
     devices = group._device_types
     return torch.device("cpu") if torch.device("cpu") in devices else devices[0]
