@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-unit test-gpu lint bench bench-gpu clean
+.PHONY: demo test test-unit test-gpu lint bench bench-gpu figures clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo | test | test-gpu | lint | bench | bench-gpu | clean"
+	@echo "make demo | test | test-gpu | lint | bench | bench-gpu | figures | clean"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -51,6 +51,10 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/replication.py
+
+# The paper's figures 9 to 11 and table 3, measured here: PNG and JSON in benchmarks/figures.
+figures: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/figures.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info runs

@@ -77,7 +77,7 @@ def figure_10(runs: Mapping[str, Run], batch: int, path: Path) -> None:
         axes.axvline(0, color="#b3413a", linewidth=1)
         axes.axvline(restored_s, color="#3f6fb0", linewidth=1, linestyle="--")
         axes.set_title(f"{name}: back after {run.joined_s + run.recovery_s:.1f} s", fontsize=9, loc="left")
-        axes.set_ylim(bottom=0)
+    panels[-1].set_ylim(bottom=0)  # of all
     panels[-1].set_xlim(-0.3 * restored_s, 1.3 * restored_s)
     panels[-1].set_xlabel("seconds since the kill (red); dashed: global checkpoint is back")
     figure.supylabel("sequences / s", fontsize=9)
@@ -97,11 +97,16 @@ def figure_11(markers: Sequence[Marker], path: Path) -> None:
     for marker, size in zip(ordered, sizes, strict=True):
         place = (size, marker.measured.median)
         axes.annotate(
-            f" {marker.groups} groups", place, textcoords="offset points", xytext=(4, 6), fontsize=8
+            f"{marker.groups} group{'s' * (marker.groups > 1)}",
+            place,
+            textcoords="offset points",
+            xytext=(4, 6),
+            fontsize=8,
         )
     axes.set_xlabel("log over a checkpoint interval [MB]")
     axes.set_ylabel("recovery time [s]")
     axes.set_ylim(bottom=0)
+    axes.margins(x=0.15)
     axes.legend(fontsize=8)
     _save(figure, path)
 

@@ -145,16 +145,17 @@ class Profiler:
         """The job's profile.
 
         Raises:
-            UsageError: not everybody has measured enough, or machines that are no neighbours send messages to
-                each other: the planner knows chains only.
+            UsageError: not everybody has measured enough; there is no pipeline; or machines that are no
+                neighbours send messages to each other: the planner knows chains only.
         """
         context = self._context
-        facts = [self._facts(rank) for rank in range(context.world)] if self._complete() else []
-        if not facts or not all(one["in_pipeline"] for one in facts):
+        if not self._complete():
             raise UsageError(
-                f"There is no profile yet: it takes {_WARM_UP + _MEASURED} iterations of a pipeline on every "
-                "worker."
+                f"There is no profile yet: it takes {_WARM_UP + _MEASURED} iterations on every worker."
             )
+        facts = [self._facts(rank) for rank in range(context.world)]
+        if not all(one["in_pipeline"] for one in facts):
+            raise UsageError("There is no profile without a pipeline: it is about the messages of one.")
         machines = context.world // context.workers
         compute_s, between = [0.0] * machines, Counter[tuple[int, int]]()
         for rank, one in enumerate(facts):
