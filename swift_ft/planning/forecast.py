@@ -203,16 +203,18 @@ def forecast(job: Job) -> Forecast:
 
 def _way_back(costs: _Costs, slot: int) -> WayBack:
     job = costs.job
-    plan = plan_of_loss(job, slot)
+    plan = _plan_of_loss(job, slot)
     rebuilt = {rank for rank, task in plan.tasks.items() if task.load is not None}
     moved = {rank for transfer in plan.transfers for rank in transfer.targets}
-    everybody_s = _times(job.lost_iterations, costs.iteration_s)
+    everybody = {*range(len(job.workers))}
+    repeat_s = _times(job.lost_iterations, costs.iteration_s)
+    again_s: float | None = 0.0
     if plan.way == Way.REPLICA:
-        way, again_s = Protection.REPLICATION, costs.replay_s({})
+        way = Protection.REPLICATION
     elif plan.way == Way.REPLAY:
         way, again_s = Protection.LOGGING, _times(job.lost_iterations, costs.replay_s(plan.tasks))
     else:
-        way, again_s, rebuilt = Protection.CHECKPOINT, everybody_s, {*range(len(job.workers))}
+        way, again_s, rebuilt = Protection.CHECKPOINT, repeat_s, everybody
     load_s, transfer_s = costs.load_s(rebuilt), costs.transfer_s(moved - rebuilt)
     return WayBack(
         machine=slot,
@@ -223,11 +225,11 @@ def _way_back(costs: _Costs, slot: int) -> WayBack:
         load_s=load_s,
         transfer_s=transfer_s,
         again_s=again_s,
-        checkpoint_s=_total(costs.load_s({*range(len(job.workers))}), everybody_s),
+        checkpoint_s=_total(costs.load_s(everybody), repeat_s),
     )
 
 
-def plan_of_loss(job: Job, slot: int) -> Plan:
+def _plan_of_loss(job: Job, slot: int) -> Plan:
     """The plan for an ordinary loss: one machine, some iterations after a committed checkpoint."""
     standings = {
         rank: Reported(
@@ -363,8 +365,8 @@ class _Costs:
 
     def unknown(self) -> tuple[str, ...]:
         """What is missing for an answer in seconds."""
-        if self.iteration_s is None:
-            return ("Nothing is measured yet: ask again after the first ten iterations.",)
+        if any(worker.measured.iteration_s is None for worker in self.job.workers):
+            return ("Not all is measured yet: ask again after the first ten iterations.",)
         if self.save is None:
             return ("No part of a checkpoint has been written yet: ask again after the first one.",)
         return ()

@@ -203,7 +203,7 @@ def test_nothing_is_measured_yet() -> None:
     assert {way.way for way in told.machines} == {Protection.LOGGING}
     assert {way.expected_s for way in told.machines} == {None}
     assert told.logging is None
-    assert told.unknown == ("Nothing is measured yet: ask again after the first ten iterations.",)
+    assert told.unknown == ("Not all is measured yet: ask again after the first ten iterations.",)
     assert "?" in str(told)
 
 
