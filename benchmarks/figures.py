@@ -8,7 +8,8 @@
 
 All ways meet the same failure, in turns; PNG and JSON go to --out. What the paper states in numbers stands
 beside (paper/published.py). Left out, since nothing of the kind is here to be measured: CheckFreq, Elastic
-Horovod, and synchronous logging. A repetition takes about four minutes on two cores.
+Horovod, and synchronous logging. A repetition takes four minutes on two cores, or
+eight beside other load.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ SIZE = ("--microbatch-size", str(MICROBATCH_SIZE))
 BATCH = MICROBATCHES * MICROBATCH_SIZE
 REPLICAS = (PLAIN, DCP, OURS)
 PAPER_MACHINES = 16
+_PICTURE = "[Figure {0}](figures/figure-{0}.png)."
 
 
 @dataclass
@@ -267,16 +269,16 @@ def report(
         f"In the paper: {published.SCHEDULE}, on {published.TESTBED}. {note}"
     )
     told = (
-        f"Figure 11: {published.FIGURE_11_WORDS} *Told before* is what `session.plan()` said in the same "
-        "run, for as many iterations as were lost."
+        f"{_PICTURE.format(11)} {published.FIGURE_11_WORDS} *Told before* is what `session.plan()` said in "
+        "the same run, for as many iterations as were lost."
     )
     bandwidth = (
         "Table 3. The bandwidth is bytes over the bubbles of the workers that log; how the paper counts it "
         "is not said."
     )
     parts = (
-        *(intro.strip(), "Figure 9.", _figure_9_table(samples), published.FIGURE_9_WORDS),
-        f"Figure 10: {published.FIGURE_10_WORDS}",
+        *(intro.strip(), _PICTURE.format(9), _figure_9_table(samples), published.FIGURE_9_WORDS),
+        f"{_PICTURE.format(10)} {published.FIGURE_10_WORDS}",
         *(_figure_11_table(markers), told),
         *(bandwidth, _table_3(samples), target_table(list(targets))),
     )
