@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-unit test-gpu lint bench bench-gpu bench-planning clean
+.PHONY: demo test test-unit test-gpu lint bench bench-gpu bench-planning figures clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo | test | test-gpu | lint | bench | bench-gpu | bench-planning | clean"
+	@echo "make demo | test | test-gpu | lint | bench | bench-gpu | bench-planning | figures | clean"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -56,6 +56,10 @@ bench: $(VENV)/.installed-bench
 bench-planning: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/simulated.py
+
+# The paper's figures 9 to 11 and table 3, measured here: PNG and JSON in benchmarks/figures.
+figures: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/figures.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info runs

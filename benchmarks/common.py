@@ -25,6 +25,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
+TRAIN_WITH = ROOT / "benchmarks" / "scripts" / "train_with.py"
+"""``train_swift.py`` with other arguments of the session, which are in the variable SESSION."""
 _GRACE_S = 15.0
 
 

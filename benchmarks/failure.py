@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import EXAMPLES, CommandError, check, finished, started, swift_run, torchrun
+from common import EXAMPLES, TRAIN_WITH, CommandError, check, finished, started, swift_run, torchrun
 
 from swift_ft.cli.live import Progress, View, Watch
 
@@ -68,6 +68,7 @@ class SwiftOutcome:
         done: when the last worker had completed it.
         bytes_logged: by rank, as each worker told at its end.
         iteration_s: mean time of an iteration before the kill, without the first one.
+        told: all that was seen of the workers' progress, by rank.
     """
 
     recoveries: list[dict[str, Any]]
@@ -77,6 +78,7 @@ class SwiftOutcome:
     done: float | None = None
     bytes_logged: dict[int, int] = field(default_factory=dict)
     iteration_s: float | None = None
+    told: Told = field(default_factory=list)
 
     @property
     def replayed(self) -> bool:
@@ -102,21 +104,38 @@ class SwiftOutcome:
 
 
 def swift(
-    failure: Failure, iterations: int, folder: Path, *, kill: bool = True, show: Show | None = None
+    failure: Failure,
+    iterations: int,
+    folder: Path,
+    *,
+    kill: bool = True,
+    show: Show | None = None,
+    session: Mapping[str, Any] | None = None,
 ) -> SwiftOutcome:
     """Trains under swift-run, with the failure or without it; final weights are in ``folder/weights``.
+
+    See :func:`train`.
 
     Raises:
         CommandError: if the run does not end well.
     """
-    report, told = train(failure, iterations, folder, inject=failure.fault if kill else "", show=show)
+    inject = failure.fault if kill else ""
+    report, told = train(failure, iterations, folder, inject=inject, show=show, session=session)
     return _outcome(failure, report, told)
 
 
 def train(
-    failure: Failure, iterations: int, folder: Path, *, inject: str, show: Show | None = None
+    failure: Failure,
+    iterations: int,
+    folder: Path,
+    *,
+    inject: str,
+    show: Show | None = None,
+    session: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Told]:
     """Trains under swift-run with any faults; what ``--events-out`` wrote, and what the workers told.
+
+    With further arguments of the session, workers leave their notes (``train_with.py``) in ``folder/notes``.
 
     Raises:
         CommandError: if the run does not end well.
@@ -127,12 +146,14 @@ def train(
         *("--machines", str(failure.machines), "--spares", "1", "--log-dir", str(folder / "logs")),
         *("--events-out", str(events), "--endpoint-out", str(endpoint)),
         *(("--inject", inject) if inject else ()),
-        *(str(EXAMPLES / "train_swift.py"), "--iterations", str(iterations)),
+        str(EXAMPLES / "train_swift.py" if session is None else TRAIN_WITH),
+        *("--iterations", str(iterations)),
         *("--checkpoint-every", str(failure.checkpoint_every), "--store", str(folder / "store")),
         *("--weights-out", str(folder / "weights"), *failure.options),
     )
     told: Told = []
-    with started(command, output) as process:
+    env = {"SESSION": json.dumps(dict(session or {})), "NOTES": str(folder / "notes")}
+    with started(command, output, **env) as process:
         if (address := _endpoint(endpoint, process)) is not None:
             watch = Watch(*address, View(iterations), lambda rank, progress: told.append((rank, progress)))
             (show or _poll)(watch, lambda: process.poll() is None)
@@ -157,7 +178,7 @@ def _poll(watch: Watch, running: Callable[[], bool]) -> None:
 
 
 def _outcome(failure: Failure, report: dict[str, Any], told: Told) -> SwiftOutcome:
-    outcome = SwiftOutcome(report["recoveries"])
+    outcome = SwiftOutcome(report["recoveries"], told=told)
     outcome.bytes_logged = {rank: p.bytes_logged for rank, p in told if p.bytes_logged is not None}
     faults = [entry["at"] for entry in report["events"] if entry["event"] == "Injected"]
     if not faults or not outcome.recoveries or outcome.recoveries[0]["replayed"] is None:
@@ -203,22 +224,28 @@ class TorchrunOutcome:
     Attributes:
         killed: when the worker got SIGKILL.
         restarted: when all processes were started again.
+        joined: when they had found each other.
         loaded: when the checkpoint was loaded.
         back: when the interrupted iteration began again.
         done: when it was completed.
         iterations_lost: completed iterations that everybody had to repeat.
+        before: when iterations ended before the kill, from the first one on.
+        after: when they ended afterwards, from the first that was repeated on.
     """
 
     killed: float
     restarted: float
+    joined: float
     loaded: float
     back: float
     done: float
     iterations_lost: int
+    before: list[float]
+    after: list[float]
 
     def timeline(self) -> dict[str, float]:
         """The steps of the way back, in seconds after the kill."""
-        names = ("restarted", "loaded", "back", "done")
+        names = ("restarted", "joined", "loaded", "back", "done")
         return {name: getattr(self, name) - self.killed for name in names}
 
 
@@ -259,8 +286,18 @@ def _read_trace(failure: Failure, lines: list[dict[str, Any]]) -> TorchrunOutcom
     return TorchrunOutcome(
         killed=killed,
         restarted=last("start", None),
+        joined=last("joined", None),
         loaded=last("loaded", first),
         back=last("finished", interrupted - 1) if first < interrupted else last("loaded", first),
         done=last("finished", interrupted),
         iterations_lost=interrupted - first,
+        before=[
+            max(line["at"] for line in lines if line["at"] < killed and _is_end(line, iteration))
+            for iteration in range(interrupted)
+        ],
+        after=[last("finished", iteration) for iteration in range(first, interrupted + 1)],
     )
+
+
+def _is_end(line: dict[str, Any], iteration: int) -> bool:
+    return (line["event"], line["iteration"]) == ("finished", iteration)

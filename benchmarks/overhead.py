@@ -30,6 +30,7 @@ from typing import Any
 
 from common import (
     EXAMPLES,
+    TRAIN_WITH,
     CommandError,
     Summary,
     Target,
@@ -53,7 +54,8 @@ RATIOS = {
     "all": ("logged", "plain", "everything: logged / plain"),
 }
 LIMIT = 1.03
-PACKED = Path(__file__).parent / "scripts" / "train_packed.py"
+PACKED = '{"compress": "always"}'
+"""Arguments of the session."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def measure(way: str, warm_up: int, iterations: int) -> Run:
     with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
         folder = Path(name)
         output = folder / "output.txt"
-        with started(_command(way, total, folder), output, OMP_NUM_THREADS="1") as process:
+        with started(_command(way, total, folder), output, OMP_NUM_THREADS="1", SESSION=PACKED) as process:
             for end in _iteration_ends(process, output if way == "plain" else folder / "logs"):
                 ends.append(end)
                 if len(ends) in (warm_up, total - 1):
@@ -125,7 +127,7 @@ def _command(way: str, iterations: int, folder: Path) -> list[str]:
     if way == "plain":
         return torchrun("--nproc-per-node", "4", str(EXAMPLES / "train_minimal.py"), *count)
     shape = ("--machines", "1", "--nproc-per-node", "4") if way == "unlogged" else ("--machines", "4")
-    path = PACKED if way == "packed" else EXAMPLES / "train_swift.py"
+    path = TRAIN_WITH if way == "packed" else EXAMPLES / "train_swift.py"
     script = (str(path), *count, "--checkpoint-every", str(10 * iterations))
     return swift_run(*shape, "--log-dir", str(folder / "logs"), *script, "--store", str(folder / "store"))
 

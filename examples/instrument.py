@@ -17,9 +17,9 @@ __all__ = ["Trace", "kill_in_forward", "process_start"]
 class Trace:
     """Appends a JSON line per event to a file that all workers share: iteration, rank, at (Unix time), event.
 
-    The events are ``start`` (of the process: before Python's own start and all imports), ``loaded`` (ready to
-    train, with the first iteration to run), ``finished`` (an iteration), ``checkpoint`` (committed, with the
-    last iteration in it) and ``kill``.
+    The events are ``start`` (of the process: before Python's own start and all imports), ``joined`` (it can
+    talk to the others), ``loaded`` (ready to train, with the first iteration to run), ``finished`` (an
+    iteration), ``checkpoint`` (committed, with the last iteration in it) and ``kill``.
 
     Args:
         path: the file, or None to write nothing.

@@ -68,6 +68,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     trace = Trace(args.trace, rank)
+    trace("joined")
 
     indices, num_stages = stages_of(args.schedule, rank, world_size)
     modules = {index: build_stage(index, num_stages, config) for index in indices}

@@ -23,6 +23,7 @@ from swift_ft.config import WorkerContext
 from swift_ft.errors import NotAttachedError, RecoveryError, SessionInUseError, UnsupportedError, UsageError
 from swift_ft.logging import Compress, LogBudget, LogOptions, Ship, Store
 from swift_ft.metrics import SessionMetrics, serve_as_told
+from swift_ft.planning.forecast import Forecast
 from swift_ft.profile import Profile, read_groups
 from swift_ft.recovery.executor import Executor
 from swift_ft.recovery.helping import Helping, HelpMode
@@ -190,16 +191,19 @@ class Session:
             raise UsageError(f"A session protects one {what}, and this one has it already.")
         self._attached.add(what)
 
+    def _check_attached(self) -> None:
+        if not self._attached:
+            raise NotAttachedError(
+                "Call session.attach_pipeline(schedule) or session.attach_ddp(model) before the first step."
+            )
+
     def steps(self, iterations: int) -> Iterator[Step]:
         """The iterations up to ``iterations``; an interrupted one is yielded again.
 
         After a loss, a replaced worker gets the iterations since its checkpoint as replayed steps, and
         everybody else the interrupted one. Ends when every worker has completed the last iteration.
         """
-        if not self._attached:
-            raise NotAttachedError(
-                "Call session.attach_pipeline(schedule) or session.attach_ddp(model) before the first step."
-            )
+        self._check_attached()
         executor = self._executor
         if not self._started:
             self._started = True
@@ -236,6 +240,23 @@ class Session:
             UsageError: it takes a few iterations of a pipeline, in which machines are a chain.
         """
         return self._executor.profiler.read()
+
+    def plan(self) -> Forecast:
+        """Which way each machine would come back if it were lost, and what that would cost (paper §3, §5.4).
+
+        Before the first step it knows the ways and the reasons for them, and no costs: they come from what
+        everybody measures in the first ten iterations, and from a first part of a checkpoint. Print it for
+        a table; ``to_dict()`` is for programs.
+
+        Any worker may ask, when all is attached or between two steps. It waits for those that are not so far
+        yet; whoever does not ask must go on to its first step.
+
+        Raises:
+            NotAttachedError: nothing is attached.
+            UsageError: not all workers came so far in time.
+        """
+        self._check_attached()
+        return self._executor.forecast()
 
     @property
     def bytes_logged(self) -> int:

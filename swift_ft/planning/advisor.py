@@ -8,7 +8,7 @@ from typing import Any
 
 from swift_ft.errors import UsageError
 
-__all__ = ["Advice", "LoggingQuestion", "advise", "bubble_ratio"]
+__all__ = ["Advice", "LoggingQuestion", "advise", "boundary_bytes", "bubble_ratio"]
 
 _FAR_EXCEEDS = 10.0  # "when the logging size far exceeds the model size" (§5.4): the paper gives no number
 
@@ -18,6 +18,17 @@ def bubble_ratio(stages: int, microbatches: int) -> float:
     if stages < 1 or microbatches < 1:
         raise UsageError("stages and microbatches must be at least one")
     return (stages - 1) / (microbatches + stages - 1)
+
+
+def boundary_bytes(
+    *, microbatches: int, microbatch_size: int, sequence: int, hidden: int, element_bytes: int = 4
+) -> int:
+    """Bytes per iteration over one boundary between two transformer layers, logged in both directions (§5.4).
+
+    ``microbatch_size x hidden x sequence`` elements per microbatch: activations one way, their gradients the
+    other.
+    """
+    return 2 * element_bytes * microbatches * microbatch_size * sequence * hidden
 
 
 @dataclass(frozen=True)

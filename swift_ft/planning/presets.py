@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from swift_ft.errors import UsageError
+from swift_ft.planning.advisor import boundary_bytes
 from swift_ft.planning.chain import ChainProfile
 from swift_ft.planning.failures import Exponential, FailureLaw, UniformCount
 from swift_ft.planning.strategies import Cluster, Strategy
@@ -65,7 +66,12 @@ class _Pipeline:
 
     def profile(self) -> ChainProfile:
         """Both directions of ``batch x tokens x hidden`` float32; pipelined replay of own stages."""
-        boundary = 2 * 4 * self.batch * self.tokens * self.hidden
+        boundary = boundary_bytes(
+            microbatches=self.microbatches,
+            microbatch_size=self.batch // self.microbatches,
+            sequence=self.tokens,
+            hidden=self.hidden,
+        )
         local = self.stages // self.machines
         slot_s = self.iteration_s / (self.microbatches + self.stages - 1)
         replay_s = slot_s * (self.microbatches + local - 1)

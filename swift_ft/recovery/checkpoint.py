@@ -12,6 +12,7 @@ import gc
 import math
 import pickle
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from swift_ft.errors import CheckpointError, StoreNotWritableError
 from swift_ft.logging import Store
 from swift_ft.logging.retry import is_transient, lacks_room, patiently
 from swift_ft.recovery.part import PartReader, staged, write_part
-from swift_ft.recovery.state import TensorKind, TrainingState
+from swift_ft.recovery.state import TensorKind, TrainingState, bytes_of
 
 __all__ = ["CheckpointFolder", "Checkpointer"]
 
@@ -124,6 +125,9 @@ class Checkpointer:
         folder: where.
         state: what.
         on_written: told in a background thread when a part is in the store, before anybody else knows.
+
+    Attributes:
+        bytes_per_s: at which the last part was written; None before the first.
     """
 
     def __init__(
@@ -138,6 +142,7 @@ class Checkpointer:
         self._due: _Save | None = None
         self._waiting = False
         self._failure = ""
+        self.bytes_per_s: float | None = None
 
     def save(self, iteration: int, path: str, on_durable: Callable[[], None]) -> None:
         """Copy the state now and write it in the background.
@@ -187,7 +192,9 @@ class Checkpointer:
                 return
         failure, may_pass = "", False
         try:
+            began = time.perf_counter()
             write_part(store, due.path, due.copy)
+            self.bytes_per_s = bytes_of(due.copy) / (time.perf_counter() - began)
         except Exception as error:
             failure, may_pass = f"{type(error).__name__}: {store.shown(error)}", _may_be_put_right(error)
         else:

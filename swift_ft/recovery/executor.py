@@ -16,6 +16,7 @@ from swift_ft.determinism import seed_step
 from swift_ft.errors import CannotHelpError, CheckpointError, RecoveryError, SwiftError
 from swift_ft.logging import Direction, LogOptions, Store
 from swift_ft.metrics import SessionMetrics
+from swift_ft.planning.forecast import Forecast, Worker, forecast
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder
 from swift_ft.recovery.claim import claim_store
@@ -29,7 +30,7 @@ from swift_ft.recovery.pipelined import LoggedPipeline
 from swift_ft.recovery.plan import Task, Way
 from swift_ft.recovery.profiling import Profiler
 from swift_ft.recovery.replicated import Replicas
-from swift_ft.recovery.reporting import report_of
+from swift_ft.recovery.reporting import parts_of, report_of
 from swift_ft.recovery.rollback import Rollback
 from swift_ft.recovery.saving import Saver
 from swift_ft.recovery.sharing import SharedReplay
@@ -100,7 +101,9 @@ class Executor:
         self._replicas = Replicas(
             state, self._coordinator.rendezvous, self._coordinator.group, self._injector.at
         )
-        self.profiler = Profiler(context, self._coordinator.rendezvous)
+        self.profiler = Profiler(
+            context, self._coordinator.rendezvous, state, lambda: self._checkpointer.bytes_per_s
+        )
         self._exchange = Exchange(
             context.rank, self._standing, self._replicas, self._rollback, self._coordinator
         )
@@ -140,6 +143,7 @@ class Executor:
     def start(self) -> None:
         """Become part of the job, with or without others that are already at work."""
         context = self._context
+        self._tell_place()  # first of all: somebody may wait for it, and all for that one
         topology = {"machines": context.world // context.workers, "workers": context.workers}
         stages = self._pipeline.num_stages if self._pipeline is not None else 1
         checkpoint = claim_store(
@@ -198,8 +202,7 @@ class Executor:
             if self.iteration == self._replay_until:
                 self._end_replay()
             return
-        if self._pipeline is not None:
-            self.profiler.add(account, self._pipeline.sent)
+        self.profiler.add(account, self._pipeline.sent if self._pipeline is not None else None)
         if reason := self._wants_checkpoint():
             self._saver.ask(self.iteration, self._log.generation, reason)
         self._injector.at(Point.BETWEEN, self.iteration - 1)
@@ -404,6 +407,8 @@ class Executor:
             return False
         self._replicas.reset(plan.resume)
         cause = self._exchange.carry_out(plan)
+        if cause is None and plan.way == Way.START:
+            cause = self.profiler.measure()
         if cause is None and task.serve and self._pipeline is not None:
             cause = self._pipeline.serve(state, plan)
         if cause is not None:
@@ -424,6 +429,16 @@ class Executor:
             *(self._context.rank, log.generation, self.iteration, self.replaying, self._recoveries),
             *(committed, log.metrics()),
         )
+
+    def forecast(self) -> Forecast:
+        """See :meth:`swift_ft.Session.plan`."""
+        self._tell_place()
+        return forecast(self.profiler.job(groups=self._groups, checkpoint_every=self._saver.every))
+
+    def _tell_place(self) -> None:
+        pipeline = self._pipeline
+        stages = (pipeline.stages, pipeline.pipeline) if pipeline is not None else ()
+        self.profiler.tell_place(Worker(parts_of(pipeline), *stages))
 
     @property
     def bytes_logged(self) -> int:

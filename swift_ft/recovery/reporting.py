@@ -10,7 +10,14 @@ from swift_ft.recovery.exchange import Standing
 from swift_ft.recovery.pipelined import LoggedPipeline
 from swift_ft.recovery.replicated import Replicas
 
-__all__ = ["report_of"]
+__all__ = ["parts_of", "report_of"]
+
+
+def parts_of(pipeline: LoggedPipeline | None) -> tuple[str, ...]:
+    """The parts whose whole state is on a worker; who holds the same is a replica."""
+    if pipeline is None:
+        return ("the model",)
+    return tuple(f"stage {stage}" for stage in pipeline.stages)
 
 
 def report_of(
@@ -41,7 +48,7 @@ def report_of(
         live=live,
         pipeline_known=True,
         dirty=standing.dirty,
-        holds=("the model",),
+        holds=parts_of(pipeline),
         updated=standing.updated,
         serves=False,
         group=group,
@@ -53,7 +60,6 @@ def report_of(
         said,
         stages=pipeline.stages,
         pipeline_known=pipeline.known,
-        holds=tuple(f"stage {stage}" for stage in pipeline.stages),
         pipeline=pipeline.pipeline,
         undoable=replicas.undoable() if apart else (),
         serves=pipeline.serves(standing.iteration - 1),

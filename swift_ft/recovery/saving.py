@@ -42,14 +42,14 @@ class Saver:
         self._coordinator = coordinator
         self._checkpointer = checkpointer
         self._log = log
-        self._every = every
+        self.every = every
 
     def due(self, iteration: int) -> bool:
         """Whether a checkpoint follows the completion of this many iterations: as ever, or as asked for."""
         return self._regular(iteration) or iteration == self._coordinator.state.wanted
 
     def _regular(self, iteration: int) -> bool:
-        return iteration % self._every == 0
+        return iteration % self.every == 0
 
     def ask(self, iteration: int, generation: int, reason: str) -> None:
         """Ask everybody for a checkpoint before the regular one is due.
@@ -93,4 +93,4 @@ class Saver:
         """
         flush_s = self._context.timeouts.flush_s
         self._checkpointer.wait(flush_s)
-        self._coordinator.wait_for_commit(iteration - iteration % self._every, flush_s)
+        self._coordinator.wait_for_commit(iteration - iteration % self.every, flush_s)

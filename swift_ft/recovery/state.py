@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from swift_ft.determinism import host_random_state, set_host_random_state
 
-__all__ = ["Path", "TensorKind", "TrainingState"]
+__all__ = ["Path", "TensorKind", "TrainingState", "bytes_of"]
 
 Path = tuple[str, ...]
 """Where a tensor is in :meth:`TrainingState.to_save`."""
@@ -150,6 +150,12 @@ class TrainingState:
             groups = plain["optimizers"][name]["param_groups"]
             optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.restore(plain["small"])
+
+
+def bytes_of(saved: Mapping[str, Any]) -> int:
+    """Size of the tensors in what :meth:`TrainingState.to_save` returned."""
+    sizes = (bytes_of(v) if isinstance(v, Mapping) else getattr(v, "nbytes", 0) for v in saved.values())
+    return sum(sizes)
 
 
 def _split_tensors(

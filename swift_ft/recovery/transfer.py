@@ -19,7 +19,7 @@ from torch.distributed.pipelining import schedules
 
 from swift_ft.recovery.state import Path, TensorKind
 
-__all__ = ["Lane", "Parcel", "receive", "send"]
+__all__ = ["Lane", "Parcel", "device_of", "receive", "send"]
 
 _BUCKET_BYTES = 4 * 2**20
 _IN_FLIGHT = 3
@@ -56,8 +56,7 @@ class Lane:
     @property
     def device(self) -> torch.device:
         """Where the group's backend wants its tensors."""
-        devices = self.group._device_types
-        return torch.device("cpu") if torch.device("cpu") in devices else devices[0]
+        return device_of(self.group)
 
     def carry(self, tensor: torch.Tensor) -> dist.Work:
         """Begin to send a tensor, or to receive into it."""
@@ -173,3 +172,9 @@ def _wait(work: dist.Work) -> None:
 
 def _elements(kind: TensorKind) -> int:
     return torch.Size(kind.shape).numel()
+
+
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where a group's backend wants its tensors."""
+    devices = group._device_types
+    return torch.device("cpu") if torch.device("cpu") in devices else devices[0]

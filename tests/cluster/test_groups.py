@@ -10,6 +10,7 @@ import pytest
 from harness import CHECKPOINT_EVERY, ClusterRun, assert_clean, assert_identical, run_cluster, training
 from test_log_settings import MESSAGE_BYTES, metrics_of
 
+from swift_ft.planning.advisor import boundary_bytes
 from swift_ft.planning.grouping import plan_groups
 from swift_ft.profile import Profile, write_groups
 
@@ -56,9 +57,11 @@ def test_only_messages_between_groups_are_logged(
     run = run_with_groups(tmp_path, monkeypatch, [[0], [1, 2], [3]], inject="")
     assert_identical(run, references())
     for rank in range(4):
-        assert (
-            metrics_of(run, rank)[-1]["log"]["last"]["bytes"] == 8 * MESSAGE_BYTES
-        )  # one edge each, one way
+        logged = metrics_of(run, rank)[-1]["log"]["last"]["bytes"]
+        assert logged == 8 * MESSAGE_BYTES  # one edge each, one way
+    whole = sum(metrics_of(run, rank)[-1]["log"]["last"]["bytes"] for rank in range(4))
+    boundary = boundary_bytes(microbatches=8, microbatch_size=1, sequence=32, hidden=32)  # §5.4's formula
+    assert whole == 2 * boundary
 
 
 def test_the_planners_file(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:

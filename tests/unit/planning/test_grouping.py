@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swift_ft.errors import UsageError
+from swift_ft.planning.advisor import boundary_bytes
 from swift_ft.planning.chain import Chain, ChainProfile
 from swift_ft.planning.greedy import greedy_merges, greedy_partition
 from swift_ft.planning.grouping import METHODS, evaluate_groups, plan_groups, sweep_budgets
@@ -121,6 +122,25 @@ def test_table_3_log_sizes(name: str, sixteen_gb: float, eight_gb: float) -> Non
     sizes = preset_profile(name).boundary_bytes
     assert round(sum(sizes) / 1e9, 2) == sixteen_gb
     assert round(sum(sizes[1::2]) / 1e9, 2) == eight_gb
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "microbatch_size", "sequence", "sixteen_gb", "eight_gb"),
+    [(16, 256, 49, 24.66, 11.51), (4, 128, 128, 8.05, 3.76)],
+    ids=["ViT-128/32", "BERT-128"],
+)
+def test_table_3_from_the_models_shapes(
+    microbatches: int, microbatch_size: int, sequence: int, sixteen_gb: float, eight_gb: float
+) -> None:
+    """§5.4's formula; §7.1: batches of 4096 and 512 in 16 and 4 microbatches, a hidden size of 1024."""
+    boundary = boundary_bytes(
+        microbatches=microbatches, microbatch_size=microbatch_size, sequence=sequence, hidden=1024
+    )
+    profile = ChainProfile((1.0,) * 16, (boundary,) * 15)
+    for size, logged_gb in ((1, sixteen_gb), (2, eight_gb)):
+        groups = [range(first, first + size) for first in range(0, 16, size)]
+        plan = evaluate_groups(profile, groups, checkpoint_interval=1, bandwidth=1e9)
+        assert round(plan.log_bytes / 1e9, 2) == logged_gb
 
 
 # Outcomes of tables 6 and 7 as first machines of the groups, by number of groups. The compute times are not

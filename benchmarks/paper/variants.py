@@ -1,0 +1,180 @@
+"""What is compared in figures 9 to 11: each way to survive the loss of a machine, as one entry of a list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from common import CommandError
+from failure import Failure, SwiftOutcome, plain, swift
+
+from swift_ft.cli.live import Progress
+
+__all__ = ["CHECKPOINT", "PIPELINES", "Run", "Span", "Variant"]
+
+_WARM_UP = 5  # iterations that are not timed
+_ONWARD = 4  # iterations after the interrupted one
+
+
+@dataclass(frozen=True)
+class Span:
+    """One iteration of the whole job, or of those that replay: seconds after the kill."""
+
+    iteration: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One failure, survived.
+
+    Attributes:
+        way: how, in the words of the recovery's report.
+        spans: all iterations, repeated and replayed ones too.
+        iteration_s: median of those before the failure.
+        joined_s: from the kill until the replacement had joined: the paper's initialization time.
+        recovery_s: from then until all were back in the interrupted iteration: its recovery time.
+        again: iterations that were computed again.
+        logged_bytes: per iteration, all workers, from the sessions' counters.
+        logging_bubble_s: per iteration, added up over the workers that log.
+        plan: what the session had told before.
+    """
+
+    way: str
+    spans: tuple[Span, ...]
+    iteration_s: float
+    joined_s: float
+    recovery_s: float
+    again: int
+    logged_bytes: int = 0
+    logging_bubble_s: float = 0.0
+    plan: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way.
+
+    Attributes:
+        name: in figures and tables.
+        build: trains with the failure, in a folder, and tells how that went.
+        groups: how many there are; None where there is no log.
+        published: its name among the paper's numbers.
+    """
+
+    name: str
+    build: Callable[[Failure, Path], Run]
+    groups: int | None = None
+    published: str = ""
+
+
+def with_torchrun(failure: Failure, folder: Path) -> Run:
+    """Global checkpoints with DCP; torchrun starts everybody anew."""
+    outcome = plain(failure, folder)
+    steps = outcome.timeline()
+    before = [at - outcome.killed for at in outcome.before]
+    after = [at - outcome.killed for at in (outcome.loaded, *outcome.after)]
+    spans = (*_spans(before, 1), *_spans(after, failure.kill_iteration - outcome.iterations_lost))
+    return Run(
+        way="restart",
+        spans=spans,
+        iteration_s=_failure_free_s(spans),
+        joined_s=steps["joined"],
+        recovery_s=steps["back"] - steps["joined"],
+        again=outcome.iterations_lost,
+    )
+
+
+def with_session(failure: Failure, folder: Path, session: Mapping[str, Any]) -> Run:
+    """swift-run, with these arguments of the session."""
+    outcome = swift(failure, failure.kill_iteration + _ONWARD, folder, session=session)
+    if len(outcome.recoveries) != 1 or outcome.killed is None or outcome.live is None:
+        raise CommandError(f"the recovery was another one than meant: {outcome.recoveries}")
+    recovery, killed = outcome.recoveries[0], outcome.killed
+    spans = tuple(_all_spans(outcome, failure))
+    notes = [json.loads(path.read_text()) for path in sorted((folder / "notes").glob("rank*.json"))]
+    if len(notes) != failure.machines:
+        raise CommandError(f"only {len(notes)} workers left notes in {folder}")
+    return Run(
+        way=recovery["way"],
+        spans=spans,
+        iteration_s=_failure_free_s(spans),
+        joined_s=recovery["joined"] - killed,
+        recovery_s=outcome.live - recovery["joined"],
+        again=sum(span.begin >= 0 and span.iteration < failure.kill_iteration for span in spans),
+        logged_bytes=sum(note["log"]["bytes"] for note in notes),
+        logging_bubble_s=sum(note["log"]["bubble_s"] for note in notes if note["log"]["bytes"]),
+        plan=next(note["plan"] for note in notes if note["plan"]),
+    )
+
+
+def _logging(*groups: Sequence[int]) -> Callable[[Failure, Path], Run]:
+    return partial(with_session, session={"groups": groups})
+
+
+CHECKPOINT = Variant("global checkpoint", with_torchrun)
+"""What the others are compared with."""
+
+PIPELINES = (
+    CHECKPOINT,
+    Variant("logging, 4 groups", _logging([0], [1], [2], [3]), 4, "logging, a group per machine"),
+    Variant("logging, 3 groups", _logging([0], [1, 2], [3]), 3),
+    Variant("logging, 2 groups", _logging([0, 1], [2, 3]), 2),
+    Variant("1 group: no log", _logging([0, 1, 2, 3]), 1),
+)
+"""All of a pipeline on four machines. Further arguments of a session make a further entry:
+
+``Variant("logging, ...", partial(with_session, session={...}), 4, "logging, parallel recovery")``
+"""
+
+# ------------------------------------------------------------------------------------- iterations, as seen
+
+
+def _failure_free_s(spans: Iterable[Span]) -> float:
+    whole = [span.end - span.begin for span in spans if span.end < 0 and span.iteration >= _WARM_UP]
+    if not whole:
+        raise CommandError(f"no iteration after the first {_WARM_UP} was seen before the failure")
+    return median(whole)
+
+
+def _spans(ends: Sequence[float], first: int) -> Iterator[Span]:
+    """Iterations from ``first`` on, which begin where the one before them ended."""
+    for iteration, (begin, end) in enumerate(pairwise(ends), start=first):
+        yield Span(iteration, begin, end)
+
+
+def _all_spans(outcome: SwiftOutcome, failure: Failure) -> Iterator[Span]:
+    """Before the failure, again (of the slowest that replays, or of all), and live once more."""
+    assert outcome.killed is not None
+    killed, interrupted = outcome.killed, failure.kill_iteration
+    detected = outcome.recoveries[0]["detected"]
+    everybody = range(failure.machines)
+    before = [(rank, p) for rank, p in outcome.told if p.at < killed]
+    after = [(rank, p) for rank, p in outcome.told if p.at > detected]
+    after = [(rank, p) for rank, p in after if p.mode in ("live", "replay", "finished")]
+    replaying = {rank for rank, p in after if p.mode == "replay"}
+    lost = replaying or {*everybody}
+    first = min(p.iteration for rank, p in after if rank in lost)
+    yield from _spans([at - killed for at in _reached(before, everybody, 0)], 0)
+    again = _reached(after, lost, first)[: interrupted - first + 1]
+    yield from _spans([at - killed for at in again], first)
+    onward = [(rank, p) for rank, p in after if p.mode != "replay"]
+    yield from _spans([at - killed for at in _reached(onward, everybody, interrupted)], interrupted)
+
+
+def _reached(told: Sequence[tuple[int, Progress]], ranks: Collection[int], first: int) -> list[float]:
+    """When the last of some workers had completed ``first`` iterations, one more, and so on."""
+    found = []
+    for completed in range(first, max((p.iteration for _, p in told), default=0) + 1):
+        times = [[p.at for r, p in told if r == rank and p.iteration >= completed] for rank in ranks]
+        if not all(times):
+            break
+        found.append(max(map(min, times)))
+    return found
