@@ -64,6 +64,7 @@ class WorkerContext:
         launched: the generation in which this process was started.
         store_mode: ``""``, ``"resume"`` or ``"fresh"``: what to do with a store that is not empty.
         inject: faults to inject, as text (`testing/faults.py`).
+        address: this host, as the other machines reach it.
         profile_out: file that worker 0 writes the profile of the job to; ``""`` for none.
         metrics_port: worker r serves its metrics at this port + r; None for nobody.
         timeouts: all deadlines.
@@ -83,6 +84,7 @@ class WorkerContext:
     timeouts: Timeouts
     metrics_port: int | None = None
     profile_out: str = ""
+    address: str = "127.0.0.1"
 
     @property
     def slot(self) -> int:
@@ -103,6 +105,7 @@ class WorkerContext:
             "SWIFT_STORE_MODE": self.store_mode,
             "SWIFT_INJECT": self.inject,
             "SWIFT_TIMEOUTS": self.timeouts.to_text(),
+            "SWIFT_ADDRESS": self.address,
             "SWIFT_PROFILE_OUT": self.profile_out,
             "SWIFT_METRICS_PORT": "" if self.metrics_port is None else str(self.metrics_port),
         }
@@ -132,6 +135,7 @@ class WorkerContext:
             store_mode=env["SWIFT_STORE_MODE"],
             inject=env["SWIFT_INJECT"],
             timeouts=Timeouts.from_text(env["SWIFT_TIMEOUTS"]),
+            address=env["SWIFT_ADDRESS"],
             profile_out=env["SWIFT_PROFILE_OUT"],
             metrics_port=int(env["SWIFT_METRICS_PORT"]) if env["SWIFT_METRICS_PORT"] else None,
         )

@@ -232,6 +232,7 @@ class MachineAgent(LocalElasticAgent):
             inject=settings.inject,
             metrics_port=settings.metrics_port,
             profile_out=settings.profile_out,
+            address=settings.address,
             timeouts=settings.timeouts,
         )
         env = {
