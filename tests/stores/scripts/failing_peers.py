@@ -1,15 +1,19 @@
 """The example training, in which worker 1 is replaced and something befalls its replay (PEERS).
 
-unusable   worker 0's server is gone before it is asked, and worker 2's gives each segment with a flipped bit
+unusable   worker 0's server is gone, and the store gets its log only when it was looked for in vain; that of
+           worker 2 gives each segment with a flipped bit
 dies       nothing of worker 2's log gets into the store, and its machine dies when it is asked for its log
-offline    the replay waits until the store is down (the file `down`), and the store until it is over (`over`)
+offline    the replay waits for the end of the store (the file `down`), which comes back when training goes on
+           (`over`). Machines 1 and 2 are a group, and nothing is shipped before the failure
 """
 
+import itertools
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,18 @@ RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
 ORIGINAL = os.environ["SWIFT_LAUNCHED"] == "1"
 PIDS = FOLDER / "pids2"
+WANTED = FOLDER / "wanted"
+
+
+def refuse_uploads_until(wanted: Path | None) -> None:
+    ship = Shipper._ship
+
+    def refuse(self: Shipper, path: str) -> None:
+        if wanted is None or not wanted.exists():
+            raise OSError("nothing of this log gets into the store")
+        ship(self, path)
+
+    Shipper._ship = refuse
 
 
 def close_the_server() -> None:
@@ -52,39 +68,45 @@ def flip_bits() -> None:
     Shipper.find = flipped
 
 
-def ship_nothing() -> None:
-    def refuse(self: Shipper, path: str) -> None:
-        raise OSError("nothing of this log gets into the store")
-
-    Shipper._ship = refuse
-    PIDS.write_text(f"{os.environ['SWIFT_AGENT_PID']} {os.getpid()}")
-
-
-def kill_worker_2_when_it_is_asked() -> None:
+def before_worker_is_asked(asked: int, act: Callable[[], None]) -> None:
     of, open_ = LogPeers.of, Peer.open
-    doomed = []
+    its = []
 
     def remember(self: LogPeers, generation: int, rank: int) -> Peer | None:
         peer = of(self, generation, rank)
-        if rank == 2:
-            doomed.append(peer)
+        if rank == asked:
+            its.append(peer)
         return peer
 
-    def kill_first(self: Peer, name: str) -> Any:
-        if self in doomed and PIDS.exists():
-            pids = PIDS.read_text().split()
-            PIDS.unlink()  # once
-            for pid in pids:
-                os.kill(int(pid), signal.SIGKILL)
+    def act_first(self: Peer, name: str) -> Any:
+        if self in its:
+            act()
         return open_(self, name)
 
-    LogPeers.of, Peer.open = remember, kill_first
+    LogPeers.of, Peer.open = remember, act_first
+
+
+def kill_worker_2() -> None:
+    if PIDS.exists():
+        pids = PIDS.read_text().split()
+        PIDS.unlink()  # once
+        for pid in pids:
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def when_asked_again(count: Iterator[int]) -> None:
+    """The first time it was not in the store either."""
+    if next(count) == 1:
+        WANTED.touch()
 
 
 class OfflineReplay(swift_ft.Session):
+    def __init__(self, state: Any, **arguments: Any) -> None:
+        super().__init__(state, **arguments, ship="on-failure", groups=[[0], [1, 2], [3]])
+
     def steps(self, iterations: int) -> Iterator[swift_ft.Step]:
         for step in super().steps(iterations):
-            if step.replayed and not (FOLDER / "asks").exists():
+            if RANK == 1 and step.replayed and not (FOLDER / "asks").exists():
                 (FOLDER / "asks").touch()
                 for _ in range(600):
                     if (FOLDER / "down").exists():
@@ -92,7 +114,7 @@ class OfflineReplay(swift_ft.Session):
                     threading.Event().wait(0.05)
                 else:
                     raise TimeoutError("the store was not taken away")
-            if not step.replayed:
+            if RANK == 1 and not ORIGINAL and not step.replayed:
                 (FOLDER / "over").touch()
             yield step
 
@@ -100,12 +122,16 @@ class OfflineReplay(swift_ft.Session):
 match HOW, RANK, ORIGINAL:
     case "unusable", 0, True:
         close_the_server()
+        refuse_uploads_until(WANTED)
+    case "unusable", 1, False:
+        before_worker_is_asked(0, partial(when_asked_again, itertools.count()))
     case "unusable", 2, True:
         flip_bits()
     case "dies", 2, True:
-        ship_nothing()
+        refuse_uploads_until(None)
+        PIDS.write_text(f"{os.environ['SWIFT_AGENT_PID']} {os.getpid()}")
     case "dies", 1, False:
-        kill_worker_2_when_it_is_asked()
-    case "offline", 1, False:
+        before_worker_is_asked(2, kill_worker_2)
+    case "offline", _, _:
         swift_ft.Session = OfflineReplay  # type: ignore[misc]
 train_swift.main()
