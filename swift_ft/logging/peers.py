@@ -3,7 +3,7 @@
     GET /g00002-s000003-i00000020-00000047.arrow        one of the log's segments, as it is
     Authorization: Bearer TOKEN                         the job's, without which nothing is told
 
-Which segments there are is told elsewhere (`recovery/log_peers.py`), so that it is known when a server is gone.
+Which segments there are is told elsewhere (`recovery/log_peers.py`): it is known when a server is gone, too.
 """
 
 from __future__ import annotations
