@@ -62,7 +62,7 @@ class DiskUse:
         """A segment may go as soon as its room is needed; ``let_go`` deletes it."""
         with self._changed:
             self._spare[path] = let_go
-            self._spare_bytes += self._segments[path]
+            self._spare_bytes += self._segments.get(path, 0)
             self._changed.notify_all()
 
     def keep_spare(self, limit_bytes: int) -> None:

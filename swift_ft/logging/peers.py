@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import TCPServer
 from typing import Any
 
 import pyarrow as pa
@@ -65,6 +66,11 @@ class _Server(ThreadingHTTPServer):
         self.expected = f"Bearer {token}".encode()
         self.find = find
         super().__init__((host if _is_literal(host) else "", 0), _Handler)
+
+    def server_bind(self) -> None:
+        """As any server does; HTTP's looks up a name for itself first, which can take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that breaks is the other side's affair; whatever else goes wrong is told."""

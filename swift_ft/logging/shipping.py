@@ -210,18 +210,17 @@ class Shipper:
                 path = self._waiting[0]
             try:
                 self._ship(path)
+                with self._changed:
+                    self._arrived(path)
+                    self._waiting.popleft()
+                    self._unwanted.discard(path)
+                    self._wanted_there -= 1
+                    self._error = None
+                    self._changed.notify_all()
             except Exception as error:  # whatever the store's client raises: it is tried again
                 with self._changed:
                     self._error = error
                     self._changed.wait_for(lambda: self._closing, _RETRY_S)
-                continue
-            with self._changed:
-                self._arrived(path)
-                self._waiting.popleft()
-                self._unwanted.discard(path)
-                self._wanted_there -= 1
-                self._error = None
-                self._changed.notify_all()
 
     def _ship(self, path: str) -> None:
         if self._keep:  # what is kept takes no more than what is left for others

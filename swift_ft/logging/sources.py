@@ -121,10 +121,10 @@ class Sources:
 
     def open_again(self, path: str, damage: RecoveryError) -> Opened:
         """The store's copy of a segment that turned out damaged; raises ``damage`` if there is no other."""
-        if path not in self._by_peers:
-            raise damage
-        self._doubt(path, damage)
         if path not in self._second:
+            if path not in self._by_peers:
+                raise damage
+            self._doubt(path, damage)
             try:
                 self._second[path] = self._patiently(lambda: self._from_store(path))
             except Exception as error:

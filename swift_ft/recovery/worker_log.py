@@ -151,7 +151,7 @@ class WorkerLog:
             shipped: the store must have it all the same.
         """
         self._close()
-        if (tier := self._tier) is None:
+        if (tier := self._tier) is None or not tier.names():  # replicas alone log nothing
             return
         tier.hurry()
         served = self._peers is not None and self._peers.offer(generation, tier)

@@ -222,6 +222,25 @@ def test_a_flipped_bit_is_seen_and_the_stores_copy_is_taken(
 
 
 @pytest.mark.filterwarnings("ignore:.*did not come from the worker")
+def test_the_stores_copy_is_fetched_once_for_several_flipped_bits(disk: Store, remote: Store) -> None:
+    names = [key(0, microbatch) for microbatch in range(4)]
+    segment = path_of(disk, write_segment(disk, [message(name, TENSOR) for name in names]))
+    upload(segment, remote)
+    data = bytearray(segment.read_bytes())
+    payload = TENSOR.numpy().tobytes()
+    assert data.count(payload) == 4
+    segment.write_bytes(data.replace(payload, payload[:-1] + b"x"))
+    server, fetched = SegmentServer("127.0.0.1", TOKEN, finder(segment)), Fetched()
+    reader = reader_of(remote, Peer(server.address, TOKEN, [segment.name]), fetched)
+    for name in names:
+        buffer = torch.zeros_like(TENSOR)
+        copy_into(reader.message(name), buffer)
+        assert torch.equal(buffer, TENSOR)
+    server.close()
+    assert fetched.take() == (len(data), len(data))
+
+
+@pytest.mark.filterwarnings("ignore:.*did not come from the worker")
 def test_both_copies_are_damaged(server: SegmentServer, segment: Path, remote: Store) -> None:
     flip(segment, 0.5)
     upload(segment, remote)
