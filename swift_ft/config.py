@@ -28,7 +28,8 @@ class Timeouts:
         replay_s: a replay that makes no progress for so long has failed.
         join_s: how long an empty slot may wait for a machine.
         group_s: for the forming of a process group.
-        flush_s: for bringing queued log messages to the store after a failure.
+        flush_s: for bringing queued log messages to where others can read them after a failure, and for a
+            segment that a replay needs and that is not there yet.
     """
 
     heartbeat_s: float = 10.0
