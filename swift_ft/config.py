@@ -28,7 +28,8 @@ class Timeouts:
         replay_s: a replay that makes no progress for so long has failed.
         join_s: how long an empty slot may wait for a machine.
         group_s: for the forming of a process group.
-        flush_s: for bringing queued log messages to the store after a failure.
+        flush_s: for bringing queued log messages to where others can read them after a failure, and for a
+            segment that a replay needs and that is not there yet.
     """
 
     heartbeat_s: float = 10.0
@@ -64,6 +65,7 @@ class WorkerContext:
         launched: the generation in which this process was started.
         store_mode: ``""``, ``"resume"`` or ``"fresh"``: what to do with a store that is not empty.
         inject: faults to inject, as text (`testing/faults.py`).
+        address: this host, as the other machines reach it.
         profile_out: file that worker 0 writes the profile of the job to; ``""`` for none.
         helpers: survivors that help in one replay at most; None for no limit.
         metrics_port: worker r serves its metrics at this port + r; None for nobody.
@@ -85,6 +87,7 @@ class WorkerContext:
     helpers: int | None = None
     metrics_port: int | None = None
     profile_out: str = ""
+    address: str = "127.0.0.1"
 
     @property
     def slot(self) -> int:
@@ -105,6 +108,7 @@ class WorkerContext:
             "SWIFT_STORE_MODE": self.store_mode,
             "SWIFT_INJECT": self.inject,
             "SWIFT_TIMEOUTS": self.timeouts.to_text(),
+            "SWIFT_ADDRESS": self.address,
             "SWIFT_PROFILE_OUT": self.profile_out,
             "SWIFT_HELPERS": "" if self.helpers is None else str(self.helpers),
             "SWIFT_METRICS_PORT": "" if self.metrics_port is None else str(self.metrics_port),
@@ -135,6 +139,7 @@ class WorkerContext:
             store_mode=env["SWIFT_STORE_MODE"],
             inject=env["SWIFT_INJECT"],
             timeouts=Timeouts.from_text(env["SWIFT_TIMEOUTS"]),
+            address=env["SWIFT_ADDRESS"],
             profile_out=env["SWIFT_PROFILE_OUT"],
             helpers=int(env["SWIFT_HELPERS"]) if env["SWIFT_HELPERS"] else None,
             metrics_port=int(env["SWIFT_METRICS_PORT"]) if env["SWIFT_METRICS_PORT"] else None,

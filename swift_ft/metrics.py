@@ -25,6 +25,8 @@ class LogMetrics:
         disk_budget_bytes: the same; None for no limit.
         store_bytes_per_s: what the store takes, where segments are shipped to one.
         packing: messages are packed.
+        read_from_peers_bytes: segments that this worker's replays got from those who wrote them.
+        read_from_store_bytes: and from the store.
     """
 
     last: Account
@@ -34,6 +36,8 @@ class LogMetrics:
     disk_budget_bytes: int | None
     store_bytes_per_s: float | None
     packing: bool
+    read_from_peers_bytes: int
+    read_from_store_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ class _Collector:
         for name, words in _LOG.items():
             if (value := getattr(metrics.log, name)) is not None:
                 yield family(GaugeMetricFamily, f"log_{name}", words, float(value))
+        for name, words in _READ.items():
+            yield family(CounterMetricFamily, f"log_{name}", words, getattr(metrics.log, name))
         for name, words in _ACCOUNT.items():
             now = name in _HIGH_WATER
             value = getattr(metrics.log.last if now else metrics.log.total, name)
@@ -159,6 +165,10 @@ _LOG = {
     "disk_budget_bytes": "Disk that the worker's log may take.",
     "store_bytes_per_s": "What the store takes of shipped segments.",
     "packing": "1 while messages are packed.",
+}
+_READ = {
+    "read_from_peers_bytes": "Segments that replays got from the workers that wrote them.",
+    "read_from_store_bytes": "Segments that replays got from the store.",
 }
 _ACCOUNT = {
     "messages": "Messages logged.",

@@ -235,6 +235,7 @@ class MachineAgent(LocalElasticAgent):
             helpers=settings.helpers,
             metrics_port=settings.metrics_port,
             profile_out=settings.profile_out,
+            address=settings.address,
             timeouts=settings.timeouts,
         )
         env = {

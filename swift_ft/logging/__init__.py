@@ -5,6 +5,7 @@ from swift_ft.logging.codec import Codec, codec_for, pack, unpack
 from swift_ft.logging.ledger import Account, Ledger
 from swift_ft.logging.message_log import MessageLog
 from swift_ft.logging.options import Compress, LogBudget, LogOptions, Ship
+from swift_ft.logging.peers import Peer, SegmentServer
 from swift_ft.logging.reader import LogReader
 from swift_ft.logging.record import (
     Direction,
@@ -27,6 +28,7 @@ from swift_ft.logging.segment import (
     read_segment,
 )
 from swift_ft.logging.shipping import LogTimeoutError, Shipper
+from swift_ft.logging.sources import Fetched, Offer, Peers
 from swift_ft.logging.store import PendingFile, Store
 from swift_ft.logging.writer import LogWriter, LogWriterMetrics
 
@@ -37,6 +39,7 @@ __all__ = [
     "CodecChoice",
     "Compress",
     "Direction",
+    "Fetched",
     "Kind",
     "Ledger",
     "LogBudget",
@@ -47,10 +50,14 @@ __all__ = [
     "LogWriterMetrics",
     "MessageKey",
     "MessageLog",
+    "Offer",
+    "Peer",
+    "Peers",
     "PendingFile",
     "Record",
     "SegmentIdentity",
     "SegmentName",
+    "SegmentServer",
     "SegmentWriter",
     "Ship",
     "Shipper",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from swift_ft.errors import UsageError
 
@@ -29,6 +29,9 @@ class DiskUse:
         self._changed = threading.Condition()
         self._segments: dict[str, int] = {}  # committed, by path
         self._committed_bytes = 0  # the sum of those
+        # Those that may go at any time, the oldest first, and how: they are in the store, too.
+        self._spare: dict[str, Callable[[], None]] = {}
+        self._spare_bytes = 0
         self._open_bytes = 0
         self._lifted = 0
 
@@ -52,8 +55,19 @@ class DiskUse:
     def remove(self, path: str) -> None:
         """A segment was deleted. One that is not known is fine."""
         with self._changed:
-            self._committed_bytes -= self._segments.pop(path, 0)
+            self._forget(path)
             self._changed.notify_all()
+
+    def spare(self, path: str, let_go: Callable[[], None]) -> None:
+        """A segment may go as soon as its room is needed; ``let_go`` deletes it."""
+        with self._changed:
+            self._spare[path] = let_go
+            self._spare_bytes += self._segments.get(path, 0)
+            self._changed.notify_all()
+
+    def keep_spare(self, limit_bytes: int) -> None:
+        """Lets go of spare segments, the oldest first, until the others take no more than this."""
+        self._let_go(lambda: self._spare_bytes > limit_bytes)
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
@@ -68,9 +82,15 @@ class DiskUse:
                 self._lifted -= 1
 
     def wait_until_fits(self, size: int, timeout_s: float) -> bool:
-        """Waits for room, which an empty budget always has; False when the deadline passed first."""
+        """Waits for room, which an empty budget always has; False when the deadline passed first.
+
+        Spare segments are let go of where that is what it takes.
+        """
         with self._changed:
-            return self._changed.wait_for(lambda: self._fits(size), timeout_s)
+            if not self._changed.wait_for(lambda: self._fits(size, self._spare_bytes), timeout_s):
+                return False
+        self._let_go(lambda: not self._fits(size))
+        return True
 
     def nearly_full(self, iteration_bytes: int) -> bool:
         """Whether older segments should go soon.
@@ -90,14 +110,31 @@ class DiskUse:
                 f"iteration logs up to {iteration_bytes}: it needs {needed} at least, so that a checkpoint "
                 "can be taken before it is full."
             )
-        left = self.budget_bytes - self.bytes
+        with self._changed:
+            left = self.budget_bytes - self._used() + self._spare_bytes
         return left < max((1 - _SOFT) * self.budget_bytes, _ITERATIONS_AHEAD * iteration_bytes)
 
     def _used(self) -> int:
         return self._committed_bytes + self._open_bytes
 
-    def _fits(self, size: int) -> bool:
-        used = self._used()
+    def _fits(self, size: int, spare_bytes: int = 0) -> bool:
+        used = self._used() - spare_bytes
         if self.budget_bytes is None or self._lifted or not used:
             return True
         return used + size <= self.budget_bytes
+
+    def _forget(self, path: str) -> None:
+        size = self._segments.pop(path, 0)
+        self._committed_bytes -= size
+        if self._spare.pop(path, None) is not None:
+            self._spare_bytes -= size
+
+    def _let_go(self, needed: Callable[[], bool]) -> None:
+        gone = []
+        with self._changed:
+            while self._spare and needed():
+                path = next(iter(self._spare))
+                gone.append(self._spare[path])
+                self._forget(path)
+        for let_go in gone:
+            let_go()

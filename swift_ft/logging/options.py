@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from swift_ft.logging.store import Store
+
 __all__ = ["Compress", "LogBudget", "LogOptions", "Ship"]
 
 
@@ -71,3 +73,7 @@ class LogOptions:
     ship: Ship = Ship.ALWAYS
     local: Path | None = None
     compress: Compress = Compress.NEVER
+
+    def two_tiers(self, store: Store) -> bool:
+        """Whether segments are written to the local disk first."""
+        return store.remote or self.local is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError, SwiftError
@@ -13,13 +13,8 @@ from swift_ft.logging.ahead import ReadAhead
 from swift_ft.logging.codec import unpack
 from swift_ft.logging.record import Kind, MessageKey, Record, verify
 from swift_ft.logging.retry import is_transient
-from swift_ft.logging.segment import (
-    SegmentIdentity,
-    SegmentName,
-    format_segment_name,
-    open_segment,
-    parse_segment_name,
-)
+from swift_ft.logging.segment import SegmentName, format_segment_name, parse_segment_name
+from swift_ft.logging.sources import Fetched, Opened, Peers, Sources
 from swift_ft.logging.store import Store
 
 __all__ = ["LogReader"]
@@ -28,7 +23,6 @@ _MESSAGES_AHEAD = 8
 _SEGMENTS_AHEAD = 4
 # A download keeps a core busy, in this process's one interpreter: several at once pay where there are many.
 _FETCHES_AT_ONCE = max(1, min(_SEGMENTS_AHEAD, (os.cpu_count() or 1) // 2))
-_Opened = tuple[SegmentIdentity, list[Record]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +53,9 @@ class LogReader:
         run_id: the run that all segments must belong to.
         since_generation: older generations' segments are not opened.
         from_iteration: segments that end before this iteration are not opened.
+        peers: the workers that wrote the logs, where they live and are asked first; a log of theirs is what
+            they say, even where the store does not have all of it yet.
+        fetched: is told how many bytes came from where.
     """
 
     def __init__(
@@ -69,18 +66,18 @@ class LogReader:
         run_id: str,
         since_generation: int = 0,
         from_iteration: int = 0,
+        peers: Peers | None = None,
+        fetched: Fetched | None = None,
     ) -> None:
         self._store = store
+        self._sources = Sources(store, run_id, peers, fetched)
         self._directories = tuple(directories)
-        self._run_id = run_id
         self._since_generation = since_generation
         self._from_iteration = from_iteration
         self._segments: dict[str, list[_Copy]] = {}
         # Committed, and on their way to this machine; those of a store that needs no way are read at once.
         self._unread: dict[str, tuple[int, SegmentName]] = {}
-        self._ahead = ReadAhead[str, _Opened](
-            lambda path: open_segment(store, path, run_id), _SEGMENTS_AHEAD, threads=_FETCHES_AT_ONCE
-        )
+        self._ahead = ReadAhead[str, Opened](self._sources.open, _SEGMENTS_AHEAD, threads=_FETCHES_AT_ONCE)
         # By directory: who sent a message first is asked for it first. Touching all bytes brings them here.
         self._checked = [
             ReadAhead[MessageKey, Record](self._check, _MESSAGES_AHEAD, threads=1) for _ in directories
@@ -175,7 +172,7 @@ class LogReader:
             if source_stage in (None, key.source_stage) and destination_stage in (None, key.destination_stage)
         ]
         ordered = sorted((copy for copy in copies if copy), key=lambda copy: copy.order)
-        return [_checked(copy) for copy in ordered]
+        return [self._verified(copy) for copy in ordered]
 
     def _check_ahead(self, iteration: int) -> None:
         """Read, unpack and verify an iteration's messages, and the next one's, before they are asked for."""
@@ -208,7 +205,14 @@ class LogReader:
             self._unread[path] = (copies[0].directory, name)
 
     def _check(self, key: MessageKey) -> Record:
-        return _checked(max(self._messages[key], key=lambda copy: copy.order))
+        return self._verified(max(self._messages[key], key=lambda copy: copy.order))
+
+    def _verified(self, copy: _Copy) -> Record:
+        try:
+            return _checked(copy)
+        except LogCorruptError as damage:
+            _, records = self._sources.open_again(copy.path, damage)
+            return _checked(replace(copy, record=records[copy.order[-1]]))
 
     def _committed(self) -> dict[str, tuple[int, SegmentName]]:
         """Path -> (index of the directory, parsed name) of every segment that could matter."""
@@ -227,7 +231,7 @@ class LogReader:
     def _names(self, folder: str) -> list[SegmentName]:
         """All segments of the generations that count, in the order in which they were written."""
         try:
-            files = self._store.list(folder)
+            files = self._sources.list(folder)
         except Exception as error:
             raise self._unreadable(folder, error) from error
         names = []

@@ -50,7 +50,11 @@ def lacks_room(error: BaseException) -> bool:
 
 
 def patiently(
-    action: Callable[[], T], patience_s: float, passes: Callable[[BaseException], bool] = is_transient
+    action: Callable[[], T],
+    patience_s: float,
+    passes: Callable[[BaseException], bool] = is_transient,
+    *,
+    longest_wait_s: float = _LONGEST_WAIT_S,
 ) -> T:
     """Calls until it succeeds, fails for good, or ``patience_s`` seconds are over; waits longer each time.
 
@@ -58,6 +62,7 @@ def patiently(
         action: must do no harm if it is done twice, since an answer that got lost looks like a failure.
         patience_s: no attempt is begun later than this after the first.
         passes: tells which errors are waited for.
+        longest_wait_s: between two attempts.
 
     Returns:
         What the action returned.
@@ -80,7 +85,7 @@ def patiently(
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(passes),
         # Random, so that workers whose store comes back do not all call at once.
-        wait=tenacity.wait_random_exponential(_FIRST_WAIT_S, _LONGEST_WAIT_S),
+        wait=tenacity.wait_random_exponential(_FIRST_WAIT_S, longest_wait_s),
         stop=tenacity.stop_after_delay(patience_s),
         reraise=True,
     )

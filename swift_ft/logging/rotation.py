@@ -34,7 +34,7 @@ class SegmentRotation:
         identity: goes into every segment.
         options: how large a segment gets, and how long a full disk, or one that must not be written, is
             waited for.
-        disk: what the segments may take.
+        disk: what the segments may take; the shipper's, where there is one.
         shipper: brings the segments to the store, where they are written to the local disk first.
 
     Attributes:
@@ -62,12 +62,15 @@ class SegmentRotation:
         self._open: SegmentWriter | None = None
         self._committed_bytes = 0
         self.segments = 0
-        store.sweep(directory)
-        files = store.list(directory)
-        if not shipper and disk.budget_bytes is not None:
-            for file in files:
-                if parse_segment_name(file):
-                    disk.add(f"{directory}/{file}", store.size(f"{directory}/{file}"))
+        if shipper:
+            files = shipper.names()
+        else:
+            store.sweep(directory)
+            files = store.list(directory)
+            if disk.budget_bytes is not None:
+                for file in files:
+                    if parse_segment_name(file):
+                        disk.add(f"{directory}/{file}", store.size(f"{directory}/{file}"))
         names = map(parse_segment_name, files)
         taken = [name.sequence for name in names if name and name.generation == identity.generation]
         self._sequence = max(taken, default=-1) + 1
@@ -110,9 +113,14 @@ class SegmentRotation:
             )
 
     def _with_room(self, record: Record) -> SegmentWriter:
-        if self._open is None:
-            self._open = SegmentWriter(self._store, self._directory, self._identity, self._sequence)
-        self._open.reserve(record)
+        try:
+            if self._open is None:
+                self._open = SegmentWriter(self._store, self._directory, self._identity, self._sequence)
+            self._open.reserve(record)
+        except OSError as error:
+            if lacks_room(error):
+                self._disk.keep_spare(0)
+            raise
         return self._open
 
     def cut_if_full(self) -> None:

@@ -40,6 +40,7 @@ __all__ = [
     "SegmentWriter",
     "format_segment_name",
     "open_segment",
+    "parse_segment",
     "parse_segment_name",
     "read_segment",
 ]
@@ -144,8 +145,19 @@ def read_segment(store: Store, path: str, expected_run_id: str) -> list[Record]:
 
 
 def open_segment(store: Store, path: str, expected_run_id: str) -> tuple[SegmentIdentity, list[Record]]:
-    """Reads a committed segment. Payloads stay where they are, in the file's memory map, and are not verified
-    yet.
+    """Reads a committed segment, as :func:`parse_segment` does. Raises FileNotFoundError if it is absent."""
+    return parse_segment(store.open_read(path), path, expected_run_id)
+
+
+def parse_segment(
+    source: pa.NativeFile, path: str, expected_run_id: str
+) -> tuple[SegmentIdentity, list[Record]]:
+    """Reads a segment. Payloads stay where they are, in the file's memory map, and are not verified yet.
+
+    Args:
+        source: the open file.
+        path: its path in the store.
+        expected_run_id: the run that it must belong to.
 
     Returns:
         Who wrote it, and all records.
@@ -154,9 +166,7 @@ def open_segment(store: Store, path: str, expected_run_id: str) -> tuple[Segment
         LogTornError: the file ends before its footer.
         LogCorruptError: Arrow cannot parse it, or its content does not match footer or name.
         ForeignLogError: it is intact, but belongs to another run.
-        FileNotFoundError: there is no such file.
     """
-    source = store.open_read(path)
     size = source.size()
     records: list[Record] = []
     try:

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 import tempfile
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TextIO
+
+import pyarrow as pa
 
 from swift_ft.errors import SwiftError
 from swift_ft.logging.choice import CodecChoice
@@ -34,10 +40,16 @@ class LogTimeoutError(SwiftError, TimeoutError):
 
 
 class Spool:
-    """A folder on the local disk for files on their way. Those of dead processes are removed.
+    """A folder on the local disk for files on their way. It goes with its process.
+
+    Those of processes that were killed are removed.
 
     Args:
         parent: where; the system's place for temporary files if None.
+
+    Attributes:
+        path: the folder.
+        close: removes it, and all in it.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
@@ -49,11 +61,13 @@ class Spool:
         self._lock = (new / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = new.rename(new.with_name(new.name.replace("swift-ft-new-", _PREFIX)))
+        self.close = weakref.finalize(self, _remove, self.path, self._lock, os.getpid())
 
-    def close(self) -> None:
-        """Removes the folder and all in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
+
+def _remove(folder: Path, lock: TextIO, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child that ends has no business here
+        shutil.rmtree(folder, ignore_errors=True)
+    lock.close()
 
 
 def _sweep(place: Path) -> None:
@@ -65,33 +79,41 @@ def _sweep(place: Path) -> None:
 
 
 class Shipper:
-    """Ships one log directory. Errors of the store are kept and told by :meth:`flush`; nothing is given up.
+    """Ships one log directory, whose one writer is this process.
+
+    Errors of the store are kept and told by :meth:`flush`; nothing is given up. Temporary files that a dead
+    writer left in the directory are deleted.
 
     Args:
         store: where segments go.
         directory: the log's directory there.
-        options: when, and in which folder the local tier is.
-        disk: what the local tier takes.
+        options: budget, when to ship, and in which folder the local tier is.
         choice: is told how fast the store takes segments.
+        keep: segments stay here when they are in the store, until they are dropped or their room is needed.
 
     Attributes:
         local: where the log is written.
+        disk: what the local tier takes.
     """
 
     def __init__(
-        self, store: Store, directory: str, options: LogOptions, disk: DiskUse, choice: CodecChoice
+        self, store: Store, directory: str, options: LogOptions, choice: CodecChoice, *, keep: bool = False
     ) -> None:
         self._store = store
         self._directory = directory
-        self._disk = disk
         self._choice = choice
+        self._keep = keep
+        self.disk = DiskUse(options.budget.disk_bytes)
         self._spool = Spool(options.local)
         self.local = Store(self._spool.path / "log")
+        store.sweep(directory)
 
         self._changed = threading.Condition()
         # Complete and not yet in the store; the first one may be on its way.
         self._waiting: deque[str] = deque()
         self._unwanted: set[str] = set()
+        # The whole log: file names of all segments, here or in the store.
+        self._names = {name for name in store.list(directory) if parse_segment_name(name)}
         self._wanted_there = 0  # how many of the waiting ones may be shipped now
         self._always = options.ship is Ship.ALWAYS
         self._error: Exception | None = None
@@ -102,9 +124,27 @@ class Shipper:
     def offer(self, path: str) -> None:
         """A segment is complete on the local disk."""
         with self._changed:
+            self._names.add(path.rpartition("/")[2])
             self._waiting.append(path)
             self._wanted_there += self._always
             self._changed.notify_all()
+
+    def names(self) -> list[str]:
+        """File names of all segments of the log, wherever they are, sorted."""
+        with self._changed:
+            return sorted(self._names)
+
+    def find(self, name: str) -> Path:
+        """Where a segment is on the local disk. Raises FileNotFoundError for names that are not the log's."""
+        with self._changed:
+            if name not in self._names:
+                raise FileNotFoundError(name)
+        return self._here(f"{self._directory}/{name}")
+
+    def open(self, name: str) -> pa.NativeFile:
+        """A segment of the log that is on the local disk. Raises FileNotFoundError for any other."""
+        self.find(name)
+        return self.local.open_read(f"{self._directory}/{name}")
 
     @property
     def waiting(self) -> int:
@@ -136,15 +176,19 @@ class Shipper:
         ) from error
 
     def drop(self, unwanted: Callable[[SegmentName], bool]) -> list[str]:
-        """Forgets segments that are not in the store yet; returns their names."""
+        """Forgets segments and deletes them here; returns the names of those that are not in the store."""
         dropped = []
         with self._changed:
-            for path in list(self._waiting):
-                name = parse_segment_name(path)
-                if name and unwanted(name):
-                    # One that is on its way is deleted when it has arrived.
+            for file in sorted(self._names):
+                path, name = f"{self._directory}/{file}", parse_segment_name(file)
+                if name is None or not unwanted(name):
+                    continue
+                self._names.remove(file)
+                if path in self._waiting:  # one that is on its way is deleted when it has arrived
                     self._unwanted.add(path)
-                    dropped.append(path.rpartition("/")[2])
+                    dropped.append(file)
+                else:
+                    self._delete_here(path)
             self._wanted_there = max(self._wanted_there, len(self._unwanted))
             self._changed.notify_all()
         return dropped
@@ -166,25 +210,38 @@ class Shipper:
                 path = self._waiting[0]
             try:
                 self._ship(path)
+                with self._changed:
+                    self._arrived(path)
+                    self._waiting.popleft()
+                    self._unwanted.discard(path)
+                    self._wanted_there -= 1
+                    self._error = None
+                    self._changed.notify_all()
             except Exception as error:  # whatever the store's client raises: it is tried again
                 with self._changed:
                     self._error = error
                     self._changed.wait_for(lambda: self._closing, _RETRY_S)
-                continue
-            with self._changed:
-                self._waiting.popleft()
-                self._unwanted.discard(path)
-                self._wanted_there -= 1
-                self._error = None
-                self._changed.notify_all()
 
     def _ship(self, path: str) -> None:
+        if self._keep:  # what is kept takes no more than what is left for others
+            self.disk.keep_spare(shutil.disk_usage(self._spool.path).free)
         if path not in self._unwanted:
-            local = Path(self.local.child_url(path).removeprefix("file://"))
+            local = self._here(path)
             started = time.perf_counter()
             self._store.upload(local, path)
             self._choice.shipped(local.stat().st_size, time.perf_counter() - started)
         if path in self._unwanted:
             self._store.delete(path)
+
+    def _arrived(self, path: str) -> None:
+        if self._keep and path not in self._unwanted:
+            self.disk.spare(path, partial(self.local.delete, path))
+        else:
+            self._delete_here(path)
+
+    def _here(self, path: str) -> Path:
+        return self._spool.path / "log" / path
+
+    def _delete_here(self, path: str) -> None:
         self.local.delete(path)
-        self._disk.remove(path)
+        self.disk.remove(path)

@@ -76,6 +76,8 @@ class LogWriter:
         ledger: where held-back senders and the queue are accounted for.
         choice: of the codec; outlives the writer where it is given.
         on_broken: told, by the thread, of an error that nobody foresaw: what was in memory is lost.
+        tier: the local tier that segments are written to first, where it outlives the writer. By default
+            the writer has one of its own, where ``options`` or the store ask for it.
         lazy: let the thread rest until :meth:`wake`, or until half of the memory is used. Training that wakes
             it when it is about to wait itself does not compete with it for the interpreter.
         clock: seconds, monotonic.
@@ -91,6 +93,7 @@ class LogWriter:
         ledger: Ledger | None = None,
         choice: CodecChoice | None = None,
         on_broken: Callable[[BaseException], None] | None = None,
+        tier: Shipper | None = None,
         lazy: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -104,9 +107,10 @@ class LogWriter:
         self._on_broken = on_broken
         self._lazy = lazy
         self._clock = clock
-        self._disk = DiskUse(options.budget.disk_bytes)
-        two_tiers = store.remote or options.local is not None
-        self._shipper = Shipper(store, directory, options, self._disk, self._choice) if two_tiers else None
+        self._shipper, self._owns_tier = tier, tier is None
+        if tier is None and options.two_tiers(store):
+            self._shipper = Shipper(store, directory, options, self._choice)
+        self._disk = self._shipper.disk if self._shipper else DiskUse(options.budget.disk_bytes)
         self._rotation = SegmentRotation(  # the thread's
             store, directory, identity, options, disk=self._disk, shipper=self._shipper
         )
@@ -162,8 +166,12 @@ class LogWriter:
         """Closes the segment after what is queued so far, without waiting for it."""
         self._put(Cut(), urgent=True)
 
-    def flush(self, timeout_s: float) -> None:
+    def flush(self, timeout_s: float, *, shipped: bool = True) -> None:
         """Waits until all that was queued before the call is committed.
+
+        Args:
+            timeout_s: how long at most.
+            shipped: it must also be in the store, where it is written to the local disk first.
 
         Raises:
             LogTimeoutError: it was not within ``timeout_s`` seconds.
@@ -175,21 +183,24 @@ class LogWriter:
             if not self._drained.wait_for(lambda: self._completed >= ticket or self._error, timeout_s):
                 raise self._late(f"was not written within {timeout_s} s")
             self._raise_error()
-        if self._shipper:
+        if self._shipper and shipped:
             self._shipper.flush(max(0.0, deadline - time.monotonic()))
 
-    def close(self, timeout_s: float) -> None:
-        """Flushes and ends the thread; a second call does nothing. Raises as :meth:`flush` does."""
+    def close(self, timeout_s: float, *, shipped: bool = True) -> None:
+        """Flushes and ends the thread; a second call does nothing. Takes and raises what :meth:`flush` does.
+
+        A local tier of its own is closed, too.
+        """
         if self._closing:
             return
         try:
-            self.flush(timeout_s)
+            self.flush(timeout_s, shipped=shipped)
         finally:
             with self._filled:
                 self._closing = True
                 self._filled.notify_all()
         self._thread.join()
-        if self._shipper:
+        if self._shipper and self._owns_tier:
             self._shipper.close()
 
     def drop_before(self, iteration: int) -> list[str]:

@@ -136,11 +136,21 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A worker has done its part of the plan and can go live."""
+    """A worker has done its part of the plan and can go live.
+
+    Attributes:
+        rank: the worker.
+        generation: of the plan.
+        replayed: iterations that it has replayed.
+        from_peers: bytes of segments that it got for that from those who wrote them.
+        from_store: and from the store.
+    """
 
     rank: int
     generation: int
     replayed: int = 0
+    from_peers: int = 0
+    from_store: int = 0
 
 
 @dataclass(frozen=True, slots=True)

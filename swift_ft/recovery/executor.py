@@ -25,6 +25,7 @@ from swift_ft.recovery.exchange import Exchange, Standing
 from swift_ft.recovery.failures import is_broken_communication
 from swift_ft.recovery.helping import Helping
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.log_peers import LogPeers
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.pipelined import LoggedPipeline
 from swift_ft.recovery.plan import Task, Way
@@ -89,6 +90,7 @@ class Executor:
             before_commit=lambda iteration: self._injector.at(Point.COMMIT, iteration),
             on_committed=self._log.drop_before,
         )
+        self._log.share(LogPeers(self._coordinator.rendezvous, context), self._called_off)
         self._injector = Injector(
             parse_faults(context.inject),
             rank=context.rank,
@@ -162,12 +164,15 @@ class Executor:
     def ready_to_step(self) -> None:
         """Make sure that the next step makes sense: recover first, if a loss is already known."""
         coordinator = self._coordinator
-        state = coordinator.state
-        if self.replaying:
-            if coordinator.order(state) != WorkerOrder.EXECUTE or state.generation != self._log.generation:
-                self.recover()
-        elif coordinator.disturbed(state):
+        over = self._called_off() if self.replaying else coordinator.disturbed(coordinator.state)
+        if over:
             self.recover()
+
+    def _called_off(self) -> bool:
+        """Whether nobody asks any more for the replay that this worker last reported for."""
+        state = self._coordinator.state
+        due = self._coordinator.order(state) == WorkerOrder.EXECUTE
+        return not due or state.generation != self._log.handed_over
 
     def begin(self) -> None:
         """The step of the current iteration begins."""
@@ -291,7 +296,8 @@ class Executor:
         """Flush the log, then say where the state stands."""
         pipeline, standing = self._pipeline, self._standing
         live = standing.known and not self.replaying
-        self._log.close()
+        # What comes from a replica, and not from a replay, is not logged again: the store must have its log.
+        self._log.hand_over(state.generation, shipped=self._replicas.attached)
         if pipeline is not None:
             pipeline.give_up_replay()
         self._coordinator.tell_progress(self.iteration, "waiting")
@@ -380,14 +386,16 @@ class Executor:
     def _end_replay(self) -> None:
         """The state stands at the consensus iteration: go live with the others."""
         assert self._pipeline is not None
-        self._log.flush()
+        self._log.flush(shipped=False)
         self._pipeline.give_up_replay()
         self._coordinator.keep_group()
         self._ready(self._log.generation)
         self.recover()
 
     def _ready(self, generation: int) -> None:
-        self._coordinator.tell(ev.Ready(self._context.rank, generation, self._replayed))
+        self._coordinator.tell(
+            ev.Ready(self._context.rank, generation, self._replayed, *self._log.fetched.take())
+        )
         self._replayed = 0
 
     def _go_live(self, state: State) -> bool:

@@ -33,6 +33,8 @@ class Recovery:
         reason: why not a cheaper way.
         resume: the consensus iteration.
         replayed_iterations: by rank.
+        from_peers: bytes of logs that a replay got from those who wrote them, by rank.
+        from_store: and from the store.
         iterations_lost: completed iterations that each survivor lost, by rank.
         helpers: survivors that computed microbatches of the replay.
         ahead: survivors that had finished the interrupted iteration and served it from their log.
@@ -56,6 +58,8 @@ class Recovery:
     reason: str = ""
     resume: int = 0
     replayed_iterations: dict[int, int] = field(default_factory=dict)
+    from_peers: dict[int, int] = field(default_factory=dict)
+    from_store: dict[int, int] = field(default_factory=dict)
     iterations_lost: dict[int, int] = field(default_factory=dict)
     helpers: list[int] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
@@ -126,6 +130,8 @@ def _note_progress(current: Recovery, before: State, state: State, entry: Entry)
         current.replayed = entry.at
         if entry.event.rank not in current.helpers:
             current.replayed_iterations[entry.event.rank] = entry.event.replayed
+        current.from_peers[entry.event.rank] = entry.event.from_peers
+        current.from_store[entry.event.rank] = entry.event.from_store
 
 
 def _note_rungs(current: Recovery, plan: Plan, reports: Mapping[int, ev.Reported]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from swift_ft.config import WorkerContext
 from swift_ft.logging import (
     CodecChoice,
+    Fetched,
     Ledger,
     LogOptions,
     LogReader,
@@ -19,18 +20,22 @@ from swift_ft.logging import (
     LogWriterMetrics,
     MessageKey,
     MessageLog,
+    Offer,
+    Peers,
     SegmentIdentity,
+    Shipper,
     Store,
     copy_into,
 )
 from swift_ft.metrics import LogMetrics
 from swift_ft.recovery.claim import log_directory
+from swift_ft.recovery.log_peers import LogPeers
 
 __all__ = ["WorkerLog", "sent_tensor"]
 
 
 class WorkerLog:
-    """Writes a worker's messages, with one writer per generation.
+    """Writes a worker's messages, with one writer per generation, and serves them while others replay.
 
     Args:
         store: where.
@@ -40,7 +45,9 @@ class WorkerLog:
     Attributes:
         messages: what is logged of messages.
         ledger: what that cost.
+        fetched: what was read of others' logs, and where it came from.
         generation: of the open writer, or of the last one.
+        handed_over: the generation in which this log was last handed over, and others' can be asked for.
     """
 
     def __init__(self, store: Store, context: WorkerContext, options: LogOptions) -> None:
@@ -48,10 +55,25 @@ class WorkerLog:
         self._context = context
         self._options = options
         self._closed = LogWriterMetrics()
+        self._tier: Shipper | None = None  # from the first generation to the end of the process
+        self._peers: LogPeers | None = None
+        self._called_off: Callable[[], bool] = lambda: False
+        self._since = -1  # older generations' segments are deleted
         self.ledger = Ledger()
+        self.fetched = Fetched()
         self._choice = CodecChoice(options.compress)
         self.messages = MessageLog(options, self.ledger)
-        self.generation = 0
+        self.generation = self.handed_over = 0
+
+    def share(self, peers: LogPeers, called_off: Callable[[], bool]) -> None:
+        """Serve this log to others who replay, and ask them for theirs, where the store is behind a network.
+
+        Args:
+            peers: who tells where.
+            called_off: whether the replay that runs is over, for whatever reason.
+        """
+        if self._store.remote:
+            self._peers, self._called_off = peers, called_off
 
     @property
     def writer(self) -> LogWriter | None:
@@ -74,24 +96,35 @@ class WorkerLog:
             budget.disk_bytes,
             self._choice.store_bytes_per_s,
             self._choice.packing,
+            self.fetched.from_peers,
+            self.fetched.from_store,
         )
 
     def open(self, generation: int, *, since: int) -> None:
         """Begin a generation; logs of a history that was given up (before ``since``) go."""
         if self.writer is not None and self.generation == generation:
             return
-        self.close()
+        self._close()
+        directory = log_directory(self._context.rank)
+        if self._peers is not None:
+            self._peers.withdraw()
+        if self._tier is None and self._options.two_tiers(self._store):
+            keep = self._peers is not None
+            self._tier = Shipper(self._store, directory, self._options, self._choice, keep=keep)
         writer = LogWriter(
             self._store,
-            log_directory(self._context.rank),
+            directory,
             SegmentIdentity(self._context.run_id, self._context.rank, generation),
             self._options,
             ledger=self.ledger,
             choice=self._choice,
             on_broken=self._be_replaced,
+            tier=self._tier,
             lazy=True,
         )
-        writer.drop_generations_before(since)
+        if since != self._since:
+            writer.drop_generations_before(since)
+            self._since = since
         self.messages.writer, self.generation = writer, generation
 
     def nearly_full(self) -> bool:
@@ -103,17 +136,34 @@ class WorkerLog:
         if self.writer is not None:
             self.writer.cut()
 
-    def flush(self) -> None:
-        """Everything logged so far is in the store when this returns."""
+    def flush(self, *, shipped: bool = True) -> None:
+        """Everything logged so far is in segments when this returns; with ``shipped``, in the store."""
         if self.writer is not None:
             self.messages.drain(self._context.timeouts.flush_s)
-            self.writer.flush(self._context.timeouts.flush_s)
+            self.writer.flush(self._context.timeouts.flush_s, shipped=shipped)
 
-    def close(self) -> None:
-        """Flush, and let go of the writer."""
+    def hand_over(self, generation: int, *, shipped: bool) -> None:
+        """Let go of the writer: others can have everything that was logged when this returns.
+
+        Where this worker can serve it itself, the store gets it afterwards.
+
+        Args:
+            generation: in which they may ask for it.
+            shipped: the store must have it all the same.
+        """
+        self._close()
+        self.handed_over = generation
+        if (tier := self._tier) is None or not tier.names():  # replicas alone log nothing
+            return
+        tier.hurry()
+        served = self._peers is not None and self._peers.offer(generation, tier)
+        if shipped or not served:
+            tier.flush(self._context.timeouts.flush_s)
+
+    def _close(self) -> None:
         if (writer := self.writer) is not None:
             self.messages.drain(self._context.timeouts.flush_s)
-            writer.close(self._context.timeouts.flush_s)
+            writer.close(self._context.timeouts.flush_s, shipped=False)
             self._closed = self._closed.plus(writer.metrics())
         self.messages.writer = None
 
@@ -136,20 +186,30 @@ class WorkerLog:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def read(self, ranks: Iterable[int], *, since: int, iteration: int) -> LogReader:
-        """The committed logs of workers, from an iteration on.
+        """The committed logs of others, or this worker's own, from an iteration on.
 
         Raises:
             RecoveryError: if a segment that matters is torn or corrupt.
         """
+        ranks = list(ranks)
+        found = ((rank, self._offer(rank)) for rank in ranks)
+        offers = {log_directory(rank): offer for rank, offer in found if offer is not None}
         reader = LogReader(
             self._store,
             [log_directory(rank) for rank in ranks],
             run_id=self._context.run_id,
             since_generation=since,
             from_iteration=iteration,
+            peers=Peers(offers, self._context.timeouts.flush_s, self._called_off),
+            fetched=self.fetched if ranks != [self._context.rank] else None,
         )
         reader.refresh()
         return reader
+
+    def _offer(self, rank: int) -> Offer | None:
+        if self._peers is None:
+            return None
+        return self._tier if rank == self._context.rank else self._peers.of(self.handed_over, rank)
 
 
 def sent_tensor(reader: LogReader, key: MessageKey, device: torch.device) -> torch.Tensor:

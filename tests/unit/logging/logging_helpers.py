@@ -78,3 +78,11 @@ class FullStore(Store):
 
     def open_write(self, path: str) -> PendingFile:
         raise OSError(28, "No space left on device")
+
+
+class RemoteStore(Store):
+    """A directory that counts as one behind a network."""
+
+    @property
+    def remote(self) -> bool:
+        return True

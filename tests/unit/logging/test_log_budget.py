@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,27 @@ def test_when_a_checkpoint_is_wanted(used: int, iteration_bytes: int, wanted: bo
     disk.add("segment", used)
     assert disk.nearly_full(iteration_bytes) is wanted
     assert not DiskUse(None).nearly_full(1 << 60)
+
+
+def test_what_may_go_at_any_time_counts_for_nothing() -> None:
+    disk, gone = DiskUse(1000), list[str]()
+    for name in "abcd":
+        disk.add(name, 240)
+    assert disk.nearly_full(10)
+    for name in "bac":
+        disk.spare(name, partial(gone.append, name))
+    assert not disk.nearly_full(10)
+    assert disk.bytes == 960
+    assert disk.wait_until_fits(40, 0.0)
+    assert gone == []
+    assert disk.wait_until_fits(400, 0.0)
+    assert gone == ["b", "a"]
+    assert disk.bytes == 480
+    assert not disk.wait_until_fits(800, 0.0)  # for want of the one that must stay, and so nothing goes
+    assert gone == ["b", "a"]
+    disk.keep_spare(100)
+    assert gone == ["b", "a", "c"]
+    assert disk.bytes == 240
 
 
 def test_a_budget_that_no_checkpoint_can_keep_is_told_at_once() -> None:

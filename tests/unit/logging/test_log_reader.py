@@ -7,7 +7,15 @@ import torch
 from logging_helpers import LOG, RUN, identity, key, message, receipt, write_segment
 
 from swift_ft.errors import DivergenceError, ForeignLogError, LogCorruptError, LogMissingError, LogTornError
-from swift_ft.logging import Direction, LogReader, Store, checksum_of, copy_into, reader, tensor_bytes
+from swift_ft.logging import (
+    Direction,
+    LogReader,
+    Store,
+    checksum_of,
+    copy_into,
+    sources,
+    tensor_bytes,
+)
 
 OTHER = "log/rank00001"
 
@@ -81,13 +89,13 @@ def test_dropped_segments_are_forgotten(store: Store) -> None:
 def test_a_segment_is_parsed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     write_segment(store, [message(key(0, i), value(i)) for i in range(3)])
     calls: list[str] = []
-    original = reader.open_segment
+    original = sources.parse_segment
 
-    def counting(store: Store, path: str, run_id: str) -> tuple[object, object]:
+    def counting(source: object, path: str, run_id: str) -> tuple[object, object]:
         calls.append(path)
-        return original(store, path, run_id)
+        return original(source, path, run_id)
 
-    monkeypatch.setattr(reader, "open_segment", counting)
+    monkeypatch.setattr(sources, "parse_segment", counting)
     log = opened(store)
     log.refresh()
     for i in range(3):

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from logging_helpers import LOG, RUN, identity, key
 
 from swift_ft.errors import SwiftError
-from swift_ft.logging import LogBudget, LogOptions, LogReader, LogTimeoutError, LogWriter, Ship, Store
+from swift_ft.logging import (
+    CodecChoice,
+    LogBudget,
+    LogOptions,
+    LogReader,
+    LogTimeoutError,
+    LogWriter,
+    Ship,
+    Shipper,
+    Store,
+)
 from swift_ft.logging.ahead import ReadAhead
 from swift_ft.logging.shipping import Spool
 
@@ -92,6 +104,102 @@ def test_what_a_checkpoint_covers_is_not_shipped_any_more(url: str, tmp_path: Pa
     assert iterations_in(store, 5) == [3, 4]
 
 
+def keeping(store: Store, tmp_path: Path, disk_bytes: int | None = None) -> tuple[LogWriter, Shipper]:
+    """What is in the store stays here, too; a writer uses that."""
+    options = LogOptions(LogBudget(150_000, disk_bytes), local=tmp_path / "local")
+    tier = Shipper(store, LOG, options, CodecChoice(options.compress), keep=True)
+    return LogWriter(store, LOG, identity(), options, tier=tier), tier
+
+
+def is_here(tier: Shipper, name: str) -> bool:
+    try:
+        tier.open(name)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def test_copies_are_kept_until_a_checkpoint(store: Store, tmp_path: Path) -> None:
+    writer, tier = keeping(store, tmp_path)
+    append(writer, range(4))
+    writer.flush(60)
+    assert store.list(LOG) == tier.names()
+    assert [is_here(tier, name) for name in tier.names()] == [True] * 4
+    assert writer.metrics().disk_bytes == writer.metrics().bytes
+    dropped = writer.drop_before(3)
+    assert [is_here(tier, name) for name in dropped] == [False] * 3
+    assert store.list(LOG) == tier.names()
+    assert [is_here(tier, name) for name in tier.names()] == [True]
+    assert writer.metrics().disk_bytes == tier.local.size(f"{LOG}/{tier.names()[0]}")
+    writer.close(60)
+    tier.close()
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_a_tier_outlives_its_writers(url: str, tmp_path: Path) -> None:
+    """What one generation could not ship yet is shipped while the next one writes."""
+    store = FailingStore(url)
+    first, tier = keeping(store, tmp_path)
+    append(first, range(2))
+    first.close(60, shipped=False)
+    assert store.list(LOG) == []
+    second = LogWriter(store, LOG, identity(generation=1), LogOptions(), tier=tier)
+    append(second, range(2, 4))
+    assert second.metrics().waiting_segments >= 2
+    store.broken = False
+    second.close(60)
+    assert iterations_in(store, 4) == [0, 1, 2, 3]
+    assert [is_here(tier, name) for name in tier.names()] == [True] * 4
+    tier.close()
+
+
+@pytest.mark.filterwarnings("ignore:The log .* has used up")  # for as long as shipping takes
+def test_copies_go_when_the_budget_needs_their_room(store: Store, tmp_path: Path) -> None:
+    writer, tier = keeping(store, tmp_path, disk_bytes=250_000)
+    for i in range(8):
+        writer.append_message(key(i), torch.full((25_000,), float(i)))  # 100 kB
+        writer.cut()
+        assert writer.metrics().disk_bytes <= 250_000
+    writer.close(60)
+    here = [is_here(tier, name) for name in tier.names()]
+    assert here[0] is False
+    assert here[-1] is True
+    assert here == sorted(here)  # the oldest went first
+    assert iterations_in(store, 8) == list(range(8))
+    tier.close()
+
+
+def test_copies_take_no_more_than_what_is_left_for_others(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 1 << 40
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
+    writer, tier = keeping(store, tmp_path)
+    append(writer, range(3))
+    writer.flush(60)
+    assert [is_here(tier, name) for name in tier.names()] == [True] * 3
+    free = tier.local.size(f"{LOG}/{tier.names()[0]}")
+    append(writer, range(3, 4))
+    writer.flush(60)
+    assert [is_here(tier, name) for name in tier.names()] == [False, False, True, True]
+    writer.close(60)
+    tier.close()
+
+
+def test_a_tier_opens_nothing_but_segments_of_the_log(store: Store, tmp_path: Path) -> None:
+    writer, tier = keeping(store, tmp_path)
+    append(writer, range(1))
+    writer.flush(60)
+    (name,) = tier.names()
+    (tmp_path / "local" / "secret").write_text("not yours")
+    for other in ("", "..", "../../../secret", f"../{LOG.rpartition('/')[2]}/{name}", f"./{name}"):
+        with pytest.raises(FileNotFoundError):
+            tier.find(other)
+    assert tier.find(name).is_file()
+    writer.close(60)
+    tier.close()
+
+
 def test_the_sequence_goes_on_after_what_is_in_the_store(store: Store, tmp_path: Path) -> None:
     for first in (0, 2):
         writer = writer_for(store, tmp_path)
@@ -164,6 +272,18 @@ def test_a_full_disk_is_waited_for(small_disk: Path) -> None:
     assert not sender.is_alive()
     writer.close(60)
     assert iterations_in(store, 16) == list(range(16))
+
+
+def test_copies_make_room_on_a_full_disk(small_disk: Path, store: Store) -> None:
+    options = LogOptions(local=small_disk, stall_timeout_s=60.0)
+    tier = Shipper(store, LOG, options, CodecChoice(options.compress), keep=True)
+    writer = LogWriter(store, LOG, identity(), options, tier=tier)
+    for i in range(8):
+        writer.append_message(key(i), torch.full((50_000,), float(i)))  # 200 kB each
+        writer.flush(60)
+    assert iterations_in(store, 8) == list(range(8))
+    writer.close(60)
+    tier.close()
 
 
 def test_a_disk_that_stays_full_is_told(small_disk: Path) -> None:

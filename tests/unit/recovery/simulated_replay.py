@@ -99,7 +99,7 @@ class Rebuilt(Connected):
     def _replay(self, state: State) -> bool:
         """One iteration, or in a joint replay a part of it."""
         if self.stage == 0:
-            if self.order(state) != WorkerOrder.EXECUTE or state.generation != self.log_generation:
+            if not self._due(state):
                 self._call_off()
                 return True
             if self.sim.rng.random() < 0.5:
@@ -122,15 +122,20 @@ class Rebuilt(Connected):
             self._end_replay()
         return True
 
+    def _due(self, state: State) -> bool:
+        return self.order(state) == WorkerOrder.EXECUTE and state.generation == self.log_generation
+
     def _replay_from(self, peer: int, iteration: int) -> bool:
         """What a neighbour sent: again by itself if it is one of the portion, else from its log."""
         if peer in self.portion:
             return self._take(peer, iteration)
         assert self.content is not None
         entry = self.sim.logged(peer, self.rank, iteration, self.log_since)
+        if entry == "away" and self._due(self.view):
+            self.sim.seen["waited for a log"] += 1
+            return False  # until it is called off, or the peer is there again
         if isinstance(entry, str):
-            newest = self.sim.states[-1]
-            due = self.order(newest) == WorkerOrder.EXECUTE and newest.generation == self.log_generation
+            due = self._due(self.sim.states[-1])
             if entry == "missing" and due:
                 raise Violation(f"{self} needs iteration {iteration} of rank {peer}'s log: {entry}")
             # replaying stays true, as in the executor: the state is not where the others are

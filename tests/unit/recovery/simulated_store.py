@@ -48,7 +48,7 @@ class SharedStore:
     """Logs by rank, iteration and generation; parts of checkpoints by path; markers by iteration.
 
     Attributes:
-        logs_outlive: their machines; else they are on a machine's own disk.
+        logs_outlive: their machines; else they are on a machine's own disk, and had while it answers.
     """
 
     logs: dict[int, dict[int, dict[int, Logged]]] = field(default_factory=dict)

@@ -163,11 +163,23 @@ class Simulation:
         return self._groups.setdefault((generation, replay), Group())
 
     def logged(self, sender: int, receiver: int, iteration: int, since_generation: int) -> Logged | str:
-        """A sender's log of an iteration: messages that stay inside a machine are not in it."""
+        """A sender's log of an iteration: messages that stay inside a machine are not in it.
+
+        One that does not outlive its machine is had from its writer only, while that lives and answers.
+        """
         workers = self.states[-1].workers
         if sender // workers == receiver // workers:
             return "missing"
+        if not self.store.logs_outlive and not self._answers(sender):
+            return "away"
         return self.store.read_log(sender, iteration, since_generation)
+
+    def _answers(self, rank: int) -> bool:
+        launched = self.states[-1].launched
+        workers = (worker for machine in self.machines if machine.alive for worker in machine.workers)
+        return any(
+            w.rank == rank and w.alive and not w.frozen and w.launched == launched[w.slot] for w in workers
+        )
 
     def _earlier_run(self, iterations: int) -> None:
         """The store holds a committed checkpoint of a run before this one."""

@@ -39,7 +39,7 @@ def test_the_timeline_of_a_replay() -> None:
         report(0, 2, 47),
         report(2, 2, 48),
         report(1, 2, None),
-        ev.Ready(1, 2, replayed=27),  # 113 s
+        ev.Ready(1, 2, replayed=27, from_peers=9000, from_store=100),  # 113 s
         ev.Committed(60, 1),
     )
     assert (recovery.detected, recovery.joined, recovery.reported) == (108.0, 109.0, 112.0)
@@ -49,6 +49,7 @@ def test_the_timeline_of_a_replay() -> None:
     assert recovery.replayed_iterations == {1: 27}
     assert recovery.iterations_lost == {0: 0, 2: 0}
     assert recovery.ahead == [2]
+    assert (recovery.from_peers, recovery.from_store) == ({1: 9000}, {1: 100})
 
 
 def test_two_losses_are_one_recovery_until_it_is_live() -> None:

@@ -47,6 +47,7 @@ def test_a_pipeline_of_four() -> None:
         "CannotReplay while recovering",
     ):
         assert seen[f"late {late}"], late
+    assert seen["waited for a log"] > 100  # whose writer was gone, before anybody had been told
     assert seen["early checkpoint committed"] > 400
     assert seen["missed an early checkpoint"] > 50
     assert seen["finished"] > 10 * seen["gave up"] / 2

@@ -1,0 +1,92 @@
+"""A replay from the disks of those who wrote the log, and what becomes of it when they, or the store, fail.
+
+A machine of the same training is killed each time, and the weights are those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+from harness import ClusterRun, assert_identical, run_cluster, training
+from seaweed import BUCKET, SeaweedServer
+
+SCRIPT = Path(__file__).parent / "scripts" / "failing_peers.py"
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
+    return run_cluster(tmp_path_factory.mktemp("undisturbed"))
+
+
+def run_with(how: str, folder: Path, monkeypatch: pytest.MonkeyPatch, spares: int = 1) -> ClusterRun:
+    """Machine 1 is killed; the checkpoint is one of iteration 3."""
+    monkeypatch.setenv("PEERS", how)
+    return run_cluster(
+        folder,
+        *("--store", f"s3://{BUCKET}/{uuid.uuid4().hex}"),
+        inject="kill machine=1 iteration=5 point=forward microbatch=3",
+        flags=["--spares", str(spares)],
+        script=training(folder, SCRIPT),
+    )
+
+
+def test_peers_that_cannot_be_reached_or_give_other_bytes(
+    seaweed: SeaweedServer, reference: ClusterRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has what they do not give."""
+    run = run_with("unusable", tmp_path, monkeypatch)
+    assert_identical(run, reference)
+    (recovery,) = run.recoveries
+    assert recovery["way"] == "replay"
+    assert recovery["from_store"]["1"] > 0
+    assert "log/rank-00000 is read from s3://" in run.output
+    assert "log/rank-00002 is read from s3://" in run.output
+
+
+def test_a_peer_dies_before_its_log_is_in_the_store(
+    seaweed: SeaweedServer, reference: ClusterRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody needs the log of the dead: it sends again, in a joint replay (Appendix B)."""
+    run = run_with("dies", tmp_path, monkeypatch, spares=2)
+    assert_identical(run, reference)
+    assert {recovery["way"] for recovery in run.recoveries} == {"replay"}
+    assert {slot for recovery in run.recoveries for slot in recovery["slots"]} == {1, 2}
+    assert {r for recovery in run.recoveries for r in recovery["replayed_iterations"]} <= {"1", "2"}
+
+
+def test_the_store_is_away_during_the_replay(
+    own_seaweed: SeaweedServer, reference: ClusterRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its first iteration until training goes on, and before it the store had no log (`ship`)."""
+    ended = threading.Event()
+
+    def appears(name: str) -> bool:
+        while not ended.wait(0.02):
+            if (tmp_path / name).exists():
+                return True
+        return False
+
+    def outage() -> None:
+        if appears("asks"):
+            own_seaweed.kill()
+            (tmp_path / "down").touch()
+        if appears("over"):
+            own_seaweed.start()
+
+    saboteur = threading.Thread(target=outage)
+    saboteur.start()
+    try:
+        run = run_with("offline", tmp_path, monkeypatch)
+    finally:
+        ended.set()
+        saboteur.join()
+    assert_identical(run, reference)
+    (recovery,) = run.recoveries
+    assert recovery["way"] == "replay"
+    for rank in ("1", "2"):  # a group, which goes back together
+        assert recovery["from_peers"][rank] > 0
+        assert recovery["from_store"][rank] == 0
+    assert (tmp_path / "over").exists()
