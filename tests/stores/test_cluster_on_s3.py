@@ -12,10 +12,12 @@ from training import replayed_from
 def test_a_killed_machine_is_replayed_from_s3(seaweed: SeaweedServer, tmp_path: Path) -> None:
     name = uuid.uuid4().hex
     url = f"s3://{BUCKET}/{name}"
-    run = replayed_from(url, tmp_path, machine=1, at="point=forward microbatch=3")
+    run = replayed_from(url, tmp_path, machine=1, at="point=forward microbatch=3", helpers=2)
     (recovery,) = run.recoveries
-    assert recovery["from_peers"]["1"] > 0  # the survivors' own disks
-    assert recovery["from_store"]["1"] == 0
+    assert recovery["helpers"] == [0, 2]
+    for rank in ("0", "1", "2"):  # helpers, too
+        assert recovery["from_peers"][rank] > 0  # the survivors' own disks
+        assert recovery["from_store"][rank] == 0
     client = seaweed.client()
     files = client.find(f"{BUCKET}/{name}")
     assert any(file.endswith("/committed.json") for file in files)

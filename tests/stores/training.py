@@ -7,10 +7,15 @@ from pathlib import Path
 from harness import ClusterRun, assert_identical, run_cluster
 
 
-def replayed_from(url: str, folder: Path, *, machine: int, at: str) -> ClusterRun:
+def replayed_from(url: str, folder: Path, *, machine: int, at: str, helpers: int = 0) -> ClusterRun:
     """A machine is killed and replayed from a store; the weights are those of an undisturbed run on disk."""
     reference = run_cluster(folder / "undisturbed")
-    run = run_cluster(folder / "killed", "--store", url, inject=f"kill machine={machine} iteration=5 {at}")
+    run = run_cluster(
+        folder / "killed",
+        *("--store", url),
+        inject=f"kill machine={machine} iteration=5 {at}",
+        flags=["--helpers", str(helpers)],
+    )
     assert_identical(run, reference)
     (recovery,) = run.recoveries
     assert recovery["way"] == "replay"
