@@ -232,7 +232,8 @@ class DataParallelHook:
         self._layout_told = True
         model: Any = self.model
         parameters, sparse = model._build_params_for_reducer()
-        if (model.find_unused_parameters and not model.static_graph) or len(self._order) < len(parameters):
+        order = self._order[-len(parameters) :]  # of this backward: those before it averaged nothing
+        if (model.find_unused_parameters and not model.static_graph) or {*order} != {*range(len(parameters))}:
             return  # DDP keeps the buckets that it began with
         config = model._bucket_config
         _, limits = config.compute_bucket_size_limits(
@@ -240,7 +241,7 @@ class DataParallelHook:
         )
         limits = limits or [config.first_bucket_bytes_cap, model.bucket_bytes_cap]
         layout, _ = _torch._compute_bucket_assignment_by_size(
-            [parameters[i] for i in self._order], limits, [sparse[i] for i in self._order], self._order
+            [parameters[i] for i in order], limits, [sparse[i] for i in order], order
         )
         self._on_layout(layout)
 

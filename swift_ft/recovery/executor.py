@@ -92,7 +92,7 @@ class Executor:
         )
         self._saver = Saver(context, self._coordinator, self._checkpointer, self._log, every=checkpoint_every)
         self._replicas = Replicas(
-            state, self._coordinator.rendezvous, self._coordinator.group, self._injector.at
+            state, self._coordinator.rendezvous, self._coordinator.group, self._averaging
         )
         self.profiler = Profiler(context, self._coordinator.rendezvous)
         self._exchange = Exchange(
@@ -329,7 +329,10 @@ class Executor:
         self._standing.known = True
         if not task.portion and self._coordinator.group.give_up_soon():  # a replay alone talks to nobody
             return True
-        return self._coordinator.enter_portion(state.generation, task.portion or (self._context.rank,))
+        if not self._coordinator.enter_portion(state.generation, task.portion or (self._context.rank,)):
+            return False
+        self._replicas.reset(task.begin)
+        return True
 
     def _end_replay(self) -> None:
         """The state stands at the consensus iteration: go live with the others."""
@@ -389,6 +392,10 @@ class Executor:
 
     def _part_written(self, iteration: int) -> None:
         self._injector.at(Point.CHECKPOINT, iteration)
+
+    def _averaging(self, point: Point, iteration: int, number: int | None) -> None:
+        if not self.replaying:
+            self._injector.at(point, iteration, number)
 
     def _updating(self, *_: Any) -> None:
         if not self.replaying:

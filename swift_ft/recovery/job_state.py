@@ -45,6 +45,8 @@ class State:
         a part of an iteration that its worker took back counts only if it was saved in the generation that
         ``taken_back`` names, by iteration and rank, or later; all these iterations are after ``committed``;
         ``rebuilding`` says up to where the last plan replays, by rank, until everybody is live;
+        ``restored`` are iterations, by rank, before which a worker's log has gaps, since a replica gave it
+        its state; all of them are after ``committed``;
         ``sessions`` is set once any worker has reported: the script is the same for all.
     """
 
@@ -65,6 +67,7 @@ class State:
     injected: frozenset[str] = frozenset()
     reports: Mapping[int, ev.Reported] = field(default_factory=dict)
     rebuilding: Mapping[int, int] = field(default_factory=dict)
+    restored: Mapping[int, int] = field(default_factory=dict)
     sessions: bool = False
     bare: frozenset[int] = frozenset()
     plan: Plan | None = None

@@ -75,5 +75,7 @@ def test_all_replicas_of_a_stage(tmp_path: Path, undisturbed: ClusterRun) -> Non
     second = "kill machine=3 iteration=5 point=transfer"
     run = run_hybrid(tmp_path, inject=f"kill machine=1 iteration=5 point=forward microbatch=1; {second}")
     assert_identical(run, undisturbed)
-    assert run.recoveries[-1]["way"] == "fallback"
-    assert run.recoveries[-1]["reason"] == "all replicas of stage 1 are lost"
+    recovery = run.recoveries[-1]
+    assert (recovery["way"], recovery["restored"]) == ("replay", [])
+    assert recovery["replayed_iterations"].keys() == {"1", "3"}
+    assert not any(recovery["iterations_lost"].values())
