@@ -28,6 +28,6 @@ def loss_fn(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 if os.environ["SWIFT_LAUNCHED"] == "1":
     (FOLDER / f"pids{RANK}").write_text(f"{os.environ['SWIFT_AGENT_PID']} {os.getpid()}")
-if RANK == int(os.environ["WORLD_SIZE"]) - 1:
+if int(os.environ["WORLD_SIZE"]) - 1 == RANK:
     train_hybrid.loss_fn = loss_fn
 train_hybrid.main()
