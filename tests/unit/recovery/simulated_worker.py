@@ -116,7 +116,7 @@ class Worker(Rebuilt):
     def _enter(self, state: State, plan: Plan) -> None:
         """Begin to form the group of a generation."""
         self._open_log(state)
-        self.plan, self.history = plan, hash((state.epoch, state.log_since))
+        self.plan, self.history = plan, self._history_of(state)
         self.joining, self.stage, self.mode = state.generation, 0, Mode.JOIN
         self.meanwhile = WorkerOrder.RUN
         self.sim.group(state.generation).joined.add(self.rank)
