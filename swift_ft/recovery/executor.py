@@ -362,7 +362,7 @@ class Executor:
         self._log.open(state.generation, since=state.log_since)
         if not coordinator.enter_group(state.generation):
             return False
-        self._replicas.reset(plan.resume)
+        self._replicas.reset(plan.resume, warm_up=plan.warm_up)
         cause = self._exchange.carry_out(plan)
         if cause is None and task.serve and self._pipeline is not None:
             cause = self._pipeline.serve(state, plan)

@@ -71,6 +71,7 @@ def test_machines_that_die_together(
 ) -> None:
     """Replication first (§3), and what has no living replica is replayed, in the same recovery."""
     monkeypatch.setenv("SWIFT_TEST_VICTIMS", victims)
+    monkeypatch.setenv("SWIFT_TEST_LOSSES", str(8 * 5 + 3))  # in iteration 5
     run = run_replicas(tmp_path, machines, script=SCRIPTS / "die_together.py")
     assert_identical(run, undisturbed)
     assert_replayed(run, replayed, restored=restored, lost=lost)
