@@ -35,6 +35,7 @@ class Worker(Rebuilt):
         super().__init__(sim, machine, rank, launched)
         self.mode = Mode.BARE if sim.bare else Mode.BOOT
         self.plan: Plan | None = None
+        self.part = rank  # the stage that it holds
         self.bare_work = 0
         self._acts: dict[Mode, Callable[[State], bool]] = {
             Mode.BOOT: self._boot,
