@@ -227,8 +227,8 @@ def _with_who_logged_too_little(
 
     Such are those that a replica gives its state, since their log is lost or lacks an iteration, now or
     earlier (``restored``), and who shares a group (§5.3) with a worker that is rebuilt: they logged no
-    messages to it. What is not logged is computed again, and a replica cannot do that without the gradients
-    of the others, which go back with it.
+    messages to it. (Without replicas, all of a group goes back as one.) What is not logged is computed
+    again, and a replica cannot do that without the gradients of the others, which go back with it.
 
     Args:
         standings: what everybody reported.
@@ -240,17 +240,18 @@ def _with_who_logged_too_little(
     settled, near = dict(settled), _neighbours(standings)
     replicas = {rank: tuple(group) for group in groups_by_part(standings) for rank in group}
 
-    def has_logged(rank: int, to: int) -> bool:
-        own, begin = standings[rank], _begin(settled[to], committed)
-        whole = own.live and (own.iteration or 0) >= (settled[rank].iteration or 0)
-        apart = _group(own, workers) != _group(standings[to], workers)
-        return apart and whole and restored.get(rank, 0) <= (begin or 0)
+    def goes_back(other: int, rank: int) -> bool:
+        own, begin = standings[other], _begin(settled[rank], committed)
+        if _group(own, workers) == _group(standings[rank], workers):
+            return other in near[rank] or len(replicas[other]) == 1
+        whole = own.live and (own.iteration or 0) >= (settled[other].iteration or 0)
+        return other in near[rank] and not (whole and restored.get(other, 0) <= (begin or 0))
 
     due = [rank for rank, s in settled.items() if not s.live]
     while due:
         rank = due.pop()
-        for other in near[rank]:
-            if settled[other].live and not has_logged(other, to=rank):
+        for other in standings:
+            if settled[other].live and goes_back(other, rank):
                 due += replicas[other]
                 for replica in replicas[other]:
                     s = standings[replica]
