@@ -200,6 +200,8 @@ def _why_no_replay(standings: Mapping[int, Reported], moved: Set[int], committed
         behind = min(rank for rank, iteration in live.items() if iteration == resume)
         return f"worker {behind} stands at iteration {resume}, before the committed checkpoint {committed}"
     for rank in sorted(standings.keys() - live.keys()):
+        if not standings[rank].stages:  # without a pipeline, nothing is logged
+            return f"all replicas of {', '.join(standings[rank].holds)} are lost"
         begin = _begin(standings[rank], committed)
         if begin is None:
             return "the lost state was never in a checkpoint"
