@@ -50,7 +50,9 @@ class DataParallelHook:
     Args:
         model: stock DDP, without a communication hook of its own.
         events: is told about each bucket.
-        on_layout: called once, in the first backward, with the buckets that DDP will use from then on.
+        on_layout: called in the first backward, with the buckets that DDP will use from then on; and once
+            more, with True, if there is another averaged backward in the same step. That is so in a pipeline
+            that exchanged shapes: torch's warm-up leaves DDP about to average the first microbatch alone.
         fill_gradients: put averaged gradients in place before ``events.reduced``, so that an optimizer can
             use them at once; otherwise DDP does it at the end of backward.
 
@@ -65,7 +67,7 @@ class DataParallelHook:
         self,
         model: Any,
         events: BucketEvents,
-        on_layout: Callable[[Layout], None],
+        on_layout: Callable[[Layout, bool], None],
         fill_gradients: bool = False,
     ) -> None:
         _check(model)
@@ -76,6 +78,7 @@ class DataParallelHook:
         self._on_layout = on_layout
         self._fill_gradients = fill_gradients
         self._layout_told = False
+        self._new_layout: Layout | None = None  # told in this step
         self._order: list[int] = []
         self._handles = self._watch_order()
         self._failure: Exception | None = None
@@ -96,6 +99,7 @@ class DataParallelHook:
 
     def begin(self) -> None:
         """A step begins."""
+        self._new_layout = None
         if self._layout_told:  # not before: no hook may be removed while the engine goes through them
             for handle in self._handles:
                 handle.remove()
@@ -123,11 +127,12 @@ class DataParallelHook:
                 self._under_way.clear()
             self._backward += 1
 
-    def reset(self, layout: Layout | None) -> None:
+    def reset(self, layout: Layout | None, first_alone: bool = False) -> None:
         """Forget an aborted backward and go on with the group of now.
 
         Args:
             layout: the buckets that were in use; None for those that DDP begins with.
+            first_alone: average the first microbatch alone, as after the warm-up of a pipeline.
         """
         model: Any = self.model
         model.process_group = self.group
@@ -138,6 +143,8 @@ class DataParallelHook:
             model._ddp_init_helper(parameters, sparse, names, model.static_graph)
         model._comm_hooks.clear()
         self._register()
+        if first_alone:
+            model.reducer.prepare_for_backward([])
         model.require_forward_param_sync = True
         self.broken = self._failure = None
 
@@ -150,6 +157,9 @@ class DataParallelHook:
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket; as DDP does without a hook, it is scaled first and summed then."""
         index = bucket.index()
+        if self._new_layout is not None:
+            self._on_layout(self._new_layout, True)
+            self._new_layout = None
         if not self._layout_told and bucket.is_last():
             self._tell_layout()
         try:
@@ -232,7 +242,8 @@ class DataParallelHook:
         self._layout_told = True
         model: Any = self.model
         parameters, sparse = model._build_params_for_reducer()
-        if (model.find_unused_parameters and not model.static_graph) or len(self._order) < len(parameters):
+        order = self._order[-len(parameters) :]  # of this backward: those before it averaged nothing
+        if (model.find_unused_parameters and not model.static_graph) or {*order} != {*range(len(parameters))}:
             return  # DDP keeps the buckets that it began with
         config = model._bucket_config
         _, limits = config.compute_bucket_size_limits(
@@ -240,9 +251,10 @@ class DataParallelHook:
         )
         limits = limits or [config.first_bucket_bytes_cap, model.bucket_bytes_cap]
         layout, _ = _torch._compute_bucket_assignment_by_size(
-            [parameters[i] for i in self._order], limits, [sparse[i] for i in self._order], self._order
+            [parameters[i] for i in order], limits, [sparse[i] for i in order], order
         )
-        self._on_layout(layout)
+        self._new_layout = layout
+        self._on_layout(layout, False)
 
     def _watch_order(self) -> list[RemovableHandle]:
         model: Any = self.model

@@ -119,19 +119,12 @@ class GenerationGroup:
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
         before = _tcp_connections()
         self._initialise(PrefixStore(f"replays/{name}", self._rendezvous))
+        works = []
         for ranks, renewed in self._followed:
-            if len(ranks) == self._world:
-                renewed(self._some(ranks))
-        others = [rank for rank in portion if rank != self._rank]
-        # A first message on each connection: what is not connected yet could not be shut down by an abort.
-        tensors = [torch.zeros(1) for _ in 2 * others]
-        works = [
-            work
-            for i, rank in enumerate(others)
-            for work in (dist.isend(tensors[2 * i], rank), dist.irecv(tensors[2 * i + 1], rank))
-        ]
-        for work in works:
-            assert work is not None
+            group = self._some(ranks, members_only=True)
+            works += self._first_messages(group, [rank for rank in portion if rank in ranks])
+            renewed(group)
+        for work, _ in works:
             work.wait()
         if closely:
             os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
@@ -140,6 +133,19 @@ class GenerationGroup:
             self._sockets = _new_connections(before)
         if self._operation_timeout is not None:
             dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
+
+    def _first_messages(
+        self, group: dist.ProcessGroup, ranks: list[int]
+    ) -> list[tuple[dist.Work, torch.Tensor]]:
+        """One on each connection: what is not connected yet could not be shut down by an abort."""
+        works = []
+        for other in ranks:
+            for exchange in (dist.isend, dist.irecv) if other != self._rank else ():
+                tensor = torch.zeros(1)
+                work = exchange(tensor, other, group=group)
+                assert work is not None
+                works.append((work, tensor))
+        return works
 
     def _initialise(self, store: Store) -> None:
         dist.init_process_group(

@@ -101,7 +101,7 @@ class Executor:
         )
         self._saver = Saver(context, self._coordinator, self._checkpointer, self._log, every=checkpoint_every)
         self._replicas = Replicas(
-            state, self._coordinator.rendezvous, self._coordinator.group, self._injector.at
+            state, self._coordinator.rendezvous, self._coordinator.group, self._averaging
         )
         self.profiler = Profiler(
             context, self._coordinator.rendezvous, state, lambda: self._checkpointer.bytes_per_s
@@ -346,7 +346,10 @@ class Executor:
             return self._among(state, shared, lambda: pipeline.share(state, shared))
         if not task.portion and coordinator.group.give_up_soon():  # a replay alone talks to nobody
             return True
-        return coordinator.enter_portion(state.generation, task.portion or (self._context.rank,))
+        if not self._coordinator.enter_portion(state.generation, task.portion or (self._context.rank,)):
+            return False
+        self._replicas.reset(task.begin)
+        return True
 
     def _help(self, state: State, shared: SharedReplay) -> None:
         """Compute for those that replay. This worker's own state is as before in any case."""
@@ -413,7 +416,7 @@ class Executor:
         self._log.open(state.generation, since=state.log_since)
         if not coordinator.enter_group(state.generation):
             return False
-        self._replicas.reset(plan.resume)
+        self._replicas.reset(plan.resume, warm_up=plan.warm_up)
         cause = self._exchange.carry_out(plan)
         if cause is None and plan.way == Way.START:
             cause = self.profiler.measure()
@@ -455,6 +458,10 @@ class Executor:
 
     def _part_written(self, iteration: int) -> None:
         self._injector.at(Point.CHECKPOINT, iteration)
+
+    def _averaging(self, point: Point, iteration: int, number: int | None) -> None:
+        if not self.replaying:
+            self._injector.at(point, iteration, number)
 
     def _updating(self, *_: Any) -> None:
         if not self.replaying:

@@ -46,6 +46,8 @@ class State:
         ``taken_back`` names, by iteration and rank, or later; all these iterations are after ``committed``;
         ``rebuilding`` says up to where the last plan replays, by rank, until everybody is live;
         ``unaided`` says why nobody helps in replays, until everybody is live;
+        ``restored`` are iterations, by rank, before which a worker's log has gaps, since a replica gave it
+        its state; all of them are after ``committed``;
         ``sessions`` is set once any worker has reported: the script is the same for all.
     """
 
@@ -66,6 +68,7 @@ class State:
     injected: frozenset[str] = frozenset()
     reports: Mapping[int, ev.Reported] = field(default_factory=dict)
     rebuilding: Mapping[int, int] = field(default_factory=dict)
+    restored: Mapping[int, int] = field(default_factory=dict)
     sessions: bool = False
     bare: frozenset[int] = frozenset()
     plan: Plan | None = None

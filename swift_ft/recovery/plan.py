@@ -43,7 +43,8 @@ class Task:
         replay_until: iterations ``begin .. replay_until - 1`` are replayed from the log.
         serve: the worker is one iteration ahead: it serves the interrupted iteration from its own log.
         portion: the workers with which it replays jointly, itself included: their messages to each other are
-            sent again instead of being read. Empty where it replays alone.
+            sent again instead of being read, and replicas among them average their gradients. Empty where it
+            replays alone.
         undo: parameters whose last update is taken back, before any transfer.
     """
 
@@ -99,6 +100,7 @@ def make_plan(
     committed: int | None,
     must_fall_back: str | None = None,
     unaided: bool = False,
+    restored: Mapping[int, int] | None = None,
 ) -> Plan:
     """Choose the cheapest way back that is possible.
 
@@ -108,6 +110,7 @@ def make_plan(
         committed: iteration of the last committed global checkpoint.
         must_fall_back: why the logs cannot be used, if so.
         unaided: no survivor may help in a replay, since one of them could not.
+        restored: iterations before which a worker's log has gaps, since a replica gave it its state, by rank.
 
     Returns:
         The plan. With no way back but a fresh start of all processes, its way is ``RESTART``.
@@ -115,14 +118,20 @@ def make_plan(
     standing = [s for s in standings.values() if s.iteration is not None]
     if not standing:
         return _all_load(standings, committed, Way.START, reason=must_fall_back or "")
+    # An update that a replay was interrupted in has no beginning to go back to but the checkpoint.
+    standings = {
+        r: replace(s, iteration=None) if s.updated and not s.live else s for r, s in standings.items()
+    }
     settled, undo, transfers = _settle_replicas(standings)
-    settled = _with_their_groups(settled, workers)
+    settled = _with_who_logged_too_little(standings, settled, workers, committed or 0, restored or {})
+    transfers = tuple(transfer for transfer in transfers if settled[transfer.source].live)
+    undo = {rank: updated for rank, updated in undo.items() if settled[rank].live}
     portions = _portions(settled)
     for portion in portions.values():  # who stands apart begins together, at the checkpoint
         if len({_begin(settled[member], committed) for member in portion}) > 1:
             settled |= {member: replace(settled[member], iteration=None) for member in portion}
     moved = {rank for transfer in transfers for rank in transfer.targets} | undo.keys()
-    why_not = must_fall_back or _why_no_replay(settled, moved, workers, committed)
+    why_not = must_fall_back or _why_no_replay(settled, moved, committed)
     if why_not:
         if committed is None:
             return Plan(Way.RESTART, 0, reason=f"{why_not}; no checkpoint is committed yet")
@@ -155,8 +164,14 @@ def _settle_replicas(
     """Replication first (§3): where everybody will stand once replicas are equal, and what that takes."""
     settled, undo = dict(standings), dict[int, tuple[int, ...]]()
     transfers: tuple[Transfer, ...] = ()
-    agreed = [(group, found) for group in groups_by_part(standings) if (found := agree(group))]
+    groups = groups_by_part(standings)
+    agreed = [(group, found) for group in groups if (found := agree(group))]
     resume = min((agreement.iteration for _, agreement in agreed), default=0)
+    # Whoever goes forward has not logged all that it would have sent, and a replay needs that.
+    lost = {rank for group in groups if agree(group) is None for rank in group}
+    beside = {other for rank, others in _neighbours(standings).items() if rank in lost for other in others}
+    needed = [standings[rank] for rank in sorted(beside - lost)]
+    resume = min([resume, *(s.iteration for s in needed if s.live and s.iteration is not None)])
     for group, agreement in agreed:
         if agreement.iteration > resume and (agreement.transfers or agreement.undo):
             agreement = retreat(group, resume) or agreement
@@ -183,15 +198,12 @@ def _task(standing: Reported, resume: int, committed: int | None) -> Task:
     return Task(load=None, begin=standing.iteration, replay_until=resume, serve=ahead)
 
 
-def _why_no_replay(
-    standings: Mapping[int, Reported], moved: Set[int], workers: int, committed: int | None
-) -> str:
+def _why_no_replay(standings: Mapping[int, Reported], moved: Set[int], committed: int | None) -> str:
     """The first reason why survivors cannot keep their state, or an empty string.
 
     Args:
         standings: where everybody stands once replicas are equal.
         moved: who got there by a replica's state.
-        workers: workers per machine.
         committed: iteration of the last committed global checkpoint.
     """
     for s in standings.values():
@@ -206,13 +218,9 @@ def _why_no_replay(
     if committed is not None and resume < committed:  # logs before a commit are deleted
         behind = min(rank for rank, iteration in live.items() if iteration == resume)
         return f"worker {behind} stands at iteration {resume}, before the committed checkpoint {committed}"
-    for group in groups_by_part(standings):
-        logged = len(group) == 1 and standings[min(group)].stages
-        if not logged and not group.keys() & live.keys():
-            # A replay averages no gradients: each replica would need the others' in every iteration.
-            return f"all replicas of {', '.join(standings[min(group)].holds)} are lost"
-    rebuilt = {rank for rank in standings if rank not in live}
-    for rank in sorted(rebuilt):
+    for rank in sorted(standings.keys() - live.keys()):
+        if not standings[rank].stages:  # without a pipeline, nothing is logged
+            return f"all replicas of {', '.join(standings[rank].holds)} are lost"
         begin = _begin(standings[rank], committed)
         if begin is None:
             return "the lost state was never in a checkpoint"
@@ -226,67 +234,91 @@ def _why_no_replay(
             return (
                 f"worker {rank} would have to serve iteration {resume}, and has not kept what it sent in it"
             )
-    replayed = {rank for rank in rebuilt if _begin(standings[rank], committed) != resume}
-    return _why_not_logged(standings, workers, rebuilt, replayed)
+    return ""
 
 
-def _with_their_groups(standings: Mapping[int, Reported], workers: int) -> dict[int, Reported]:
-    """Selective logging (§5.3): who shares a group with a worker that is rebuilt goes back with it."""
-    lost = {_group(s, workers) for s in standings.values() if not s.live}
-    return {
-        rank: replace(s, iteration=None, live=False, dirty=None, updated=())
-        if s.live and _group(s, workers) in lost
-        else s
-        for rank, s in standings.items()
-    }
+def _with_who_logged_too_little(
+    standings: Mapping[int, Reported],
+    settled: Mapping[int, Reported],
+    workers: int,
+    committed: int,
+    restored: Mapping[int, int],
+) -> dict[int, Reported]:
+    """A replay needs what the neighbours sent: who has no log of that replays, too, with all of its replicas.
+
+    Such are those that a replica gives its state, since their log is lost or lacks an iteration, now or
+    earlier (``restored``), and who shares a group (§5.3) with a worker that is rebuilt: they logged no
+    messages to it. (Without replicas, all of a group goes back as one.) What is not logged is computed
+    again, and a replica cannot do that without the gradients of the others, which go back with it.
+
+    Args:
+        standings: what everybody reported.
+        settled: where everybody stands once replicas are equal.
+        workers: workers per machine.
+        committed: iteration of the last committed global checkpoint.
+        restored: iterations before which a worker's log has gaps, by rank.
+    """
+    settled, near = dict(settled), _neighbours(standings)
+    replicas = {rank: tuple(group) for group in groups_by_part(standings) for rank in group}
+
+    def goes_back(other: int, rank: int) -> bool:
+        own, begin = standings[other], _begin(settled[rank], committed)
+        if _group(own, workers) == _group(standings[rank], workers):
+            return other in near[rank] or len(replicas[other]) == 1
+        whole = own.live and (own.iteration or 0) >= (settled[other].iteration or 0)
+        return other in near[rank] and not (whole and restored.get(other, 0) <= (begin or 0))
+
+    due = [rank for rank, s in settled.items() if not s.live]
+    while due:
+        rank = due.pop()
+        for other in standings:
+            if settled[other].live and goes_back(other, rank):
+                due += replicas[other]
+                for replica in replicas[other]:
+                    s = standings[replica]
+                    settled[replica] = replace(s, iteration=None, live=False, dirty=None, updated=())
+    return settled
 
 
 def _group(standing: Reported, workers: int) -> int:
     return standing.rank // workers if standing.group is None else standing.group
 
 
-def _portions(standings: Mapping[int, Reported]) -> dict[int, tuple[int, ...]]:
-    """Who replays jointly (Appendix B): workers that are rebuilt and hold neighbouring stages, by rank.
-
-    What they sent each other was not logged, or its log was lost with the sender.
-    """
+def _neighbours(standings: Mapping[int, Reported]) -> dict[int, set[int]]:
+    """Who exchanges messages with whom: the holders of neighbouring stages in a pipeline."""
     holder = {(s.pipeline, stage): rank for rank, s in standings.items() for stage in s.stages}
-    joint = {rank: {rank} for rank, s in standings.items() if not s.live}
+    near: dict[int, set[int]] = {rank: set() for rank in standings}
     for (pipeline, stage), rank in holder.items():
-        after = holder.get((pipeline, stage + 1))
-        if rank in joint and after is not None and after in joint and joint[rank] is not joint[after]:
-            joint[rank] |= joint[after]
-            for member in joint[rank]:
-                joint[member] = joint[rank]
-    return {rank: tuple(sorted(members)) for rank, members in joint.items() if len(members) > 1}
+        after = holder.get((pipeline, stage + 1), rank)
+        if after != rank:
+            near[rank].add(after)
+            near[after].add(rank)
+    return near
+
+
+def _portions(standings: Mapping[int, Reported]) -> dict[int, tuple[int, ...]]:
+    """Who replays jointly (Appendix B), by rank: rebuilt neighbours in a pipeline, and rebuilt replicas.
+
+    What neighbours sent each other was not logged, or its log was lost with the sender; replicas need each
+    other's gradients in every iteration.
+    """
+    near = _neighbours(standings)
+    for group in groups_by_part(standings):
+        for rank in group:
+            near[rank] |= group.keys()
+    joint: dict[int, tuple[int, ...]] = {}
+    for rank, s in standings.items():
+        if s.live or rank in joint:
+            continue
+        found, due = {rank}, [rank]
+        while due:
+            new = {other for other in near[due.pop()] - found if not standings[other].live}
+            found |= new
+            due += new
+        joint |= dict.fromkeys(found, tuple(sorted(found)))
+    return {rank: members for rank, members in joint.items() if len(members) > 1}
 
 
 def _begin(standing: Reported, committed: int | None) -> int | None:
     """Where a worker that is rebuilt begins: where its replay stopped, or at the checkpoint."""
     return committed if standing.iteration is None else standing.iteration
-
-
-def _why_not_logged(
-    standings: Mapping[int, Reported],
-    workers: int,
-    rebuilt: set[int],
-    replayed: set[int],
-) -> str:
-    """Messages that a replay needs and that nobody logged."""
-    holder = {(s.pipeline, stage): rank for rank, s in standings.items() for stage in s.stages}
-    several = len({s.pipeline for s in standings.values() if s.stages}) > 1
-    for (pipeline, stage), rank in sorted(holder.items()):
-        after = holder.get((pipeline, stage + 1))
-        if after is None or after == rank:
-            continue
-        if {rank, after} <= rebuilt:  # they replay jointly
-            if several and {rank, after} & replayed:
-                return (
-                    f"stages {stage} and {stage + 1} are lost at once, in one of several pipelines, and a "
-                    "joint replay needs the default group for itself"
-                )
-            continue
-        together = _group(standings[rank], workers) == _group(standings[after], workers)
-        if together and {rank, after} & replayed:
-            return f"messages between stages {stage} and {stage + 1} stay inside a group and are not logged"
-    return ""

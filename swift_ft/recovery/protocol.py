@@ -20,6 +20,7 @@ from typing import Any
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State, Verdict
+from swift_ft.recovery.ladder import groups_by_part
 from swift_ft.recovery.plan import Plan, Way, make_plan
 
 __all__ = ["step"]
@@ -152,6 +153,7 @@ def _try_plan(state: State) -> State:
         committed=state.committed,
         must_fall_back=state.must_fall_back,
         unaided=state.unaided is not None,
+        restored=state.restored,
     )
     if plan.way == Way.RESTART:
         return _restart(state, plan.reason)
@@ -159,9 +161,12 @@ def _try_plan(state: State) -> State:
         return _restart(state, "replicas that were started one after the other have begun from other values")
     if plan.way in (Way.START, Way.FALLBACK):
         state = replace(state, epoch=state.epoch + 1, durable={}, taken_back={}, log_since=state.generation)
+        state = replace(state, restored={})
     else:
-        taken_back = {**state.taken_back, **dict.fromkeys(_taken_back(state, plan), state.generation)}
-        state = replace(state, durable=_parts_kept(state.durable, plan), taken_back=taken_back)
+        stands_for = _stands_for(state, plan)
+        taken_back = {**state.taken_back, **dict.fromkeys(_taken_back(state, stands_for), state.generation)}
+        state = replace(state, durable=_parts_kept(state.durable, stands_for), taken_back=taken_back)
+        state = replace(state, restored=_restored(state, plan))
     if plan.resume > state.resumed:
         state = replace(state, interruptions=min(state.interruptions, 1))  # the one that led here
     replays = {r: t.replay_until for r, t in plan.tasks.items() if t.begin < t.replay_until}
@@ -184,22 +189,43 @@ def _began_apart(state: State) -> bool:
     return any(len(generations) > 1 for generations in launched.values())
 
 
-def _parts_kept(durable: Mapping[int, Mapping[int, str]], plan: Plan) -> dict[int, dict[int, str]]:
-    """Without parts of iterations that a worker, or the one in its place, will not have completed when live.
+def _restored(state: State, plan: Plan) -> dict[int, int]:
+    """By rank, before which iteration a log has gaps: a replica's state brings no log, a replay makes one."""
+    replayed = {rank for rank, task in plan.tasks.items() if task.begin < task.replay_until}
+    restored = {rank: at for rank, at in state.restored.items() if rank not in replayed}
+    for transfer in plan.transfers:
+        for rank in transfer.targets if transfer.parameters is None else ():
+            report, at = state.reports[rank], plan.tasks[rank].begin
+            if at > (state.committed or 0) and not (report.live and (report.iteration or 0) >= at):
+                restored[rank] = at
+    return restored
 
-    With those of lost workers a checkpoint could be committed, and older logs deleted, while a replacement
-    still stands before it; with those of workers that go back it could be of two histories.
-    """
+
+def _parts_kept(
+    durable: Mapping[int, Mapping[int, str]], stands_for: Mapping[int, int]
+) -> dict[int, dict[int, str]]:
+    """Without parts of iterations that a worker does not stand for (:func:`_stands_for`), by rank."""
     return {
-        iteration: {rank: path for rank, path in parts.items() if iteration <= plan.tasks[rank].end}
+        iteration: {rank: path for rank, path in parts.items() if iteration <= stands_for[rank]}
         for iteration, parts in durable.items()
     }
 
 
-def _taken_back(state: State, plan: Plan) -> Iterator[tuple[int, int]]:
-    """Iterations, with ranks, that survivors have completed and do not keep: their parts may still come."""
+def _stands_for(state: State, plan: Plan) -> dict[int, int]:
+    """The last iteration whose part of a checkpoint counts, by rank: it will have completed that when live.
+
+    With later ones of lost workers a checkpoint could be committed, and older logs deleted, while a
+    replacement still stands before it; with those of workers that go back it could be of two histories.
+    Replicas that replay save again: all but their keeper name a part that the keeper is about to write.
+    """
+    alone = {rank for group in groups_by_part(state.reports) if len(group) == 1 for rank in group}
+    return {rank: task.end if rank in alone else task.begin for rank, task in plan.tasks.items()}
+
+
+def _taken_back(state: State, stands_for: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    """Iterations, with ranks, that survivors do not stand for any more: their parts may still come."""
     for rank, report in state.reports.items():
-        for iteration in range(plan.tasks[rank].end + 1, (report.iteration or 0) + 1):
+        for iteration in range(stands_for[rank] + 1, (report.iteration or 0) + 1):
             yield iteration, rank
 
 
@@ -276,6 +302,7 @@ def _committed(state: State, event: ev.Committed) -> State:
         return state
     left = {i: parts for i, parts in state.durable.items() if i > event.iteration}
     taken_back = {at: g for at, g in state.taken_back.items() if at[0] > event.iteration}
+    restored = {rank: at for rank, at in state.restored.items() if at > event.iteration}
     wanted = state.wanted if state.wanted is not None and state.wanted > event.iteration else None
     return replace(
         state,
@@ -283,6 +310,7 @@ def _committed(state: State, event: ev.Committed) -> State:
         wanted=wanted,
         durable=left,
         taken_back=taken_back,
+        restored=restored,
         interruptions=0,
         failed_fallbacks=0,
         failures=0,

@@ -140,11 +140,22 @@ class Replicas:
                 raise RecoveryError(f"the last update cannot be taken back: {error}") from error
         self._undone.update(indices)
 
-    def reset(self, iteration: int) -> None:
-        """Go on with the group of now, from the buckets that are in use at an iteration."""
-        if self._hook is not None:
-            known = iteration > 0 and self._rendezvous.check([self._layout_key])
-            self._hook.reset(json.loads(self._rendezvous.get(self._layout_key)) if known else None)
+    def reset(self, iteration: int, *, warm_up: bool = False) -> None:
+        """Go on with the group of now, from the buckets that are in use at an iteration.
+
+        Args:
+            iteration: the next one.
+            warm_up: a pipeline exchanges shapes in it, whether or not it did before.
+        """
+        if self._hook is None:
+            return
+        told = self._rendezvous.check([self._layout_key])
+        layout, since, twice = (
+            json.loads(self._rendezvous.get(self._layout_key)) if told else (None, 0, False)
+        )
+        self._hook.reset(
+            layout if iteration > since else None, first_alone=twice and iteration == since and not warm_up
+        )
 
     # ----------------------------------------------------------------------------------- state on its way
 
@@ -266,9 +277,10 @@ class Replicas:
         for optimizer in self._undoable().values():
             optimizer.close_undo_window()
 
-    def _publish_layout(self, layout: Layout) -> None:
-        """Whoever replaces a worker must add up in the same order."""
-        self._rendezvous.set(self._layout_key, json.dumps(layout))
+    def _publish_layout(self, layout: Layout, twice: bool) -> None:
+        """Whoever replaces a worker must add up in the same order, after this iteration and in it."""
+        if twice or not self._rendezvous.check([self._layout_key]):  # else this worker replaces one that told
+            self._rendezvous.set(self._layout_key, json.dumps([layout, self._iteration, twice]))
 
 
 def _at_path(nested: Any, path: Path) -> torch.Tensor:

@@ -9,10 +9,17 @@ import pytest
 from harness import EXAMPLES, ClusterRun, assert_clean, assert_identical, run_cluster, training
 
 
-def run_hybrid(folder: Path, *args: str, inject: str = "") -> ClusterRun:
+def run_hybrid(
+    folder: Path, *, inject: str = "", script: Path = EXAMPLES / "train_hybrid.py", spares: int = 1
+) -> ClusterRun:
     """Two replicas of a pipeline of two; ranks 0 and 2 hold the first stage, 1 and 3 the last."""
-    script = training(folder, EXAMPLES / "train_hybrid.py")
-    return run_cluster(folder, "--layers=4", "--microbatches=4", *args, inject=inject, script=script)
+    return run_cluster(
+        folder,
+        *("--layers=4", "--microbatches=4"),
+        inject=inject,
+        flags=["--spares", str(spares)],
+        script=training(folder, script),
+    )
 
 
 def assert_nothing_lost(recovery: dict[str, Any]) -> None:
@@ -75,5 +82,20 @@ def test_all_replicas_of_a_stage(tmp_path: Path, undisturbed: ClusterRun) -> Non
     second = "kill machine=3 iteration=5 point=transfer"
     run = run_hybrid(tmp_path, inject=f"kill machine=1 iteration=5 point=forward microbatch=1; {second}")
     assert_identical(run, undisturbed)
-    assert run.recoveries[-1]["way"] == "fallback"
-    assert run.recoveries[-1]["reason"] == "all replicas of stage 1 are lost"
+    recovery = run.recoveries[-1]
+    assert (recovery["way"], recovery["restored"]) == ("replay", [])
+    assert recovery["replayed_iterations"].keys() == {"1", "3"}
+    assert not any(recovery["iterations_lost"].values())
+
+
+def test_all_replicas_before_the_first_regular_checkpoint(
+    tmp_path: Path, undisturbed: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first iteration of all, DDP averages the first microbatch alone: the replay does, too."""
+    monkeypatch.setenv("SWIFT_TEST_VICTIMS", "0,2")
+    monkeypatch.setenv("SWIFT_TEST_LOSSES", str(4 * 1 + 3))  # in iteration 1
+    run = run_hybrid(tmp_path, script=Path(__file__).parent / "scripts" / "die_together.py", spares=2)
+    assert_identical(run, undisturbed)
+    (recovery,) = run.recoveries
+    assert (recovery["way"], recovery["resume"]) == ("replay", 1)
+    assert recovery["replayed_iterations"] == {"0": 1, "2": 1}

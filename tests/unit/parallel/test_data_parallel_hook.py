@@ -52,7 +52,7 @@ def hooked(events: Any, **options: Any) -> tuple[DataParallelHook, list[list[lis
     layouts: list[list[list[int]]] = []
     torch.manual_seed(0)
     model = DistributedDataParallel(Crooked(), bucket_cap_mb=1, **options)
-    return DataParallelHook(model, events, layouts.append), layouts
+    return DataParallelHook(model, events, lambda layout, _: layouts.append(layout)), layouts
 
 
 def backward(hook: DataParallelHook) -> list[torch.Tensor]:
@@ -91,6 +91,43 @@ def test_a_reset_starts_from_a_layout_and_changes_no_gradient() -> None:
     assert events.buckets == [len(bucket) for bucket in layouts[0]]
     assert len(after) == len(before) == 12
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def accumulated(hook: DataParallelHook) -> None:
+    """A step of two microbatches as a pipeline does it: only the last backward is to average."""
+    hook.begin()
+    hook.model.zero_grad()
+    with hook.model.no_sync():
+        outputs = [hook.model(torch.ones(3, 300)) for _ in range(2)]
+        outputs[0].sum().backward()
+    hook.model(torch.ones(3, 300)).sum().backward()
+
+
+def test_of_several_microbatches_a_layout_names_each_parameter_once() -> None:
+    hook, layouts = hooked(Events())
+    accumulated(hook)
+    (layout,) = layouts
+    assert sorted(index for bucket in layout for index in bucket) == list(range(12))
+
+
+def test_a_first_step_after_a_warm_up_is_done_again() -> None:
+    """A forward alone, as in a pipeline's exchange of shapes, and DDP averages the first microbatch, too."""
+    told: list[bool] = []
+    events = Events()
+    hook, _ = hooked(events)
+    hook._on_layout = lambda _, again: told.append(again)
+    hook.model(torch.ones(3, 300))
+    accumulated(hook)
+    assert told == [False, True]
+    first, events.buckets = events.buckets, []
+    hook.reset(None, first_alone=True)
+    accumulated(hook)
+    assert events.buckets == first
+    assert sum(first) == 2 * 12
+    events.buckets = []
+    hook.reset(None)
+    accumulated(hook)
+    assert sum(events.buckets) == 12
 
 
 def test_a_backward_that_waits_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +178,8 @@ def test_an_optimizers_error_is_raised_by_the_backward() -> None:
 
 def test_what_is_not_supported() -> None:
     with pytest.raises(UnsupportedError, match="attach_ddp"):
-        DataParallelHook(nn.Linear(2, 2), Events(), lambda _: None)
+        DataParallelHook(nn.Linear(2, 2), Events(), lambda *_: None)
     model = DistributedDataParallel(nn.Linear(2, 2))
     model.register_comm_hook(None, lambda _, bucket: torch.futures.Future())
     with pytest.raises(UnsupportedError, match="communication hook"):
-        DataParallelHook(model, Events(), lambda _: None)
+        DataParallelHook(model, Events(), lambda *_: None)

@@ -20,6 +20,7 @@ FAULTS = {
     "kill_machine": 8,
     "kill_two": 2,
     "kill_neighbours": 4,
+    "kill_replicas": 0,
     "kill_all": 1,
     "kill_worker": 4,
     "freeze_machine": 5,
@@ -88,6 +89,18 @@ class Faults:
         for machine in lost:
             machine.die()
         return bool(lost)
+
+    def kill_replicas(self) -> bool:
+        """All machines with a replica of some stage lose their power at once."""
+        state, held = self.sim.states[-1], {w.part: set[str]() for w in self.sim.running}
+        for worker in self.sim.running:
+            held[worker.part].add(worker.machine.name)
+        lost = held[self.sim.rng.choice(sorted(held))] if held else set()
+        many = len(lost) < len(state.members)
+        for machine in self.sim.machines if many else ():
+            if machine.alive and machine.name in lost:
+                machine.die()
+        return bool(lost) and many
 
     def kill_all(self) -> bool:
         if self.sim.rng.random() > 0.2:

@@ -78,20 +78,24 @@ def check_plan(state: State, plan: Plan, *, resumed: bool) -> None:
         raise Violation(f"a plan for ranks {sorted(plan.tasks)} of {state.world}")
     if plan.way == Way.START and resumed and state.committed is None:
         raise Violation("a resumed run began from nothing")
+    moved = {rank for transfer in plan.transfers for rank in transfer.targets}
+    moved |= {rank for rank, task in plan.tasks.items() if task.undo}
     for rank, task in plan.tasks.items():
         if task.load is not None and task.load != state.committed:
             raise Violation(f"rank {rank} is to load {task.load}, and {state.committed} is committed")
         report = state.reports[rank]
         if plan.way in (Way.REPLAY, Way.CONTINUE) and report.iteration is not None:
             at = report.iteration
-            with_it = {other // state.workers for other, r in state.reports.items() if not r.live}
-            again = rank // state.workers in with_it and bool(task.portion) and task.begin == task.load
-            kept = again or (task.load, task.begin) == (None, at)
+            with_it = {other for other, r in state.reports.items() if not r.live} & {*task.portion}
+            if not report.holds:  # with replicas, more have to go back with one
+                with_it = {other for other in with_it if other // state.workers == rank // state.workers}
+            again = bool(with_it) and task.begin == task.load
+            kept = again or rank in moved or (task.load, task.begin) == (None, at)
             if not kept or at > plan.resume + 1:
                 raise Violation(f"rank {rank} at {at} is to do {task} and to resume at {plan.resume}")
     if plan.way == Way.FALLBACK and not plan.reason:
         raise Violation("a fallback without a reason")
-    if any(never in plan.reason for never in ("iterations apart", "after the consensus", "lost at once")):
+    if any(never in plan.reason for never in ("iterations apart", "after the consensus")):
         raise Violation(f"a pipeline cannot come to this: {plan.reason}")
 
 

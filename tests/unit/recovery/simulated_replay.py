@@ -29,6 +29,7 @@ class Rebuilt(Connected):
     dirty: str | None = None
     source = False
     until = 0
+    _acted = True
 
     def _execute(self, state: State) -> None:
         assert state.plan is not None
@@ -50,11 +51,15 @@ class Rebuilt(Connected):
             self.tell(ev.Ready(self.rank, state.generation))
             return
         self.source, self.until, self.stage, self.mode = True, task.replay_until, 0, Mode.REPLAY
-        self.history = hash((state.epoch, state.log_since))
+        self.history = self._history_of(state)
         if task.portion:
             self.running, self.meanwhile = state.generation, WorkerOrder.EXECUTE
             self.portion, self.mode = task.portion, Mode.GATHER
             self.sim.group(state.generation, replay=True).ready[self.rank] = self.content
+
+    def _history_of(self, state: State) -> int:
+        """The name of the history that a state of the job goes on with."""
+        return hash((state.epoch, state.log_since))
 
     def _cannot(self, generation: int, reason: str) -> None:
         self.source, self.mode = False, Mode.RECOVER
@@ -114,6 +119,8 @@ class Rebuilt(Connected):
             self.stage += 1
             if self.portion:
                 return True
+        if not self._average(iteration):
+            return self._acted
         self.stage = 0
         self._apply(iteration, self.history)
         if self.portion:
@@ -124,6 +131,10 @@ class Rebuilt(Connected):
 
     def _due(self, state: State) -> bool:
         return self.order(state) == WorkerOrder.EXECUTE and state.generation == self.log_generation
+
+    def _average(self, iteration: int) -> bool:
+        """Without replicas, gradients are what they are."""
+        return True
 
     def _replay_from(self, peer: int, iteration: int) -> bool:
         """What a neighbour sent: again by itself if it is one of the portion, else from its log."""
@@ -138,14 +149,20 @@ class Rebuilt(Connected):
             due = self._due(self.sim.states[-1])
             if entry == "missing" and due:
                 raise Violation(f"{self} needs iteration {iteration} of rank {peer}'s log: {entry}")
-            # replaying stays true, as in the executor: the state is not where the others are
-            self.abandon_step()
-            self._call_off()
-            self.tell(ev.CannotReplay(self.rank, self.log_generation, f"rank {peer}'s log is {entry}"))
-            return False
+            return self._cannot_go_on(f"rank {peer}'s log is {entry}")
         if (entry.chain, entry.history) != (self.content.chain, self.history):
-            raise Violation(f"{self} replays messages of another history, from rank {peer}")
+            return self._diverged(peer)
         return True
+
+    def _cannot_go_on(self, reason: str) -> bool:
+        """Replaying stays true, as in the executor: the state is not where the others are."""
+        self.abandon_step()
+        self._call_off()
+        self.tell(ev.CannotReplay(self.rank, self.log_generation, reason))
+        return False
+
+    def _diverged(self, peer: int) -> bool:
+        raise Violation(f"{self} replays messages of another history, from rank {peer}")
 
     def _replay_to(self, peer: int, iteration: int) -> bool:
         """What a living neighbour has got already is dropped."""

@@ -15,7 +15,7 @@ from simulated_worker import Worker
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.plan import Plan, Way
+from swift_ft.recovery.plan import Way
 
 if TYPE_CHECKING:
     from simulated_machine import Machine
@@ -67,7 +67,8 @@ class StageWorker(Worker):
     def _report(self, state: State) -> None:
         self.flush()
         at = None if self.content is None else self.content.iteration
-        told = ev.Reported(self.rank, state.generation, at, at is not None, (self.part,), True, self.dirty)
+        live, self.source = at is not None and not self.source, False
+        told = ev.Reported(self.rank, state.generation, at, live, (self.part,), True, self.dirty)
         window, updated = (0,) * (self.window is not None), (0,) * self.updated
         holds = (f"stage {self.part}",)
         told = replace(told, holds=holds, pipeline=self.pipeline, serves=self.serves())
@@ -75,9 +76,7 @@ class StageWorker(Worker):
 
     def _execute(self, state: State) -> None:
         assert state.plan is not None
-        if state.plan.tasks[self.rank].load is None:
-            raise Violation(f"{self} has nothing to load, and nothing is replayed here")
-        if not self.sim.store.failing_loads:
+        if state.plan.tasks[self.rank].load is not None and not self.sim.store.failing_loads:
             self.window, self.updated = None, False
         super()._execute(state)
 
@@ -97,9 +96,8 @@ class StageWorker(Worker):
             self.sim.seen["took an update back"] += 1
         self._enter(state, plan)
 
-    def _enter(self, state: State, plan: Plan) -> None:
-        super()._enter(state, plan)
-        self.history = hash((self.history, self.net.undone_before(state.generation)))
+    def _history_of(self, state: State) -> int:
+        return hash((super()._history_of(state), self.net.undone_before(state.generation)))
 
     # ---------------------------------------------------------------------------------- state on its way
 
@@ -152,16 +150,26 @@ class StageWorker(Worker):
     def _run(self, state: State) -> bool:
         if self.stage < _AVERAGE or self.content is None:
             return super()._run(state)
-        iteration, chain = self.content.iteration, self.content.chain
+        return super()._run(state) if self._average(self.content.iteration) else self._acted
+
+    def _average(self, iteration: int) -> bool:
+        """Give the others this worker's gradients, and take theirs. False until all are there."""
+        assert self.content is not None
         if self.stage == _AVERAGE:
-            for peer in self.replicas:
-                if not self._send(peer, iteration, chain, self.history):
-                    return True
-            self.stage += 1
-            return True
-        if not all(self._take(peer, iteration) for peer in self.replicas):
-            return self.mode == Mode.CONFIRM
-        return super()._run(state)
+            sent = [self._send(peer, iteration, self.content.chain, self.history) for peer in self.replicas]
+            self.stage += all(sent)
+            self._acted = True
+            return False
+        working = self.mode
+        taken = all(self._take(peer, iteration) for peer in self.replicas)
+        self._acted = self.mode != working
+        return taken
+
+    def _diverged(self, peer: int) -> bool:
+        """What an inexact undo left behind is not computed again: checksums show that."""
+        if not self.net.undone_before(self.log_generation):
+            super()._diverged(peer)
+        return self._cannot_go_on("it diverged")
 
     def _apply(self, iteration: int, history: int) -> None:
         self.window = self.content

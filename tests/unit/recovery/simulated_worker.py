@@ -35,6 +35,7 @@ class Worker(Rebuilt):
         super().__init__(sim, machine, rank, launched)
         self.mode = Mode.BARE if sim.bare else Mode.BOOT
         self.plan: Plan | None = None
+        self.part = rank  # the stage that it holds
         self.bare_work = 0
         self._acts: dict[Mode, Callable[[State], bool]] = {
             Mode.BOOT: self._boot,
@@ -116,7 +117,7 @@ class Worker(Rebuilt):
     def _enter(self, state: State, plan: Plan) -> None:
         """Begin to form the group of a generation."""
         self._open_log(state)
-        self.plan, self.history = plan, hash((state.epoch, state.log_since))
+        self.plan, self.history = plan, self._history_of(state)
         self.joining, self.stage, self.mode = state.generation, 0, Mode.JOIN
         self.meanwhile = WorkerOrder.RUN
         self.sim.group(state.generation).joined.add(self.rank)

@@ -1,6 +1,7 @@
 """The simulated network with two pipelines of two stages, or more of them: see `simulation.py`.
 
-Here a stage that is ahead may have to go back: where one of its replicas was cut off, or was lost.
+Here a stage that is ahead may have to go back: where one of its replicas was cut off, or was lost. Seeds from
+:data:`LOST_STAGES` on also lose all replicas of a stage at once, which replay jointly then.
 
 Run one seed again, and see its journal:
 
@@ -25,7 +26,9 @@ from simulation import Outcome, Simulation
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan
 
-__all__ = ["StagedSimulation", "simulate_stages"]
+__all__ = ["LOST_STAGES", "StagedSimulation", "simulate_stages"]
+
+LOST_STAGES = 100_000
 
 _FAULTS = FAULTS | {
     "kill_neighbours": 0,
@@ -66,7 +69,8 @@ class StagedSimulation(Simulation):
         self._rooms: dict[tuple[int, int], Room] = {}
         self._settled: dict[tuple[int, bool], Content | None] = {}
         self._undone: list[int] = []
-        super().__init__(seed, machines, workers, trace=trace, worker_class=StageWorker, faults=_FAULTS)
+        faults = _FAULTS | ({"kill_replicas": 12} if seed >= LOST_STAGES else {})
+        super().__init__(seed, machines, workers, trace=trace, worker_class=StageWorker, faults=faults)
         self.background_rate = self.rng.choice((0.4, 0.04, 0.02))  # parts are seldom written at once
 
     def make_store(self) -> SharedStore:
@@ -76,6 +80,10 @@ class StagedSimulation(Simulation):
         """A worker takes a state over, and so has no log of the iteration that led to it."""
         assert isinstance(self.store, StagedStore)
         self.store.skipped.add((to.iteration - 1, worker.rank))
+
+    def logged(self, sender: int, receiver: int, iteration: int, since_generation: int) -> Logged | str:
+        found = super().logged(sender, receiver, iteration, since_generation)
+        return "missing" if found == "not its own" else found  # a replay must not need that
 
     def room(self, generation: int, number: int) -> Room:
         """Where a generation's transfer takes place."""

@@ -125,8 +125,7 @@ def test_a_member_whose_old_log_is_read_is_found(monkeypatch: pytest.MonkeyPatch
 def test_messages_inside_a_machine_that_are_taken_for_logged_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan, "_with_their_groups", lambda standings, _: standings)
-    monkeypatch.setattr(plan, "_why_not_logged", lambda *_: "")
+    monkeypatch.setattr(plan, "_with_who_logged_too_little", lambda _, settled, *__: settled)
     find("needs iteration .* of rank .*'s log: missing")
 
 

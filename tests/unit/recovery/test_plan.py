@@ -317,12 +317,136 @@ def connected(stages: Sequence[tuple[int, ...]], rank: int, among: set[int]) -> 
     return tuple(sorted(found))
 
 
-def test_a_joint_replay_has_the_default_group_for_itself() -> None:
-    """Of two pipelines that are no replicas of each other, neither can give what the other one has lost."""
+def pipelines(
+    *rows: Sequence[Reported], committed: int = 20, restored: dict[int, int] | None = None, workers: int = 1
+) -> Plan:
+    """Replicas of a pipeline, one row each; ranks count the stages of the first one first."""
+    stages = len(rows[0])
     reports = {
-        rank: Reported(rank, 1, at, at is not None, (rank % 3,), True, None, (f"part {rank}",), rank // 3)
-        for rank, at in enumerate((47, None, None, 47, 47, 47))
+        rank: replace(s, rank=rank, stages=(stage,), holds=(f"stage {stage}",), pipeline=number)
+        for number, row in enumerate(rows)
+        for stage, s in enumerate(row)
+        for rank in (number * stages + stage,)
     }
-    plan = make_plan(reports, workers=1, committed=20)
-    assert plan.way == Way.FALLBACK
-    assert "stages 1 and 2 are lost at once, in one of several pipelines" in plan.reason
+    return make_plan(reports, workers=workers, committed=committed, restored=restored)
+
+
+AT = live(47)
+CUT_OFF = live(46)
+HALF_UPDATED = replace(replaying(31), updated=(0,))
+
+REPLICATED = {
+    "a stage in all pipelines": (pipelines([AT, NEW, AT], [AT, NEW, AT]), 47, jointly(1, 4), {}),
+    "neighbours in all pipelines": (pipelines([NEW, NEW, AT], [NEW, NEW, AT]), 47, jointly(0, 1, 3, 4), {}),
+    "two stages apart": (
+        pipelines([NEW, AT, NEW], [NEW, AT, NEW]),
+        47,
+        jointly(0, 3) | jointly(2, 5),
+        {},
+    ),
+    "another stage has a replica": (
+        pipelines([NEW, AT, AT, NEW], [NEW, AT, AT, AT]),
+        47,
+        jointly(0, 4),
+        {3: 7},
+    ),
+    "a neighbour has a replica": (
+        pipelines([AT, NEW, NEW, AT], [AT, NEW, AT, AT]),
+        47,
+        jointly(1, 2, 5, 6),
+        {},
+    ),
+    "a neighbour has a replica, and so on": (
+        pipelines([NEW, NEW, AT, AT, AT], [NEW, AT, NEW, AT, AT]),
+        47,
+        jointly(0, 1, 2, 5, 6, 7),
+        {},
+    ),
+    "a neighbour's log has a gap": (
+        pipelines([NEW, AT, AT], [NEW, AT, AT], restored={1: 30}),
+        47,
+        jointly(0, 1, 3, 4),
+        {},
+    ),
+    "a gap far from a replay": (
+        pipelines([NEW, AT, AT], [NEW, AT, AT], restored={2: 30}),
+        47,
+        jointly(0, 3),
+        {},
+    ),
+    "a gap from before what is replayed": (
+        pipelines([replaying(31), AT], [replaying(31), AT], restored={1: 30}),
+        47,
+        jointly(0, 2, load=None, begin=31),
+        {},
+    ),
+    "a neighbour was cut off": (
+        pipelines([NEW, AT, AT], [NEW, CUT_OFF, AT]),
+        46,
+        jointly(0, 3, until=46),
+        {1: 4},
+    ),
+    "one far from the replay was cut off": (
+        pipelines([NEW, AT, AT], [NEW, AT, CUT_OFF]),
+        47,
+        jointly(0, 3),
+        {5: 2},
+    ),
+    "in the middle of an update": (
+        pipelines([HALF_UPDATED, AT], [replaying(31), AT]),
+        47,
+        jointly(0, 2),
+        {},
+    ),
+    "a machine with half of a pipeline": (
+        pipelines([NEW, NEW, AT, AT], [NEW, NEW, AT, AT], workers=2),
+        47,
+        jointly(0, 1, 4, 5),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REPLICATED)
+def test_way_back_with_replicas(case: str) -> None:
+    plan, resume, replayed, restored = REPLICATED[case]
+    assert (plan.way, plan.resume) == (Way.REPLAY, resume), plan.reason
+    assert {rank: task for rank, task in plan.tasks.items() if task.begin < task.replay_until} == replayed
+    assert {rank: t.source for t in plan.transfers for rank in t.targets} == restored
+
+
+@given(
+    stages=st.integers(2, 4),
+    standings=st.lists(st.sampled_from([NEW, NEW, AT, AT, AT, CUT_OFF, replaying(30)]), min_size=8),
+    restored=st.dictionaries(st.integers(0, 7), st.integers(21, 40)),
+)
+def test_every_replay_with_replicas(stages: int, standings: list[Reported], restored: dict[int, int]) -> None:
+    """Whatever a replay needs is there, and nobody has to have two states."""
+    rows = [standings[:stages], standings[stages : 2 * stages]]
+    plan = pipelines(*rows, restored=restored)
+    if plan.way in (Way.START, Way.FALLBACK):
+        return
+    ranks = range(2 * stages)
+    replayed = {rank for rank in ranks if plan.tasks[rank].begin < plan.resume}
+    given_state = {rank: t.source for t in plan.transfers for rank in t.targets}
+    assert plan.resume in (46, 47)
+    for rank in ranks:
+        task, own, replica = plan.tasks[rank], standings[rank], (rank + stages) % (2 * stages)
+        if rank in replayed:
+            assert {rank, replica} <= {*task.portion}, "they need each other's gradients"
+            assert len({plan.tasks[member].begin for member in task.portion}) == 1
+            assert rank not in given_state
+            assert replica not in given_state
+            for other in {rank - 1, rank + 1} & {
+                *range(rank // stages * stages, (rank // stages + 1) * stages)
+            }:
+                if other not in task.portion:
+                    assert (standings[other].iteration or 0) >= plan.resume, "its log is whole at the end"
+                    assert standings[other].live
+                    assert restored.get(other, 0) <= task.begin, "and at the beginning"
+        elif rank in given_state:
+            assert given_state[rank] == replica
+            assert standings[replica].live
+        else:
+            assert own.live
+            assert own.iteration == plan.resume + task.serve

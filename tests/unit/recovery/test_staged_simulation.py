@@ -9,16 +9,16 @@ from collections import Counter
 
 import pytest
 from simulation import Violation
-from staged_simulation import simulate_stages
+from staged_simulation import LOST_STAGES, simulate_stages
 
-from swift_ft.recovery import protocol
+from swift_ft.recovery import plan, protocol
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan, Way
 
 
-def run_all(machines: int, workers: int, seeds: int) -> Counter[str]:
+def run_all(machines: int, workers: int, seeds: int, first: int = 0) -> Counter[str]:
     seen: Counter[str] = Counter()
-    for seed in range(seeds):
+    for seed in range(first, first + seeds):
         seen += simulate_stages(seed, machines, workers).seen
     return seen
 
@@ -38,6 +38,14 @@ def test_other_shapes(machines: int, workers: int, seeds: int) -> None:
     seen = run_all(machines, workers, seeds)
     assert seen["took an update back"]
     assert seen[f"way: {Way.FALLBACK}"]
+
+
+def test_stages_that_are_lost_in_all_pipelines() -> None:
+    seen = run_all(4, 1, 500, LOST_STAGES) + run_all(6, 1, 150, LOST_STAGES)
+    for what in ("portion of 2", "portion of 3", "went on jointly", f"way: {Way.FALLBACK}"):
+        assert seen[what], what
+    assert seen["replayed jointly"] > 40
+    assert seen["finished"] > 5 * seen["gave up"]
 
 
 def test_a_seed_is_the_same_run_every_time() -> None:
@@ -65,3 +73,16 @@ def test_a_part_that_was_there_before_its_iteration_was_taken_back_is_found(
     monkeypatch.setattr(protocol, "_parts_kept", all_kept)
     with pytest.raises(Violation, match=r"parts of several histories|names parts that are not there"):
         run_all(4, 1, 1_500)
+
+
+def test_a_replay_beside_one_whose_log_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes back from a replica, and what it sent before does not."""
+    monkeypatch.setattr(plan, "_with_who_logged_too_little", lambda _, settled, *__: settled)
+    with pytest.raises(Violation, match=r"needs iteration .* of rank .*'s log: missing"):
+        run_all(4, 1, 300, LOST_STAGES)
+
+
+def test_a_log_that_is_missing_since_an_earlier_recovery_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_restored", lambda *_: {})
+    with pytest.raises(Violation, match=r"needs iteration .* of rank .*'s log: missing"):
+        run_all(4, 1, 600, LOST_STAGES)
