@@ -258,7 +258,7 @@ def _why(job: Job, slot: int, way: Protection, plan: Plan) -> str:
         return f"{_parts(job, here)}: a replica is on {_machines(sources)}"
     alone = _parts(job, [rank for rank in here if job.workers[rank].holds not in elsewhere])
     back = {rank // job.per_machine for rank, task in plan.tasks.items() if task.load is not None} - {slot}
-    together = f"; {_machines(back)} of its group with it" if back else ""
+    together = f"; back with it: {_machines(back)}" if back else ""
     return f"{alone}: no replica is elsewhere, and what it received is in the logs of others{together}"
 
 

@@ -178,16 +178,16 @@ def test_a_replica_gives_its_state() -> None:
 
 def test_replicas_on_the_same_machine_do_not_count() -> None:
     told = forecast(Job(mesh(2, 2, stage_first=True), 2, 100))
-    assert [way.way for way in told.machines] == [Protection.CHECKPOINT] * 2
-    assert told.machines[1].why == "all replicas of stage 1 are lost"
-    assert told.machines[1].rolled_back == (0, 1)
+    assert [way.way for way in told.machines] == [Protection.LOGGING] * 2
+    assert told.machines[1].why.startswith("stage 1: no replica is elsewhere")
+    assert told.machines[1].rolled_back == (1,)
 
 
 def test_a_machine_with_one_worker_that_nobody_else_is_like() -> None:
-    """Stage 0 has a replica elsewhere, stage 1 has none: the machine replays as a whole."""
+    """Stage 1 has no replica elsewhere. For its replay all replicas of stage 0 would go back, too."""
     told = forecast(Job((*pipeline(3), Worker(("stage 0",))), 2, 100)).machines[0]
-    assert told.way == Protection.LOGGING
-    assert told.why.startswith("stage 1: no replica is elsewhere")
+    assert told.way == Protection.CHECKPOINT
+    assert told.rolled_back == (0, 1)
 
 
 def test_logging_that_is_not_worth_it() -> None:
