@@ -8,7 +8,6 @@ Every way through is a method here; what to do next is the protocol's decision, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from swift_ft.config import WorkerContext
@@ -28,13 +27,13 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.log_peers import LogPeers
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.pipelined import LoggedPipeline
-from swift_ft.recovery.plan import Task, Way
+from swift_ft.recovery.plan import Way
 from swift_ft.recovery.profiling import Profiler
+from swift_ft.recovery.replays import Replays
 from swift_ft.recovery.replicated import Replicas
 from swift_ft.recovery.reporting import parts_of, report_of
 from swift_ft.recovery.rollback import Rollback
 from swift_ft.recovery.saving import Saver
-from swift_ft.recovery.sharing import SharedReplay
 from swift_ft.recovery.state import TrainingState
 from swift_ft.recovery.worker_log import WorkerLog
 from swift_ft.testing.faults import Point, parse_faults
@@ -78,11 +77,11 @@ class Executor:
         self._checkpointer = Checkpointer(CheckpointFolder(store), state, self._part_written)
         self._rollback = Rollback(state)
         self._log = WorkerLog(store, context, log)
-        self._own = state.tensors
-        self._replay_until = 0
+        self._tensors = state.tensors
         self._replayed = 0
         self._recoveries = 0
         self._pipeline: LoggedPipeline | None = None
+        self._replays: Replays | None = None
         self._coordinator = Coordinator(
             context,
             self._checkpointer.folder,
@@ -125,6 +124,14 @@ class Executor:
             on_compute=self._computing,
             helping=helping,
         )
+        self._replays = Replays(
+            self._pipeline,
+            self._standing,
+            self._replicas,
+            self._coordinator,
+            own=self._tensors,
+            on_help=lambda iteration: self._injector.at(Point.HELP, iteration),
+        )
 
     def attach_ddp(self, model: Any) -> None:
         """See :meth:`swift_ft.Session.attach_ddp`."""
@@ -139,6 +146,10 @@ class Executor:
     def replaying(self) -> bool:
         """Whether the next step is served from the log, to rebuild the state."""
         return self._pipeline is not None and self._pipeline.replaying
+
+    @property
+    def _until(self) -> int:
+        return self._replays.until if self._replays is not None else 0
 
     # ------------------------------------------------------------------------------------- iterations
 
@@ -186,7 +197,7 @@ class Executor:
         mode = "replay" if self.replaying else "live"
         if self.replaying:
             self._injector.at(Point.REPLAY, self.iteration)
-        self._coordinator.tell_progress(self.iteration, mode, until=self._replay_until)
+        self._coordinator.tell_progress(self.iteration, mode, until=self._until)
 
     def is_lost_touch(self, error: BaseException) -> bool:
         """Whether an exception in the body of a step comes from broken communication."""
@@ -204,7 +215,7 @@ class Executor:
             self._saver.save(self.iteration)
         if self.replaying:
             self._replayed += 1
-            if self.iteration == self._replay_until:
+            if self.iteration == self._until:
                 self._end_replay()
             return
         self.profiler.add(account, self._pipeline.sent if self._pipeline is not None else None)
@@ -319,7 +330,9 @@ class Executor:
         task, standing = state.plan.tasks[self._context.rank], self._standing
         shared = state.plan.shared_by(self._context.rank)
         if shared is not None and self._context.rank in shared.helpers:
-            self._help(state, shared)
+            assert self._replays is not None
+            if self._replays.help(state, shared, self.iteration):
+                self._ready(state.generation)
             return False
         if task.load is not None:
             self._injector.at(Point.LOAD, task.load)
@@ -330,60 +343,11 @@ class Executor:
         standing.iteration = task.begin
         self._log.open(state.generation, since=state.log_since)
         if task.begin < task.replay_until:
-            return self._begin_replay(state, task, shared)
+            assert self._replays is not None
+            self._replayed = 0
+            return self._replays.begin(state, task, shared)
         self._standing.known = True
         self._ready(state.generation)
-        return False
-
-    def _begin_replay(self, state: State, task: Task, shared: SharedReplay | None) -> bool:
-        """Serve the next steps from the neighbours' logs; False if it is called off before it begins."""
-        pipeline, coordinator = self._pipeline, self._coordinator
-        assert pipeline is not None
-        pipeline.begin_replay(state, task)
-        self._replay_until, self._replayed = task.replay_until, 0
-        self._standing.known = True
-        if shared is not None:
-            return self._among(state, shared, lambda: pipeline.share(state, shared))
-        if not task.portion and coordinator.group.give_up_soon():  # a replay alone talks to nobody
-            return True
-        if not self._coordinator.enter_portion(state.generation, task.portion or (self._context.rank,)):
-            return False
-        self._replicas.reset(task.begin)
-        return True
-
-    def _help(self, state: State, shared: SharedReplay) -> None:
-        """Compute for those that replay. This worker's own state is as before in any case."""
-        pipeline = self._pipeline
-        assert pipeline is not None
-        self._coordinator.tell_progress(self.iteration, "helping")
-
-        def told(iteration: int) -> None:
-            self._injector.at(Point.HELP, iteration)
-
-        if self._among(state, shared, lambda: pipeline.help(state, shared, self._own(), told)):
-            self._coordinator.keep_group()
-            self._ready(state.generation)
-
-    def _among(self, state: State, shared: SharedReplay, take_part: Callable[[], object]) -> bool:
-        """Take part in a shared replay, in its group; False if that was broken off, and everybody knows."""
-        coordinator = self._coordinator
-        if not coordinator.enter_portion(state.generation, shared.members, closely=True):
-            return False
-        try:
-            take_part()
-        except Exception as error:  # of the script's `build`, too
-            lost_touch = self.is_lost_touch(error)
-            if isinstance(error, RecoveryError) and not isinstance(error, CannotHelpError):
-                coordinator.leave_group()
-                raise
-            cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        else:
-            return True
-        if lost_touch:
-            coordinator.lose_touch(cause)
-        else:
-            coordinator.leave_group()
-            coordinator.tell(ev.CannotHelp(self._context.rank, state.generation, cause))
         return False
 
     def _end_replay(self) -> None:
