@@ -35,7 +35,14 @@ from swift_ft.recovery.protocol import step
 
 __all__ = ["Progress", "Row", "View", "Watch", "format_bytes", "format_seconds", "show"]
 
-_STYLES = {"live": "green", "finished": "green", "replays": "yellow", "loads": "yellow", "dead": "red"}
+_STYLES = {
+    "live": "green",
+    "finished": "green",
+    "replays": "yellow",
+    "loads": "yellow",
+    "helps": "yellow",
+    "dead": "red",
+}
 _EVENTS_SHOWN = 9
 _LINE_EVERY = 10  # iterations, where there is no terminal
 _FIRST_EVENT_S = 60.0
@@ -137,6 +144,9 @@ class View:
 
 def _task_in_words(plan: Plan, rank: int, progress: Progress) -> str:
     task = plan.tasks[rank]
+    shared = plan.shared_by(rank)
+    if shared is not None and rank in shared.helpers:
+        return f"helps {' and '.join(f'worker {owner}' for owner in shared.owners)}"
     if progress.mode == "replay":
         return f"replays {progress.iteration - task.begin + 1} of {task.replay_until - task.begin}"
     return "starts" if task.load is None else f"loads the checkpoint of iteration {task.load}"

@@ -37,7 +37,7 @@ def _fact(before: State, after: State, event: ev.Event) -> str:
             return f"machine {slot} is lost: {event.reason}"
         case ev.Lost():
             return f"a spare machine is lost: {event.reason}"
-        case ev.Interrupted() | ev.CannotReplay():
+        case ev.Interrupted() | ev.CannotReplay() | ev.CannotHelp():
             return f"worker {event.rank}: {event.reason}"
         case ev.Failed() | ev.TimedOut():
             return event.reason
@@ -85,7 +85,9 @@ def _plan_in_words(state: State) -> str:
                 if task.begin < task.replay_until
             )
             together = " jointly" * any(task.portion for task in plan.tasks.values())
-            return f"survivors keep their state; {who or 'nothing is to be replayed'}{together}"
+            helpers = sorted(rank for shared in plan.shared for rank in shared.helpers)
+            helped = f", helped by {', '.join(f'worker {rank}' for rank in helpers)}" if helpers else ""
+            return f"survivors keep their state; {who or 'nothing is to be replayed'}{together}{helped}"
         case Way.REPLICA:
             takers = sorted({rank for transfer in plan.transfers for rank in transfer.targets})
             who = ", ".join(f"worker {rank}" for rank in takers) or "nobody"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -87,6 +88,17 @@ def test_a_replay_is_counted_from_the_checkpoint(live: Story) -> None:
     live.view.progress[1] = Progress(42, "replay", at=0.0)
     assert live.view.rows()[1].iteration == 42
     assert live.conditions()[1] == "replays 3 of 7"
+
+
+def test_helpers_are_named_and_so_is_who_cannot_help(live: Story) -> None:
+    live.tell(ev.Lost("b", "gone"))
+    words = live.tell(*(replace(reported(rank, at), parts=4) for rank, at in ((0, 47), (1, None), (2, 47))))
+    assert words == [
+        "survivors keep their state; worker 1 replays iterations 40 to 46, helped by worker 0, worker 2"
+    ]
+    assert live.conditions() == ["helps worker 1", "loads the checkpoint of iteration 40", "helps worker 1"]
+    words = live.tell(ev.CannotHelp(2, 2, "MemoryError: no room"))
+    assert words == ["worker 2: MemoryError: no room", "generation 3: all meet again"]
 
 
 def test_after_the_replay_all_are_live(live: Story) -> None:
