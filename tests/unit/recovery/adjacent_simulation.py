@@ -44,6 +44,7 @@ class AdjacentSimulation(Simulation):
         super().__init__(seed, machines, workers, trace=trace, faults=_FAULTS)
         self.checkpoint_every = self.rng.choice((3, 4, 9))
         self.budget = self.rng.choice((1, 2, 2, 3, 3, 4))
+        self.parts = (1, 1, 2, 8)[seed % 4]
 
     def tempt(self, chance: float, delays: Sequence[int]) -> None:
         """Rather while some replay jointly."""

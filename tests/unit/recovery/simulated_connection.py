@@ -23,6 +23,7 @@ class Mode(Enum):
     RECOVER = auto()
     GATHER = auto()
     REPLAY = auto()
+    HELP = auto()
     JOIN = auto()
     TRANSFER = auto()
     SERVE = auto()

@@ -59,7 +59,8 @@ class Process:
         self.running: int | None = None
         self.joining: int | None = None
         self.meanwhile = WorkerOrder.RUN  # the order that holds while it runs
-        self.portion: tuple[int, ...] = ()  # with whom it is connected in a joint replay
+        self.portion: tuple[int, ...] = ()  # with whom it replays jointly
+        self.members: tuple[int, ...] = ()  # with whom it is connected in a replay: they, or all who share it
         self.log_generation = 0
         self.log_since = 0
         self.unflushed: dict[int, Logged] = {}
@@ -151,7 +152,7 @@ class Process:
     def group(self) -> Group | None:
         """The one that it is in, or is about to form."""
         generation = self.joining if self.running is None else self.running
-        return None if generation is None else self.sim.group(generation, replay=bool(self.portion))
+        return None if generation is None else self.sim.group(generation, replay=bool(self.members))
 
     def leave_group(self) -> None:
         if (group := self.group) is not None:
@@ -160,7 +161,7 @@ class Process:
 
     def keep_group(self) -> None:
         """Be in no group any more, with connections that stay open."""
-        self.running, self.joining, self.portion = None, None, ()
+        self.running, self.joining, self.portion, self.members = None, None, (), ()
 
     # ----------------------------------------------------------------------------------- background threads
 

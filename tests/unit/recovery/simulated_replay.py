@@ -2,17 +2,18 @@
 
 Who replays jointly is connected with the others of its portion as in a live pipeline: what one of them sends
 is there for its neighbour when it was sent, and one may be done with an iteration a little before another.
-All other messages are read from logs.
+All other messages are read from logs. A shared replay needs all its members, helpers too, in every iteration.
 """
 
 from __future__ import annotations
 
 from simulated_connection import Connected, Mode
-from simulated_store import Violation
+from simulated_store import Content, Violation
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
+from swift_ft.recovery.sharing import SharedReplay
 
 __all__ = ["Rebuilt"]
 
@@ -23,17 +24,22 @@ class Rebuilt(Connected):
     Attributes:
         dirty: why its state is neither before nor after an iteration, if so.
         source: its state is being replayed.
+        shared: the replay in which helpers take part, or it helps.
         until: iterations that its state will have completed then.
     """
 
     dirty: str | None = None
     source = False
+    shared: SharedReplay | None = None
     until = 0
     _acted = True
 
     def _execute(self, state: State) -> None:
         assert state.plan is not None
-        task = state.plan.tasks[self.rank]
+        task, self.shared = state.plan.tasks[self.rank], state.plan.shared_by(self.rank)
+        if self._helps():
+            self._connect(state, None)
+            return
         if task.load is not None:
             allowed = self.sim.store.failing_loads > 0
             loaded = self.sim.store.load(task.load, self.rank)
@@ -52,10 +58,19 @@ class Rebuilt(Connected):
             return
         self.source, self.until, self.stage, self.mode = True, task.replay_until, 0, Mode.REPLAY
         self.history = self._history_of(state)
-        if task.portion:
-            self.running, self.meanwhile = state.generation, WorkerOrder.EXECUTE
-            self.portion, self.mode = task.portion, Mode.GATHER
-            self.sim.group(state.generation, replay=True).ready[self.rank] = self.content
+        self.portion = task.portion
+        if task.portion or self.shared is not None:
+            self._connect(state, self.content)
+
+    def _helps(self) -> bool:
+        return self.shared is not None and self.rank in self.shared.helpers
+
+    def _connect(self, state: State, content: Content | None) -> None:
+        """Begin to gather with all that replay jointly, or share a replay: a helper begins with nothing."""
+        self.running, self.meanwhile = state.generation, WorkerOrder.EXECUTE
+        self.members = self.shared.members if self.shared is not None else self.portion
+        self.mode = Mode.GATHER
+        self.sim.group(state.generation, replay=True).ready[self.rank] = content
 
     def _history_of(self, state: State) -> int:
         """The name of the history that a state of the job goes on with."""
@@ -68,30 +83,68 @@ class Rebuilt(Connected):
     # ------------------------------------------------------------------------------------------- jointly
 
     def _gather(self, state: State) -> bool:
-        """Wait until all of the portion are about to replay, then be connected with them."""
+        """Wait until all members are about to replay, or to help, then be connected with them."""
         group = self.group
         assert group is not None
-        portion = {*self.portion}
+        members = {*self.members}
         if self.rank not in group.joined:
             if self.disturbed(state):
                 self._call_off()
                 return True
-            if not group.ready.keys() >= portion:
+            if not group.ready.keys() >= members:
                 return False  # as long as those who hold allow
             group.joined.add(self.rank)
             return True
-        if group.broken or group.gone & portion:
+        if group.broken or group.gone & members:
             self.broken()
             return True
-        if not group.joined >= portion:
+        if not group.joined >= members:
             return False  # until a deadline
         if self.disturbed(state):
             self._call_off()
             return True
-        if len({group.ready[rank] for rank in portion}) > 1:
-            raise Violation(f"{self} is to replay with {portion}, and they begin with {group.ready}")
-        self.mode = Mode.REPLAY
+        owners = members if self.shared is None else {*self.shared.owners}
+        if len({group.ready[rank] for rank in owners}) > 1:
+            raise Violation(f"{self} is to replay with {owners}, and they begin with {group.ready}")
+        self.mode = Mode.HELP if self._helps() else Mode.REPLAY
         self.sim.tempt(0.4, (1, 4, 10, 20, 40))
+        return True
+
+    def _help(self, state: State) -> bool:
+        """Compute for the owners, until each has said that its last iteration is done."""
+        group, shared = self.group, self.shared
+        assert group is not None
+        assert shared is not None
+        if self.disturbed(state):
+            self._call_off()
+            return True
+        if group.broken or group.gone & {*shared.members}:
+            self.broken()
+            return True
+        if self.sim.rng.random() < 0.01:
+            self.sim.seen["could not help"] += 1
+            self._call_off()
+            self.tell(ev.CannotHelp(self.rank, state.generation, "there is no room"))
+            return True
+        if any((owner, self.rank, shared.until - 1) not in group.mail for owner in shared.owners):
+            return False
+        self.sim.seen["helped"] += 1
+        self.keep_group()
+        self.mode = Mode.RECOVER
+        self.tell(ev.Ready(self.rank, state.generation))
+        return True
+
+    def _helped(self, iteration: int) -> bool:
+        """What helpers have computed is here; False if one of them is gone."""
+        group, shared = self.group, self.shared
+        if shared is None:
+            return True
+        assert group is not None
+        if group.broken or group.gone & {*shared.members}:
+            self.broken()
+            return False
+        for helper in shared.helpers:
+            group.mail[self.rank, helper, iteration] = (0, 0)
         return True
 
     def _call_off(self) -> None:
@@ -121,6 +174,8 @@ class Rebuilt(Connected):
                 return True
         if not self._average(iteration):
             return self._acted
+        if not self._helped(iteration):
+            return True
         self.stage = 0
         self._apply(iteration, self.history)
         if self.portion:

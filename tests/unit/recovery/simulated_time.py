@@ -98,6 +98,10 @@ class Time:
             if worker.mode == Mode.RECOVER and worker.view.missing():
                 self.time_out(worker)
                 return True
+        for worker in workers:
+            if worker.mode == Mode.HELP:  # an operation of its group takes too long
+                worker.broken()
+                return True
         if self.thaws:
             self.thaw(0)
             return True

@@ -1,6 +1,6 @@
 """A worker of the simulated network: what the executor does with the protocol's orders, in small.
 
-BOOT ──▶ RECOVER ──▶ (GATHER) ──▶ REPLAY ──▶ RECOVER ──▶ JOIN ──▶ SERVE ──▶ RUN ──▶ FINISHING ──▶ exit
+BOOT ──▶ RECOVER ──▶ (GATHER) ──▶ REPLAY, HELP ──▶ RECOVER ──▶ JOIN ──▶ SERVE ──▶ RUN ──▶ FINISHING ──▶ exit
             ▲           │           │                      │        │        │
             └─────── CONFIRM ◀──────┴──────────────────────┴────────┴────────┘   (communication broke)
 """
@@ -42,6 +42,7 @@ class Worker(Rebuilt):
             Mode.RECOVER: self._recover,
             Mode.GATHER: self._gather,
             Mode.REPLAY: self._replay,
+            Mode.HELP: self._help,
             Mode.JOIN: self._join,
             Mode.SERVE: self._serve,
             Mode.RUN: self._run,
@@ -100,7 +101,7 @@ class Worker(Rebuilt):
         at = None if self.content is None else self.content.iteration
         stages, known = (self.rank,), self.sim.shapes_known
         told = ev.Reported(self.rank, state.generation, at, live, stages, known, self.dirty)
-        self.tell(replace(told, serves=self.serves()))
+        self.tell(replace(told, serves=self.serves(), parts=self.sim.parts))
 
     # --------------------------------------------------------------------------------------------- live
 

@@ -70,9 +70,11 @@ class Simulation:
 
     Attributes:
         patience: how often the first fault waits until everybody is at work.
+        parts: in how many a replay can be split; with more than one, survivors help.
     """
 
     patience = 0.4
+    parts = 1
 
     def __init__(
         self,

@@ -38,6 +38,8 @@ def test_machines_beside_each_other(machines: int) -> None:
     for what in ("alone and jointly at once", "began again", "went on jointly"):
         assert seen[what], what
     assert seen["replayed jointly"] > 100
+    assert seen["helped"] > 20
+    assert seen["could not help"]
     assert seen["finished"] > 4 * seen["gave up"]
 
 
