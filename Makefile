@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-unit test-gpu lint bench bench-gpu clean
+.PHONY: demo test test-unit test-gpu lint bench bench-parallel bench-gpu clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo | test | test-gpu | lint | bench | bench-gpu | clean"
+	@echo "make demo | test | test-gpu | lint | bench | bench-parallel | bench-gpu | clean"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -51,6 +51,10 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/replication.py
+	$(BIN)/python benchmarks/parallel_recovery.py
+
+bench-parallel: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/parallel_recovery.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info runs

@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from common import (
-    ROOT,
     CommandError,
     Summary,
     Target,
     append_results,
     argument_parser,
-    finished,
     machine,
     table,
     target_table,
 )
-from failure import Failure, plain, swift
+from failure import Failure, plain, pure_compute, swift
 
 STEPS = {
     "detected": "kill to detected",
@@ -96,7 +94,7 @@ def measure(distance: int) -> dict[str, float]:
             raise CommandError(f"the recovery was no replay: {outcome.recoveries}")
         steps = outcome.timeline()
         replayed = sum(outcome.recoveries[0]["replayed_iterations"].values())
-        pure_s = pure_compute_s(failure, replayed, folder)
+        pure_s = pure_compute(failure, replayed, folder).wall_s
         ordinary = plain(failure, folder / "torchrun").timeline()
     replay_s = steps["replayed"] - steps["loaded"]
     return {
@@ -108,15 +106,6 @@ def measure(distance: int) -> dict[str, float]:
         "torchrun_s": ordinary["back"],
         "ratio": ordinary["back"] / steps["live"],
     }
-
-
-def pure_compute_s(failure: Failure, iterations: int, folder: Path) -> float:
-    """Seconds of pure compute for that many iterations of the lost stage."""
-    output = folder / "stage.txt"
-    command = [sys.executable, str(ROOT / "benchmarks" / "stage.py"), "--iterations", str(iterations)]
-    command += ["--stage", str(failure.machine), "--stages", str(failure.machines), *failure.options]
-    finished(command, output, OMP_NUM_THREADS="1")
-    return float(output.read_text().split()[-1])
 
 
 def judge(summaries: dict[int, dict[str, Summary]]) -> list[Target]:
