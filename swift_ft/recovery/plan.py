@@ -146,7 +146,7 @@ def _shared(tasks: Mapping[int, Task], standings: Mapping[int, Reported]) -> tup
         for rank, task in tasks.items()
         if task.begin < task.replay_until
     }
-    return share_replays(replays, standings, [rank for rank, task in tasks.items() if task.idle])
+    return share_replays(replays, standings, sorted(rank for rank, task in tasks.items() if task.idle))
 
 
 def _settle_replicas(

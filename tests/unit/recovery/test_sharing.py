@@ -41,6 +41,11 @@ def test_cases(lost: set[int], parts: int, expected: list[SharedReplay]) -> None
     assert list(plan.shared) == expected
 
 
+def test_who_reported_first_does_not_decide_who_helps() -> None:
+    reports = dict(reversed(job(5, {1}, parts=3).items()))
+    assert make_plan(reports, workers=1, committed=20).shared == (SharedReplay((1,), (0, 2), 20, 25),)
+
+
 def test_nobody_helps_where_nothing_is_replayed() -> None:
     assert make_plan(job(5, {1}, at=20), workers=1, committed=20).shared == ()
     assert make_plan(job(5, set()), workers=1, committed=20).shared == ()
