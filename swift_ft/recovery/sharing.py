@@ -28,8 +28,12 @@ class SharedReplay:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """All of them, owners first; microbatch ``i`` is computed by number ``i`` modulo their number."""
-        return self.owners + self.helpers
+        """All of them; microbatch ``i`` is computed by number ``i`` modulo their number.
+
+        Helpers come first: where the shares differ by one, owners, who also add up and update, have the
+        smaller ones.
+        """
+        return self.helpers + self.owners
 
     def microbatches_of(self, rank: int, microbatches: int) -> range:
         """Those that a member computes, through all stages of all owners."""
