@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-unit test-gpu lint bench bench-gpu bench-planning figures clean
+.PHONY: demo test test-unit test-gpu lint bench bench-parallel bench-gpu bench-planning figures clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo | test | test-gpu | lint | bench | bench-gpu | bench-planning | figures | clean"
+	@echo "make demo | test | test-gpu | lint | bench | bench-parallel | bench-gpu | bench-planning | figures | clean"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -51,6 +51,10 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/replication.py
+	$(BIN)/python benchmarks/parallel_recovery.py
+
+bench-parallel: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/parallel_recovery.py
 
 # How long grouping takes, and whether a simulated training takes as long as an executed one.
 bench-planning: $(VENV)/.installed-dev

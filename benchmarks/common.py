@@ -97,11 +97,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def cpu_seconds(pid: int) -> float:
     """CPU time that a process and all below it have used so far."""
-    ticks = 0
-    for one in [pid, *descendants(pid)]:
+    return sum(cpu_by_process([pid, *descendants(pid)]).values())
+
+
+def cpu_by_process(pids: Sequence[int]) -> dict[int, float]:
+    """CPU seconds that each process has used so far; those that have ended are left out."""
+    seconds: dict[int, float] = {}
+    for pid in pids:
         with contextlib.suppress(OSError):
-            ticks += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:13]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            seconds[pid] = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 def descendants(pid: int) -> list[int]:

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import EXAMPLES, TRAIN_WITH, CommandError, check, finished, started, swift_run, torchrun
+from common import (
+    EXAMPLES,
+    ROOT,
+    TRAIN_WITH,
+    CommandError,
+    check,
+    finished,
+    started,
+    swift_run,
+    torchrun,
+)
 
 from swift_ft.cli.live import Progress, View, Watch
 
@@ -34,6 +45,8 @@ class Failure:
         machine: the one that dies.
         machines: how many there are, with one worker each.
         options: further options of the example scripts (the model's size).
+        script: what swift-run trains with.
+        flags: further options of swift-run.
     """
 
     kill_iteration: int = 47
@@ -41,6 +54,8 @@ class Failure:
     machine: int = 1
     machines: int = 4
     options: tuple[str, ...] = ()
+    script: Path = EXAMPLES / "train_swift.py"
+    flags: tuple[str, ...] = ()
 
     @property
     def distance(self) -> int:
@@ -146,7 +161,8 @@ def train(
         *("--machines", str(failure.machines), "--spares", "1", "--log-dir", str(folder / "logs")),
         *("--events-out", str(events), "--endpoint-out", str(endpoint)),
         *(("--inject", inject) if inject else ()),
-        str(EXAMPLES / "train_swift.py" if session is None else TRAIN_WITH),
+        *failure.flags,
+        str(failure.script if session is None else TRAIN_WITH),
         *("--iterations", str(iterations)),
         *("--checkpoint-every", str(failure.checkpoint_every), "--store", str(folder / "store")),
         *("--weights-out", str(folder / "weights"), *failure.options),
@@ -212,6 +228,27 @@ def _last(times: Iterable[float | None]) -> float | None:
     """The last of all ranks' times; None if one of them has none."""
     known = list(times)
     return None if None in known else max(at for at in known if at is not None)
+
+
+# --------------------------------------------------------------------------------------------- pure compute
+
+
+@dataclass(frozen=True)
+class PureCompute:
+    """What a replay cannot be shorter than on one core: elapsed seconds, and those of CPU time."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def pure_compute(failure: Failure, iterations: int, folder: Path) -> PureCompute:
+    """Measures that many iterations of the lost stage, in a process of its own."""
+    output = folder / "stage.txt"
+    command = [sys.executable, str(ROOT / "benchmarks" / "stage.py"), "--iterations", str(iterations)]
+    command += ["--stage", str(failure.machine), "--stages", str(failure.machines), *failure.options]
+    finished(command, output, OMP_NUM_THREADS="1")
+    wall_s, cpu_s = map(float, output.read_text().split()[-2:])
+    return PureCompute(wall_s, cpu_s)
 
 
 # ------------------------------------------------------------------------------------------------- torchrun

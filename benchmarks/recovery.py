@@ -16,18 +16,16 @@ from typing import Any
 
 from breakdown import measured
 from common import (
-    ROOT,
     CommandError,
     Summary,
     Target,
     append_results,
     argument_parser,
-    finished,
     machine,
     table,
     target_table,
 )
-from failure import Failure, plain, swift
+from failure import Failure, plain, pure_compute, swift
 
 from swift_ft.planning.calibration import MeasuredRecovery
 
@@ -95,7 +93,8 @@ def measure(distance: int) -> tuple[dict[str, float], list[MeasuredRecovery]]:
         Seconds after the kill for each of ``STEPS``, and the values of ``RESULTS``; both recoveries in the
         words of ``swift-sim --calibrate``.
     """
-    failure = Failure(kill_iteration=2 * distance + 1, checkpoint_every=distance + 1)
+    flags = ("--helpers", "0")  # a replay alone is what has a floor; see parallel_recovery.py
+    failure = Failure(kill_iteration=2 * distance + 1, checkpoint_every=distance + 1, flags=flags)
     assert failure.distance == distance
     with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
         folder = Path(name)
@@ -104,7 +103,7 @@ def measure(distance: int) -> tuple[dict[str, float], list[MeasuredRecovery]]:
             raise CommandError(f"the recovery was no replay: {outcome.recoveries}")
         steps = outcome.timeline()
         replayed = sum(outcome.recoveries[0]["replayed_iterations"].values())
-        pure_s = pure_compute_s(failure, replayed, folder)
+        pure_s = pure_compute(failure, replayed, folder).wall_s
         torchrun = plain(failure, folder / "torchrun")
     ordinary = torchrun.timeline()
     replay_s = steps["replayed"] - steps["loaded"]
@@ -130,15 +129,6 @@ def measure(distance: int) -> tuple[dict[str, float], list[MeasuredRecovery]]:
         "ratio": ordinary["back"] / steps["live"],
     }
     return values, [ours, theirs]
-
-
-def pure_compute_s(failure: Failure, iterations: int, folder: Path) -> float:
-    """Seconds of pure compute for that many iterations of the lost stage."""
-    output = folder / "stage.txt"
-    command = [sys.executable, str(ROOT / "benchmarks" / "stage.py"), "--iterations", str(iterations)]
-    command += ["--stage", str(failure.machine), "--stages", str(failure.machines), *failure.options]
-    finished(command, output, OMP_NUM_THREADS="1")
-    return float(output.read_text().split()[-1])
 
 
 def judge(summaries: dict[int, dict[str, Summary]]) -> list[Target]:

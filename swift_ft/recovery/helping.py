@@ -203,7 +203,7 @@ class Member:
                 continue
             results = own[owner]
             self._keep_sums(owner, results)
-            for member in self.shared.members:
+            for member in reversed(self.shared.members):  # who had the smaller shares has waited longer
                 if member != self.rank:
                     parcel = receive(Lane(self.group, member, self.rank), self._fresh)
                     results.update(self._opened(parcel))

@@ -30,7 +30,8 @@ class SharedReplay:
     def members(self) -> tuple[int, ...]:
         """All of them; microbatch ``i`` is computed by number ``i`` modulo their number.
 
-        Owners come last, since they have more to do: what does not divide evenly is the helpers'.
+        Helpers come first: where the shares differ by one, owners, who also add up and update, have the
+        smaller ones.
         """
         return self.helpers + self.owners
 

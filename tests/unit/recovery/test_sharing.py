@@ -41,6 +41,11 @@ def test_cases(lost: set[int], parts: int, expected: list[SharedReplay]) -> None
     assert list(plan.shared) == expected
 
 
+def test_who_reported_first_does_not_decide_who_helps() -> None:
+    reports = dict(reversed(job(5, {1}, parts=3).items()))
+    assert make_plan(reports, workers=1, committed=20).shared == (SharedReplay((1,), (0, 2), 20, 25),)
+
+
 def test_nobody_helps_where_nothing_is_replayed() -> None:
     assert make_plan(job(5, {1}, at=20), workers=1, committed=20).shared == ()
     assert make_plan(job(5, set()), workers=1, committed=20).shared == ()
@@ -87,6 +92,7 @@ def test_microbatches_are_dealt_out_evenly(members: int, microbatches: int) -> N
     dealt = [list(replay.microbatches_of(rank, microbatches)) for rank in replay.members]
     assert sorted(index for share in dealt for index in share) == list(range(microbatches))
     assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    assert len(replay.microbatches_of(7, microbatches)) == min(map(len, dealt))  # owners have more to do
 
 
 def recovering() -> State:
