@@ -24,11 +24,12 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+# Two at a time where a test is one process; those of whole clusters have the machine for themselves.
+test: test-unit
+	$(BIN)/python -m pytest tests/cluster tests/stores tests/gpu
 
 test-unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/unit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit
 
 # Both need a GPU: without one the tests are skipped, and the benchmark says that there is none.
 test-gpu: $(VENV)/.installed-dev
