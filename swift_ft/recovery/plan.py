@@ -123,13 +123,9 @@ def make_plan(
         r: replace(s, iteration=None) if s.updated and not s.live else s for r, s in standings.items()
     }
     settled, undo, transfers = _settle_replicas(standings)
-    settled = _with_who_logged_too_little(standings, settled, workers, committed or 0, restored or {})
+    settled, portions = _who_replays(standings, settled, workers, committed, restored or {})
     transfers = tuple(transfer for transfer in transfers if settled[transfer.source].live)
     undo = {rank: updated for rank, updated in undo.items() if settled[rank].live}
-    portions = _portions(settled)
-    for portion in portions.values():  # who stands apart begins together, at the checkpoint
-        if len({_begin(settled[member], committed) for member in portion}) > 1:
-            settled |= {member: replace(settled[member], iteration=None) for member in portion}
     moved = {rank for transfer in transfers for rank in transfer.targets} | undo.keys()
     why_not = must_fall_back or _why_no_replay(settled, moved, committed)
     if why_not:
@@ -235,6 +231,29 @@ def _why_no_replay(standings: Mapping[int, Reported], moved: Set[int], committed
                 f"worker {rank} would have to serve iteration {resume}, and has not kept what it sent in it"
             )
     return ""
+
+
+def _who_replays(
+    standings: Mapping[int, Reported],
+    settled: Mapping[int, Reported],
+    workers: int,
+    committed: int | None,
+    restored: Mapping[int, int],
+) -> tuple[dict[int, Reported], dict[int, tuple[int, ...]]]:
+    """Where everybody begins, and who replays jointly with whom.
+
+    Who stands apart in a portion begins together, at the checkpoint; what that needs of others' logs may be
+    missing, so that they go back, too.
+    """
+    while True:
+        found = _with_who_logged_too_little(standings, settled, workers, committed or 0, restored)
+        portions = _portions(found)
+        for portion in portions.values():
+            if len({_begin(found[member], committed) for member in portion}) > 1:
+                found |= {member: replace(found[member], iteration=None) for member in portion}
+        if found == settled:
+            return found, portions
+        settled = found
 
 
 def _with_who_logged_too_little(
