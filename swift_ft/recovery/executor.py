@@ -261,6 +261,7 @@ class Executor:
         """Do as ordered until there is a step to run: live, or in a replay."""
         coordinator = self._coordinator
         coordinator.leave_generation()
+        self._injector.at(Point.LEAVE, self.iteration)
         while True:
             order, state = coordinator.next_order()
             if order == WorkerOrder.REPORT:
@@ -288,6 +289,8 @@ class Executor:
         """Flush the log, then say where the state stands."""
         pipeline, standing = self._pipeline, self._standing
         live = standing.known and not self.replaying
+        if state.generation > 1:
+            self._injector.at(Point.REPORT, self.iteration)
         self._log.close()
         if pipeline is not None:
             pipeline.give_up_replay()
@@ -400,6 +403,7 @@ class Executor:
         if self._pipeline is not None:
             self._pipeline.prepare(plan)
         self._log.open(state.generation, since=state.log_since)
+        self._injector.at(Point.JOIN, self.iteration)
         if not coordinator.enter_group(state.generation):
             return False
         self._replicas.reset(plan.resume)
