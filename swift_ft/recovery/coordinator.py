@@ -27,6 +27,7 @@ from swift_ft.logging.retry import is_transient, patiently
 from swift_ft.process_group import GenerationGroup
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import CheckpointFolder
+from swift_ft.recovery.claim import tidy_store
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.journal import Follower, Journal
 from swift_ft.recovery.orders import WorkerOrder, commit_due, worker_order
@@ -307,9 +308,17 @@ class Coordinator:
                 f"Cleaning up after the checkpoint of iteration {iteration} failed: {error}", stacklevel=1
             )
 
+    def _tidy(self) -> None:
+        try:
+            tidy_store(self._folder.store)
+        except Exception as error:
+            warnings.warn(f"Cleaning up after the last iteration failed: {error}", stacklevel=1)
+
     def settle(self, timeout_s: float) -> None:
-        """Wait until the housekeeping that is under way is done."""
+        """After the last iteration: wait until the housekeeping is done."""
         deadline = time.monotonic() + timeout_s
+        if self.context.rank == 0:
+            self._housekeeper.submit(self._tidy)
         self._housekeeper.submit(lambda: None).result(max(0.1, deadline - time.monotonic()))
 
     def announce_fault(self, fault: str) -> bool:

@@ -66,7 +66,7 @@ class ClusterRun:
         return plan
 
 
-def at_once(*victims: int, by: int, iteration: int = 5, replayed: bool = False) -> str:
+def at_once(*victims: int | str, by: int, iteration: int = 5, replayed: bool = False) -> str:
     """For ``scripts/kills_others.py`` (KILLS): a worker kills machines when it begins a step."""
     return json.dumps({"by": by, "iteration": iteration, "replayed": replayed, "victims": victims})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ClusterRun, assert_identical, one_line, run_cluster, training
+from harness import KILLS_OTHERS, ClusterRun, assert_identical, at_once, one_line, run_cluster, training
 
 MID = "iteration=5 point=forward microbatch=3"
 COUNTS = Path(__file__).parent / "scripts" / "counts.py"
@@ -83,6 +83,18 @@ def test_more_failures_than_allowed(tmp_path: Path, references: Any) -> None:
     run = run_cluster(tmp_path, inject=faults, flags=["--max-failures", "1"])
     assert run.code == 1
     assert "2 machines were lost since the last checkpoint, more than the limit of 1" in one_line(run)
-    resumed = run_cluster(tmp_path, flags=["--resume"])
+    (run.store / "probe.0123.tmp").touch()  # as a worker leaves it that is killed when it tries the store
+    resumed = run_cluster(tmp_path, flags=["--resume"])  # which leaves no temporary file in the end
     assert_identical(resumed, references())
     assert not resumed.recoveries
+
+
+def test_the_rendezvous_store_is_lost(
+    tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all agree through is outside of all machines; without it nobody can go on, and that is said."""
+    monkeypatch.setenv("KILLS", at_once("store", by=2))
+    run = run_cluster(tmp_path, script=training(tmp_path, KILLS_OTHERS))
+    assert run.code == 1
+    assert "The rendezvous store died" in run.output
+    assert_identical(run_cluster(tmp_path, flags=["--resume"]), references())

@@ -1,7 +1,7 @@
 """The example training, in which one worker kills machines, all of them at the very same time, and once.
 
 KILLS says as JSON who does so, when a step begins: ``{"by": rank, "iteration": n, "replayed": false,
-"victims": [slots]}``. Each machine has one worker.
+"victims": [slots]}``; ``"store"`` among these is the rendezvous store. Each machine has one worker.
 """
 
 import json
@@ -41,11 +41,18 @@ def kill() -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def pids_of(slot: int) -> Path:
-    return FOLDER / f"pids{slot}"
+def pids_of(victim: int | str) -> Path:
+    return FOLDER / f"pids{victim}"
+
+
+def the_store() -> str:
+    """What the parent of all agents started first."""
+    parent = Path(f"/proc/{os.environ['SWIFT_AGENT_PID']}/stat").read_text().rpartition(")")[2].split()[1]
+    return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0]
 
 
 if os.environ["SWIFT_LAUNCHED"] == "1":
     pids_of(RANK).write_text(f"{os.environ['SWIFT_AGENT_PID']} {os.getpid()}")
+    pids_of("store").write_text(the_store())
 swift_ft.Session = Session  # type: ignore[misc]
 train_swift.main()
