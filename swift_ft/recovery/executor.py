@@ -253,6 +253,7 @@ class Executor:
             return False
         self._saver.finish(self.iteration)
         coordinator.settle(self._context.timeouts.flush_s)
+        self._log.close()  # and with it the local tier: nobody reads it any more
         return True
 
     # --------------------------------------------------------------------------------------- recovery
