@@ -49,6 +49,7 @@ class GenerationGroup:
         self._operation_timeout: timedelta | None = None
         self._lock = threading.Lock()
         self._sockets: dict[int, str] = {}
+        self._forming: dict[int, str] | None = None  # connections that were open before
         self._stuck: threading.Timer | None = None
         self.close: dist.ProcessGroup | None = None
         self._aborted: list[Callable[[], None]] = []
@@ -73,10 +74,12 @@ class GenerationGroup:
     def leave(self) -> None:
         """Let go of the group. Its connections end, whoever still holds it: neighbours wait for that."""
         if not dist.is_initialized():
+            self._forming = None
             return
         if self._backend is None:
             self._remember()
         self.abort()
+        self._forming = None
         with self._lock:
             if self._stuck is not None:
                 self._stuck.cancel()
@@ -93,12 +96,12 @@ class GenerationGroup:
         """
         self.leave()
         os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
-        before = _tcp_connections()
+        self._forming = before = _tcp_connections()
         self._initialise(PrefixStore(f"groups/{generation}", self._rendezvous))
         for ranks, renewed in self._followed:
             renewed(self._some(ranks, members_only=True))
         with self._lock:
-            self._sockets = _new_connections(before)
+            self._sockets, self._forming = _new_connections(before), None
         if self._operation_timeout is not None:
             dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
 
@@ -117,7 +120,7 @@ class GenerationGroup:
         """
         self.leave()
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
-        before = _tcp_connections()
+        self._forming = before = _tcp_connections()
         self._initialise(PrefixStore(f"replays/{name}", self._rendezvous))
         works = []
         for ranks, renewed in self._followed:
@@ -130,7 +133,7 @@ class GenerationGroup:
             os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
             self.close = self._some(list(portion), members_only=True)
         with self._lock:
-            self._sockets = _new_connections(before)
+            self._sockets, self._forming = _new_connections(before), None
         if self._operation_timeout is not None:
             dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
 
@@ -148,6 +151,9 @@ class GenerationGroup:
         return works
 
     def _initialise(self, store: Store) -> None:
+        # Names are numbers. A group that could not be formed has used one up, which newcomers do not know.
+        dist.distributed_c10d._world.group_count = 0
+        hook = sys.excepthook
         dist.init_process_group(
             self._backend,
             store=store,
@@ -155,6 +161,7 @@ class GenerationGroup:
             world_size=self._world,
             timeout=timedelta(seconds=self._timeout_s),
         )
+        sys.excepthook = hook  # torch puts one more around it each time
 
     @contextlib.contextmanager
     def part(self, ranks: tuple[int, ...]) -> Iterator[dist.ProcessGroup]:
@@ -206,6 +213,8 @@ class GenerationGroup:
         the milliseconds of :meth:`join` go with them; stores' clients retry.)
         """
         with self._lock:
+            if self._forming is not None:
+                self._sockets |= _new_connections(self._forming)
             for fd, name in self._sockets.items():
                 with contextlib.suppress(OSError):
                     if str(Path(f"/proc/self/fd/{fd}").readlink()) == name:

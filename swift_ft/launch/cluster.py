@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from swift_ft.config import EXIT_USAGE
-from swift_ft.errors import SwiftError, UsageError
+from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.standby import preload
 from swift_ft.launch.store_service import StoreService, connect
@@ -66,9 +66,22 @@ class Cluster:
         return f"127.0.0.1:{self._store.port}"
 
     def run(self) -> ClusterResult:
-        """Run to the end. Leaves no process behind, whatever happens."""
+        """Run to the end. Leaves no process behind, whatever happens.
+
+        Raises:
+            RendezvousLostError: if the rendezvous store died.
+        """
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _raise_signalled)
+        try:
+            self._run_machines()
+            return self._result()
+        finally:
+            self._kill_agents()
+            self._store.close()
+            os.close(self._lifeline_w)
+
+    def _run_machines(self) -> None:
         try:
             for slot in range(self._job.opened.machines):
                 self._start_machine(slot)
@@ -77,12 +90,6 @@ class Cluster:
             self._wait_for_agents()
         except _Signalled as signalled:
             self._close(signalled.number)
-        finally:
-            result = self._result()
-            self._kill_agents()
-            self._store.close()
-            os.close(self._lifeline_w)
-        return result
 
     def _start_machine(self, slot: int | None) -> None:
         pid = os.fork()
@@ -115,6 +122,11 @@ class Cluster:
     def _wait_for_agents(self) -> None:
         while self._agents:
             pid, status = os.waitpid(-1, 0)
+            if pid == self._store.pid:
+                raise RendezvousLostError(
+                    "The rendezvous store died, and what the machines knew of each other with it: "
+                    "start the run again with --resume."
+                )
             if pid not in self._agents:
                 continue
             del self._agents[pid]

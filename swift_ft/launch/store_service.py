@@ -80,10 +80,11 @@ class StoreService:
         self.port = int(answer)
 
     def close(self) -> None:
-        """Stop the service and wait for its end."""
+        """Stop the service, if it still runs, and wait for its end."""
         os.close(self._lifeline)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
 
 
 def run_is_over(store: Store) -> None:

@@ -22,9 +22,10 @@ from swift_ft.errors import (
     UsageError,
 )
 from swift_ft.logging import Store, parse_segment_name, read_segment
+from swift_ft.logging.store import TEMPORARY_SUFFIX
 from swift_ft.recovery.checkpoint import CheckpointFolder
 
-__all__ = ["claim_store", "log_directory"]
+__all__ = ["claim_store", "log_directory", "tidy_store"]
 
 _RECORD = "run.json"
 _CLAIMED = "claimed"
@@ -64,10 +65,17 @@ def claim_store(
     return checkpoint
 
 
+def tidy_store(store: Store) -> None:
+    """When all workers are done: remove what those left that were killed while they tried the store."""
+    for name in store.list(""):
+        if name.endswith(TEMPORARY_SUFFIX):
+            store.delete(name)
+
+
 def _decide(store: Store, context: WorkerContext, topology: dict[str, Any]) -> int | None:
     record = store.read_json(_RECORD)
     used = record is not None and record["run_id"] != context.run_id
-    if record is None and any(not name.endswith(".tmp") for name in store.list("")):
+    if record is None and any(not name.endswith(TEMPORARY_SUFFIX) for name in store.list("")):
         raise StoreInUseError(
             f"{store.url} is not empty and holds no run of swift_ft: choose an empty place for the store.",
             path=store.url,

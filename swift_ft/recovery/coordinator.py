@@ -7,11 +7,12 @@ carried out by the session, in the training thread; commits and clean-ups run in
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from swift_ft.logging.retry import is_transient, patiently
 from swift_ft.process_group import GenerationGroup
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import CheckpointFolder
+from swift_ft.recovery.claim import tidy_store
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.journal import Follower, Journal
 from swift_ft.recovery.orders import WorkerOrder, commit_due, worker_order
@@ -33,7 +35,7 @@ from swift_ft.recovery.orders import WorkerOrder, commit_due, worker_order
 __all__ = ["Coordinator"]
 
 _LOOK_S = 0.02
-"""Between two looks whether all that replay jointly are there: the store has no wait that an event ends."""
+"""Between two looks whether all that form a group are there: the store has no wait that an event ends."""
 
 _COMMIT_S = 600.0
 """How long a store that does not answer is waited for, beyond its own patience."""
@@ -183,22 +185,45 @@ class Coordinator:
 
     def enter_group(self, generation: int) -> bool:
         """Form the group of a generation; False if it could not be formed and another one is due."""
+        limit_s = self.context.timeouts.group_s  # beyond that torch says who is missing
+        if not self._meet(
+            generation, WorkerOrder.RUN, f"groups/{generation}/", range(self.context.world), limit_s
+        ):
+            return False
         return self._enter(generation, WorkerOrder.RUN, lambda: self.group.join(generation))
 
     def enter_portion(self, generation: int, portion: tuple[int, ...], *, closely: bool = False) -> bool:
         """As :meth:`enter_group`, with those that replay together, once all of them are about to."""
-        key = f"replays/{generation}/ready/"
-        self.rendezvous.set(f"{key}{self.context.rank}", "")
-        self._running, self._meanwhile = generation, WorkerOrder.EXECUTE
-        while not self.rendezvous.check([f"{key}{rank}" for rank in portion]):
-            if self.follower.wait_for(self.disturbed, _LOOK_S) is not None:
-                self._running = None
-                return False
+        if not self._meet(generation, WorkerOrder.EXECUTE, f"replays/{generation}/", portion):
+            return False
         return self._enter(
             generation,
             WorkerOrder.EXECUTE,
             lambda: self.group.join_portion(str(generation), portion, closely=closely),
         )
+
+    def _meet(
+        self,
+        generation: int,
+        meanwhile: WorkerOrder,
+        place: str,
+        ranks: Sequence[int],
+        limit_s: float = math.inf,
+    ) -> bool:
+        """Wait until all who form a group are about to; False if another generation is due first.
+
+        A loss ends this wait at once, and one for an address that a lost worker never told only in time.
+        """
+        self._running, self._meanwhile = generation, meanwhile
+        deadline = time.monotonic() + limit_s
+        here, all_here = f"{place}{min(ranks)}/here", f"{place}{min(ranks)}/all"
+        if self.rendezvous.add(here, 1) == len(ranks):
+            self.rendezvous.set(all_here, "")
+        while not self.rendezvous.check([all_here]) and time.monotonic() < deadline:
+            if self.follower.wait_for(self.disturbed, _LOOK_S) is not None:
+                self._running = None
+                return False
+        return True
 
     def _enter(self, generation: int, meanwhile: WorkerOrder, join: Callable[[], None]) -> bool:
         self._meanwhile = meanwhile
@@ -283,9 +308,17 @@ class Coordinator:
                 f"Cleaning up after the checkpoint of iteration {iteration} failed: {error}", stacklevel=1
             )
 
+    def _tidy(self) -> None:
+        try:
+            tidy_store(self._folder.store)
+        except Exception as error:
+            warnings.warn(f"Cleaning up after the last iteration failed: {error}", stacklevel=1)
+
     def settle(self, timeout_s: float) -> None:
-        """Wait until the housekeeping that is under way is done."""
+        """After the last iteration: wait until the housekeeping is done."""
         deadline = time.monotonic() + timeout_s
+        if self.context.rank == 0:
+            self._housekeeper.submit(self._tidy)
         self._housekeeper.submit(lambda: None).result(max(0.1, deadline - time.monotonic()))
 
     def announce_fault(self, fault: str) -> bool:

@@ -272,6 +272,7 @@ class Executor:
             return False
         self._saver.finish(self.iteration)
         coordinator.settle(self._context.timeouts.flush_s)
+        self._log.close()
         return True
 
     # --------------------------------------------------------------------------------------- recovery
@@ -280,6 +281,7 @@ class Executor:
         """Do as ordered until there is a step to run: live, or in a replay."""
         coordinator = self._coordinator
         coordinator.leave_generation()
+        self._injector.at(Point.LEAVE, self.iteration)
         while True:
             order, state = coordinator.next_order()
             if order == WorkerOrder.REPORT:
@@ -307,6 +309,8 @@ class Executor:
         """Flush the log, then say where the state stands."""
         pipeline, standing = self._pipeline, self._standing
         live = standing.known and not self.replaying
+        if state.generation > 1:
+            self._injector.at(Point.REPORT, self.iteration)
         # What comes from a replica, and not from a replay, is not logged again: the store must have its log.
         self._log.hand_over(state.generation, shipped=self._replicas.attached)
         if pipeline is not None:
@@ -378,6 +382,7 @@ class Executor:
         if self._pipeline is not None:
             self._pipeline.prepare(plan)
         self._log.open(state.generation, since=state.log_since)
+        self._injector.at(Point.JOIN, self.iteration)
         if not coordinator.enter_group(state.generation):
             return False
         self._replicas.reset(plan.resume, warm_up=plan.warm_up)

@@ -160,6 +160,15 @@ class WorkerLog:
         if shipped or not served:
             tier.flush(self._context.timeouts.flush_s)
 
+    def close(self) -> None:
+        """Training is over, and the log flushed: nobody reads the local tier any more, which goes."""
+        self._close()
+        if self._peers is not None:
+            self._peers.withdraw()
+        if self._tier is not None:
+            self._tier.close()
+            self._tier = None
+
     def _close(self) -> None:
         if (writer := self.writer) is not None:
             self.messages.drain(self._context.timeouts.flush_s)

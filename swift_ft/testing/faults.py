@@ -49,6 +49,15 @@ class Point(StrEnum):
     """When this worker's part of the checkpoint after ``iteration`` is written, and not yet reported."""
     COMMIT = "commit"
     """When all parts are there, before the marker is written (worker 0)."""
+    LEAVE = "leave"
+    """When a worker has left its group, before it learns what to do.
+
+    Here, at ``report`` and at ``join``, ``iteration`` says how many it has completed.
+    """
+    REPORT = "report"
+    """In a recovery, before the worker says where it stands; a replacement is at iteration 0."""
+    JOIN = "join"
+    """Before the group of a new generation is formed."""
     LOAD = "load"
     """In a recovery, before the checkpoint is loaded."""
     TRANSFER = "transfer"

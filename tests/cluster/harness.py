@@ -14,12 +14,19 @@ from typing import Any
 import pytest
 import torch
 
+from swift_ft.recovery.events import event_from_dict
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.plan import Plan
+from swift_ft.recovery.protocol import step
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = EXAMPLES / "train_swift.py"
+KILLS_OTHERS = Path(__file__).parent / "scripts" / "kills_others.py"
 SMALL = ["--layers=8", "--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--microbatches=8"]
 ITERATIONS = 8
 CHECKPOINT_EVERY = 3
 DEADLINE_S = 150
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass
@@ -48,6 +55,20 @@ class ClusterRun:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.report["events"] if event["event"] == kind]
+
+    def last_plan(self) -> Plan:
+        """What the protocol decided last."""
+        state, plan = State(), None
+        for event in self.report["events"]:
+            state = step(state, event_from_dict(event))
+            plan = state.plan or plan
+        assert plan is not None
+        return plan
+
+
+def at_once(*victims: int | str, by: int, iteration: int = 5, replayed: bool = False) -> str:
+    """For ``scripts/kills_others.py`` (KILLS): a worker kills machines when it begins a step."""
+    return json.dumps({"by": by, "iteration": iteration, "replayed": replayed, "victims": victims})
 
 
 def training(folder: Path, script: Path = EXAMPLE, *, iterations: int = ITERATIONS) -> list[str]:
@@ -81,10 +102,20 @@ def run_cluster(
     flags: list[str] | None = None,
     script: list[str] | None = None,
 ) -> ClusterRun:
-    """Run to the end, and see that nothing is left running."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Run to the end, and see that nothing is left of it: no process (and so no port), no temporary file."""
+    temporary = folder / "temporary"
+    temporary.mkdir(parents=True, exist_ok=True)
+    shared_memory = set(_SHARED_MEMORY.iterdir())
     full = [*command(folder, inject=inject, machines=machines, flags=flags, script=script), *args]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "SWIFT_TEST_FOLDER": str(folder)}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "SWIFT_TEST_FOLDER": str(folder),
+        "TMPDIR": str(temporary),
+        "TORCHINDUCTOR_CACHE_DIR": str(
+            folder / "cache"
+        ),  # torch makes it, and all processes of a user share it
+    }
     process = subprocess.Popen(
         full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True
     )
@@ -97,7 +128,12 @@ def run_cluster(
     report_path = folder / "events.json"
     report = json.loads(report_path.read_text()) if report_path.exists() else {}
     assert not processes_of(folder), f"processes were left behind:\n{output[-3000:]}"
-    return ClusterRun(folder, process.returncode, output, report)
+    left = [*temporary.iterdir(), *(set(_SHARED_MEMORY.iterdir()) - shared_memory)]
+    assert not left, f"{left} were left behind:\n{output[-3000:]}"
+    run = ClusterRun(folder, process.returncode, output, report)
+    if run.code == 0:
+        assert_clean(run)
+    return run
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -112,6 +148,14 @@ def processes_of(folder: Path) -> list[str]:
             if f"SWIFT_TEST_FOLDER={folder}\0".encode() in environment:
                 found.append(f"{entry.name}: {(entry / 'cmdline').read_bytes()!r}")
     return found
+
+
+def one_line(run: ClusterRun) -> str:
+    """The one line that a user can act on."""
+    lines = [line for line in run.output.splitlines() if line.startswith("swift-run: ")]
+    assert len(lines) == 1, run.output[-3000:]
+    assert "Traceback" not in run.output
+    return lines[0]
 
 
 def assert_identical(run: ClusterRun, reference: ClusterRun) -> None:

@@ -19,6 +19,7 @@ from harness import (
     ClusterRun,
     assert_identical,
     command,
+    one_line,
     processes_of,
     run_cluster,
     training,
@@ -35,14 +36,6 @@ def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 60.0
             return found
         threading.Event().wait(0.05)
     raise TimeoutError(what)
-
-
-def one_line(run: ClusterRun) -> str:
-    """The one line that a user can act on."""
-    lines = [line for line in run.output.splitlines() if line.startswith("swift-run: ")]
-    assert len(lines) == 1, run.output[-3000:]
-    assert "Traceback" not in run.output
-    return lines[0]
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

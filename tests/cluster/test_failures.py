@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import assert_clean, assert_identical, run_cluster
+from harness import KILLS_OTHERS, assert_clean, assert_identical, at_once, run_cluster, training
 
 MID = "iteration=5 point=forward microbatch=3"
 
@@ -38,12 +38,16 @@ def test_the_same_machine_again_during_its_replay(tmp_path: Path, references: An
     assert run.recoveries[0]["way"] == "replay"
 
 
-def test_two_distant_machines_at_once(tmp_path: Path, references: Any) -> None:
-    faults = f"kill machine=0 {MID}; kill machine=2 {MID}"
-    run = run_cluster(tmp_path, inject=faults, flags=["--spares", "2"])
+def test_two_distant_machines_at_once(
+    tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILLS", at_once(0, 2, by=1))
+    run = run_cluster(tmp_path, flags=["--spares", "2"], script=training(tmp_path, KILLS_OTHERS))
     assert_identical(run, references())
-    assert {slot for r in run.recoveries for slot in r["slots"]} == {0, 2}
-    assert run.recoveries[-1]["way"] == "replay"
+    (recovery,) = run.recoveries
+    assert sorted(recovery["slots"]) == [0, 2]
+    assert recovery["way"] == "replay"
+    assert not any(task.portion for task in run.last_plan().tasks.values())
 
 
 @pytest.mark.parametrize("target", ["worker", "agent", "machine"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ClusterRun, assert_clean, assert_identical, run_cluster, training
+from harness import KILLS_OTHERS, ClusterRun, assert_clean, assert_identical, at_once, run_cluster, training
 
 MID = "iteration=5 point=forward microbatch=3"
 DEEP = ["--layers=16"]  # at least one layer in each of eight or sixteen stages
@@ -89,17 +89,25 @@ def test_two_neighbouring_machines(tmp_path: Path, references: Any) -> None:
     assert_only_replayed(run, {1, 2})
 
 
-def test_neighbours_and_a_distant_one(tmp_path: Path, references: Any) -> None:
+def test_neighbours_and_a_distant_one_in_the_same_instant(
+    tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A consecutive portion is one joint recovery, separate portions recover independently."""
-    faults = f"kill machine=0 {MID}; kill machine=1 {MID}; kill machine=3 {MID}"
-    run = run_cluster(tmp_path, inject=faults, flags=["--spares", "3"])
+    monkeypatch.setenv("KILLS", at_once(0, 1, 3, by=2))
+    run = run_cluster(tmp_path, flags=["--spares", "3"], script=training(tmp_path, KILLS_OTHERS))
     assert_identical(run, references())
+    assert len(run.recoveries) == 1
     assert_only_replayed(run, {0, 1, 3})
+    portions = {rank: task.portion for rank, task in run.last_plan().tasks.items()}
+    assert portions == {0: (0, 1), 1: (0, 1), 2: (), 3: ()}
 
 
-def test_a_neighbour_is_lost_during_a_replay(tmp_path: Path, references: Any) -> None:
+def test_a_neighbour_is_lost_during_a_replay(
+    tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one that had begun begins again, together with its neighbour."""
-    script = training(tmp_path, Path(__file__).parent / "scripts" / "neighbour_dies.py")
+    monkeypatch.setenv("KILLS", at_once(2, by=1, iteration=4, replayed=True))
+    script = training(tmp_path, KILLS_OTHERS)
     run = run_cluster(tmp_path, inject=f"kill machine=1 {MID}", flags=["--spares", "2"], script=script)
     assert_identical(run, references())
     assert_only_replayed(run, {1, 2})
