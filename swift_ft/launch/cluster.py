@@ -122,7 +122,7 @@ class Cluster:
     def _wait_for_agents(self) -> None:
         while self._agents:
             pid, status = os.waitpid(-1, 0)
-            if pid == self._store.pid:
+            if pid == self._store.pid or self._store.ended():  # agents may have noticed first
                 raise RendezvousLostError(
                     "The rendezvous store died, and what the machines knew of each other with it: "
                     "start the run again with --resume."

@@ -79,6 +79,10 @@ class StoreService:
         self.host = host
         self.port = int(answer)
 
+    def ended(self) -> bool:
+        """Whether the service has died, as its parent is told."""
+        return os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+
     def close(self) -> None:
         """Stop the service, if it still runs, and wait for its end."""
         os.close(self._lifeline)
