@@ -135,6 +135,7 @@ def build_report(
             "detected_by": recovery.get("reasons", []),
             "seconds_after_kill": {name: round(at, 3) for name, at in timeline.items()},
             "replayed_iterations": sum(recovery.get("replayed_iterations", {}).values()),
+            "helpers": recovery.get("helpers", []),
             "iterations_lost": recovery.get("iterations_lost", {}),
         },
         "bytes_logged": {
@@ -201,7 +202,7 @@ def _print_side_by_side(report: dict[str, Any], console: Console) -> None:
     longest = max(t for t in times.values() if t)
     lost = report["torchrun"]["iterations_lost"]
     for name, words in (
-        ("swift_ft", "one machine replays"),
+        ("swift_ft", f"one machine replays, {len(report['recovery']['helpers'])} help"),
         ("torchrun", f"all repeat {lost} iterations"),
     ):
         if times[name]:
