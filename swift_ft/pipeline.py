@@ -8,7 +8,7 @@ its coalesced NCCL path only for the plain class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -291,7 +291,10 @@ class PipelineHook:
             stage.dw_runner.clear()
 
     def serve(
-        self, sent: Callable[[MessageKey, torch.device], torch.Tensor], live: Callable[[int], bool]
+        self,
+        sent: Callable[[MessageKey, torch.device], torch.Tensor],
+        live: Callable[[int], bool],
+        further: tuple[Sequence[Message], Sequence[Message]] = ((), ()),
     ) -> None:
         """Take part in an iteration that this worker has completed before, without computing anything.
 
@@ -300,6 +303,7 @@ class PipelineHook:
         Args:
             sent: the tensor that was sent under a key, on a device.
             live: whether a rank computes this iteration.
+            further: messages that are received and sent after those of the schedule.
         """
         awaited: list[Message] = []
         wanted: list[Message] = []
@@ -311,7 +315,8 @@ class PipelineHook:
             else:
                 pairs = receives(stage, microbatch, direction)
                 awaited += [self._message(stage, microbatch, route, buffer) for route, buffer in pairs]
-        awaited = [m for m in awaited if live(m.peer)]
+        awaited = [m for m in (*awaited, *further[0]) if live(m.peer)]
+        wanted += further[1]
         scratch = [torch.empty_like(m.tensor, requires_grad=False) for m in awaited]
         works = _batch_p2p(
             [dist.P2POp(dist.irecv, t, m.peer, self.group) for t, m in zip(scratch, awaited, strict=True)]

@@ -28,6 +28,7 @@ from swift_ft.profile import Profile, read_groups
 from swift_ft.recovery.executor import Executor
 from swift_ft.recovery.helping import Helping, HelpMode
 from swift_ft.recovery.state import TrainingState
+from swift_ft.tied import TiedParameters
 
 __all__ = ["Session", "Step"]
 
@@ -168,6 +169,30 @@ class Session:
         self._attach_once("pipeline")
         helping = Helping(build, _choice("mode", mode, HelpMode), helper_memory_bytes, self._local)
         self._executor.attach_pipeline(schedule, helping)
+
+    def tie(self, parameter: nn.Parameter, stages: Sequence[int]) -> None:
+        """Say that stages share a parameter (an embedding that is also the head, say), after the pipeline.
+
+        Its values must be the same on all of them at the start. To be called on each of these workers, in the
+        same order if there are several; then :meth:`sum_tied_gradients` keeps them equal.
+
+        Args:
+            parameter: this worker's.
+            stages: by index, that have it.
+        """
+        self._tied().tie(parameter, stages)
+
+    def sum_tied_gradients(self) -> None:
+        """In each step, before the optimizer's: give tied parameters the sum of all stages' gradients.
+
+        Instead of an all-reduce in a group of the script's own, which a replay could not take part in.
+        """
+        self._tied().sum_gradients()
+
+    def _tied(self) -> TiedParameters:
+        if (tied := self._executor.tied) is None:
+            raise NotAttachedError("Call session.attach_pipeline(schedule) before tying its parameters.")
+        return tied
 
     def attach_ddp(self, model: Any) -> None:
         """Protect a data-parallel model by its replicas (paper §4).

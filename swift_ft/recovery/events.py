@@ -114,6 +114,7 @@ class Reported:
         group: machines of one group recover together, and log no messages to each other; None where each
             machine is a group of its own.
         serves: it has all that it sent in its last completed iteration, in its log or in memory.
+        linked: stages of other workers, besides the neighbouring ones, to which it also sends messages.
         parts: among how many workers a replay of its stages can be spread, and it can help another; 1 where
             it cannot.
     """
@@ -132,6 +133,7 @@ class Reported:
     serves: bool = True
     group: int | None = None
     parts: int = 1
+    linked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from swift_ft.recovery.state import TrainingState
 from swift_ft.recovery.worker_log import WorkerLog
 from swift_ft.testing.faults import Point, parse_faults
 from swift_ft.testing.injector import Injector
+from swift_ft.tied import TiedParameters
 
 __all__ = ["Executor"]
 
@@ -146,6 +147,11 @@ class Executor:
     def replaying(self) -> bool:
         """Whether the next step is served from the log, to rebuild the state."""
         return self._pipeline is not None and self._pipeline.replaying
+
+    @property
+    def tied(self) -> TiedParameters | None:
+        """Parameters that this worker's stages share with others; None without a pipeline."""
+        return self._pipeline.tied if self._pipeline is not None else None
 
     @property
     def _until(self) -> int:

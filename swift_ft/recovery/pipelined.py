@@ -24,6 +24,7 @@ from swift_ft.recovery.plan import Plan, Task
 from swift_ft.recovery.replay import LoggedTraffic
 from swift_ft.recovery.sharing import SharedReplay
 from swift_ft.recovery.worker_log import WorkerLog, sent_tensor
+from swift_ft.tied import TiedParameters
 from swift_ft.waits import Waits
 
 __all__ = ["LoggedPipeline"]
@@ -68,6 +69,7 @@ class LoggedPipeline:
         self._loaded = False
         self._inexact_until: int | None = None
         self._hook = PipelineHook(schedule, self._traffic, self._publish_metadata)
+        self.tied = TiedParameters(self._hook, self._traffic)
         waits = Waits()
         group.follow(self._hook.group, self._hook.renew, aborted=waits.abort)
         if self._hook.device.type == "cpu":  # elsewhere the training thread's stream is what waits
@@ -247,6 +249,8 @@ class LoggedPipeline:
         """The logs of the workers next to some, which are not read themselves."""
         holders = self._hook.holders()
         near = {s + step for s, rank in holders.items() if rank in ranks for step in (-1, +1)}
+        if self._context.rank in ranks:
+            near |= {*self.tied.stages}
         beside = {rank for stage, rank in holders.items() if stage in near}
         return self._log.read(sorted(beside - set(ranks)), since=since, iteration=iteration)
 
@@ -275,7 +279,7 @@ class LoggedPipeline:
         self._traffic.iteration = plan.resume
         self._traffic.expected = own.receipt
         try:
-            self._hook.serve(sent, live)
+            self._hook.serve(sent, live, self.tied.exchange())
         except RuntimeError as error:
             return str(error).splitlines()[0]
         finally:

@@ -304,7 +304,7 @@ def _group(standing: Reported, workers: int) -> int:
 
 
 def _neighbours(standings: Mapping[int, Reported]) -> dict[int, set[int]]:
-    """Who exchanges messages with whom: the holders of neighbouring stages in a pipeline."""
+    """Who exchanges messages with whom: the holders of neighbouring, and of linked, stages in a pipeline."""
     holder = {(s.pipeline, stage): rank for rank, s in standings.items() for stage in s.stages}
     near: dict[int, set[int]] = {rank: set() for rank in standings}
     for (pipeline, stage), rank in holder.items():
@@ -312,6 +312,10 @@ def _neighbours(standings: Mapping[int, Reported]) -> dict[int, set[int]]:
         if after != rank:
             near[rank].add(after)
             near[after].add(rank)
+    for rank, s in standings.items():
+        for other in {holder.get((s.pipeline, stage), rank) for stage in s.linked} - {rank}:
+            near[rank].add(other)
+            near[other].add(rank)
     return near
 
 

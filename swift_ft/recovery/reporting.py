@@ -64,4 +64,5 @@ def report_of(
         undoable=replicas.undoable() if apart else (),
         serves=pipeline.serves(standing.iteration - 1),
         parts=pipeline.parts,
+        linked=pipeline.tied.stages,
     )

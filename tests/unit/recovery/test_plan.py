@@ -208,6 +208,17 @@ def test_warm_up_is_live_unless_all_shapes_are_known() -> None:
     assert pipeline(live(47), live(47, known=False)).warm_up
 
 
+def test_linked_stages_are_neighbours() -> None:
+    """First and last stage share a parameter: lost at once, they have to send each other its gradient again."""
+    reports = {
+        rank: replace(NEW if rank in (0, 3) else live(47), rank=rank, stages=(rank,)) for rank in range(4)
+    }
+    assert make_plan(reports, workers=1, committed=20).tasks[0] == REPLAY_47
+    linked = {**reports, 0: replace(reports[0], linked=(3,)), 3: replace(reports[3], linked=(0,))}
+    tasks = make_plan(linked, workers=1, committed=20).tasks
+    assert tasks[0] == tasks[3] == replace(REPLAY_47, portion=(0, 3))
+
+
 def test_stages_on_one_worker_are_neighbours_without_a_message() -> None:
     """A V of four stages on two workers: stages 1 and 2 are both on worker 1."""
     reports = {
