@@ -1,8 +1,8 @@
 """Parameters that stages share, as first and last stage share the embedding: their gradients are summed.
 
 Each stage sends its gradient to the others in messages of its own, which are logged like those of the
-pipeline: a replay gets them from the logs, and a stage that is ahead serves them again. Everybody adds up in the
-order of the stages, so that all get the same bits.
+pipeline: a replay gets them from the logs, and a stage that is ahead serves them again. Everybody adds up in
+the order of the stages, so that all get the same bits.
 """
 
 from __future__ import annotations
