@@ -209,10 +209,9 @@ def test_warm_up_is_live_unless_all_shapes_are_known() -> None:
 
 
 def test_linked_stages_are_neighbours() -> None:
-    """First and last stage share a parameter: lost at once, they have to send each other its gradient again."""
-    reports = {
-        rank: replace(NEW if rank in (0, 3) else live(47), rank=rank, stages=(rank,)) for rank in range(4)
-    }
+    """They share a parameter: lost at once, they have to send each other its gradient again."""
+    standings = (NEW, live(47), live(47), NEW)
+    reports = {rank: replace(s, rank=rank, stages=(rank,)) for rank, s in enumerate(standings)}
     assert make_plan(reports, workers=1, committed=20).tasks[0] == REPLAY_47
     linked = {**reports, 0: replace(reports[0], linked=(3,)), 3: replace(reports[3], linked=(0,))}
     tasks = make_plan(linked, workers=1, committed=20).tasks
