@@ -32,6 +32,8 @@ def put_aside(
     Raises:
         OSError: the disk does not take it. Nothing is changed then.
     """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
     room = float("inf") if memory_bytes is None else memory_bytes
     with ExitStack() as undone:

@@ -139,7 +139,7 @@ class Member:
 
     def _serve(self, microbatch: int) -> Callable[[Route, torch.Tensor], None]:
         def fill(route: Route, buffer: torch.Tensor) -> None:
-            copy_into(self.source.message(key_of(self.chain.iteration, microbatch, route)), buffer)
+            copy_into(self.source.message(_key_of(self.chain.iteration, microbatch, route)), buffer)
 
         return fill
 
@@ -259,7 +259,7 @@ class Member:
         return results
 
 
-def key_of(iteration: int, microbatch: int, route: Route) -> MessageKey:
+def _key_of(iteration: int, microbatch: int, route: Route) -> MessageKey:
     """The key of a message on a route."""
     return MessageKey(iteration, microbatch, route.direction, route.source, route.destination, route.slot)
 

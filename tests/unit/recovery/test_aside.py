@@ -34,11 +34,12 @@ def taken(state: TrainingState) -> int:
 def test_all_of_it_comes_back(state: TrainingState, memory_bytes: int | None, tmp_path: Path) -> None:
     before = [tensor.clone() for tensor in state.tensors()]
     addresses, whole = [id(tensor) for tensor in state.tensors()], taken(state)
-    with put_aside(state.tensors(), memory_bytes=memory_bytes, folder=tmp_path):
+    folder = tmp_path / "tier"
+    with put_aside(state.tensors(), memory_bytes=memory_bytes, folder=folder):
         assert taken(state) <= whole if memory_bytes is None else taken(state) <= memory_bytes
     assert [id(tensor) for tensor in state.tensors()] == addresses
     assert all(torch.equal(a, b) for a, b in zip(state.tensors(), before, strict=True))
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
     weight, part = state.modules["model"][0].weight, state.modules["model"].part  # type: ignore[index]
     weight.data[2, 0] = 7.0
     assert part[0, 0] == 7.0  # still a view
