@@ -24,9 +24,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
-# Two at a time where a test is one process; those of whole clusters have the machine for themselves.
+# Two tests at a time: those of whole clusters wait more than they compute.
 test: test-unit
-	$(BIN)/python -m pytest tests/cluster tests/stores tests/gpu
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster tests/stores tests/gpu
 
 test-unit: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit

