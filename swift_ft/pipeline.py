@@ -267,9 +267,7 @@ class PipelineHook:
     def _message(
         self, stage: _PipelineStageBase, microbatch: int, route: Route, tensor: torch.Tensor
     ) -> Message:
-        key = MessageKey(
-            self._traffic.iteration, microbatch, route.direction, route.source, route.destination, route.slot
-        )
+        key = route.key(self._traffic.iteration, microbatch)
         other = route.destination if route.source == stage.stage_index else route.source
         return Message(key, tensor, self._ranks[stage.stage_index_to_group_rank[other]])
 

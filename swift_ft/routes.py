@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-from swift_ft.logging import Direction
+from swift_ft.logging import Direction, MessageKey
 
 __all__ = ["Route", "receives", "sends"]
 
@@ -20,6 +20,10 @@ class Route:
     source: int
     destination: int
     slot: int
+
+    def key(self, iteration: int, microbatch: int) -> MessageKey:
+        """The key of the message that takes it for a microbatch."""
+        return MessageKey(iteration, microbatch, self.direction, self.source, self.destination, self.slot)
 
 
 def receives(

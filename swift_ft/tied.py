@@ -16,8 +16,9 @@ from torch import nn
 from torch.distributed.pipelining import schedules
 
 from swift_ft.errors import UsageError
-from swift_ft.logging import Direction, MessageKey
+from swift_ft.logging import Direction
 from swift_ft.pipeline import PipelineHook
+from swift_ft.routes import Route
 from swift_ft.traffic import Message, Traffic
 
 __all__ = ["TiedParameters"]
@@ -79,10 +80,10 @@ class TiedParameters:
             own = tie.parameter.grad
             if own is None:
                 own = tie.parameter.grad = torch.zeros_like(tie.parameter)
-            for message in self.outgoing(own, tie):
+            for message in self._outgoing(own, tie):
                 if self._traffic.sending(message):
                     operations.append(dist.P2POp(dist.isend, message.tensor, message.peer, group))
-            for message in self.incoming(tie):
+            for message in self._incoming(tie):
                 if self._traffic.receiving(message):
                     operations.append(dist.P2POp(dist.irecv, message.tensor, message.peer, group))
                 awaited.append(message)
@@ -107,23 +108,22 @@ class TiedParameters:
 
     def exchange(self) -> tuple[list[Message], list[Message]]:
         """What this worker receives, and sends, in an iteration; tensors that are sent are left out."""
-        incoming = [message for tie in self._ties for message in self.incoming(tie)]
+        incoming = [message for tie in self._ties for message in self._incoming(tie)]
         blank = torch.empty(0)
-        return incoming, [message for tie in self._ties for message in self.outgoing(blank, tie)]
+        return incoming, [message for tie in self._ties for message in self._outgoing(blank, tie)]
 
-    def incoming(self, tie: _Tie) -> list[Message]:
+    def _incoming(self, tie: _Tie) -> list[Message]:
         """Messages of one tie, with buffers."""
         return [
             self._message(stage, tie.here, stage, tie.slot, torch.empty_like(tie.parameter).detach())
             for stage in tie.others
         ]
 
-    def outgoing(self, tensor: torch.Tensor, tie: _Tie) -> list[Message]:
+    def _outgoing(self, tensor: torch.Tensor, tie: _Tie) -> list[Message]:
         """Messages of one tie."""
         return [self._message(tie.here, stage, stage, tie.slot, tensor) for stage in tie.others]
 
     def _message(self, source: int, to: int, other: int, slot: int, tensor: torch.Tensor) -> Message:
-        direction = Direction.FORWARD if source < to else Direction.BACKWARD
+        route = Route(Direction.FORWARD if source < to else Direction.BACKWARD, source, to, slot)
         after_all = self._hook.microbatches  # where the number of a microbatch stands
-        key = MessageKey(self._traffic.iteration, after_all, direction, source, to, slot)
-        return Message(key, tensor, self._hook.holders()[other])
+        return Message(route.key(self._traffic.iteration, after_all), tensor, self._hook.holders()[other])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from torch import nn
 
 from swift_ft.determinism import host_random_state, random_state, set_host_random_state, set_random_state
 from swift_ft.errors import CannotHelpError
-from swift_ft.logging import Direction, LogReader, MessageKey, copy_into
+from swift_ft.logging import Direction, LogReader, copy_into
 from swift_ft.microbatch import Computed, Inputs, StageChain
 from swift_ft.recovery.sharing import SharedReplay
 from swift_ft.recovery.state import Path as TensorPath
@@ -96,7 +96,6 @@ class Member:
     microbatches: int
     source: LogReader
     mode: HelpMode
-    _kept: dict[int, Sequence[torch.Tensor | None]] = field(default_factory=dict)
     _begun: bool = False
 
     def step(self, iteration: int, inputs: Inputs | None = None) -> dict[int, Computed]:
@@ -123,8 +122,10 @@ class Member:
                 for stage, owner in self._stages():
                     own[owner][microbatch] = computed[self.chain.place(stage)]
         if self.mode == HelpMode.ALLREDUCE:
-            for stage in self.chain.stages:
-                self._kept[stage] = self.chain.take_gradients(stage)
+            for stage, owner in self._stages():
+                sums = self.chain.take_gradients(stage)
+                if own[owner]:  # the first microbatch carries them
+                    own[owner][min(own[owner])].gradients[stage] = sums
         return self._exchange(own)
 
     def gradients(self, stage: int, results: Mapping[int, Computed]) -> list[Sequence[torch.Tensor | None]]:
@@ -139,7 +140,7 @@ class Member:
 
     def _serve(self, microbatch: int) -> Callable[[Route, torch.Tensor], None]:
         def fill(route: Route, buffer: torch.Tensor) -> None:
-            copy_into(self.source.message(_key_of(self.chain.iteration, microbatch, route)), buffer)
+            copy_into(self.source.message(route.key(self.chain.iteration, microbatch)), buffer)
 
         return fill
 
@@ -199,10 +200,9 @@ class Member:
         results: dict[int, Computed] = {}
         for owner in self.shared.owners:
             if owner != self.rank:
-                send(self._parcel(owner, own[owner]), Lane(self.group, self.rank, owner))
+                send(self._parcel(own[owner]), Lane(self.group, self.rank, owner))
                 continue
             results = own[owner]
-            self._keep_sums(owner, results)
             for member in reversed(self.shared.members):  # who had the smaller shares has waited longer
                 if member != self.rank:
                     parcel = receive(Lane(self.group, member, self.rank), self._fresh)
@@ -213,14 +213,7 @@ class Member:
         device = self.chain.device
         return {path: torch.empty(k.shape, dtype=k.dtype, device=device) for path, k in kinds.items()}
 
-    def _keep_sums(self, owner: int, computed: dict[int, Computed]) -> None:
-        """Where gradients were added up here, the first microbatch carries them."""
-        if self.mode == HelpMode.ALLREDUCE and computed:
-            first = computed[min(computed)]
-            first.gradients = {s: [*self._kept[s]] for s, holder in self._stages() if holder == owner}
-
-    def _parcel(self, owner: int, computed: dict[int, Computed]) -> Parcel:
-        self._keep_sums(owner, computed)
+    def _parcel(self, computed: dict[int, Computed]) -> Parcel:
         tensors: dict[TensorPath, torch.Tensor] = {}
         plain: dict[int, dict[str, Any]] = {}
         for microbatch, result in computed.items():
@@ -257,11 +250,6 @@ class Member:
                 stage, index = map(int, rest)
                 result.gradients[stage][index] = tensor
         return results
-
-
-def _key_of(iteration: int, microbatch: int, route: Route) -> MessageKey:
-    """The key of a message on a route."""
-    return MessageKey(iteration, microbatch, route.direction, route.source, route.destination, route.slot)
 
 
 def _route_to_text(route: Route) -> tuple[str, str, str, str]:
