@@ -32,6 +32,7 @@ from swift_ft.routes import Route, receives, sends
 __all__ = [
     "ComputeOrder",
     "Computed",
+    "Gradients",
     "Inputs",
     "SharedSteps",
     "StageChain",
@@ -59,6 +60,7 @@ class Inputs:
         targets: of the loss; None where the script gave none.
         loss_kwargs: for the loss function.
         outputs: whether the script wants the last stage's outputs.
+        begun: stages whose parameters have gradients already.
         autocast: the dtype by device type, where the script computes with automatic mixed precision.
     """
 
@@ -67,6 +69,7 @@ class Inputs:
     targets: Sequence[Any] | None
     loss_kwargs: dict[str, Any] | None
     outputs: bool
+    begun: Sequence[int] = ()
     autocast: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     @contextmanager
@@ -79,6 +82,10 @@ class Inputs:
             yield
 
 
+Gradients = list[torch.Tensor | None]
+"""Of a stage's parameters, in order; None where there is none."""
+
+
 @dataclass(slots=True)
 class Computed:
     """What a microbatch gave in the stages of one worker.
@@ -86,8 +93,7 @@ class Computed:
     Attributes:
         sent: what they would have sent.
         received: checksums of what they would have received.
-        gradients: by stage, of its parameters in order; None where there is none. Left empty where gradients
-            are added up at once.
+        gradients: by stage. Left empty where gradients are added up at once.
         output: of the last stage, if it is among them and its output is wanted.
         loss: of the last stage.
         random: of torch's generators after the forward pass that is the last of the worker's.
@@ -95,7 +101,7 @@ class Computed:
 
     sent: dict[Route, torch.Tensor] = field(default_factory=dict)
     received: dict[Route, int] = field(default_factory=dict)
-    gradients: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
+    gradients: dict[int, Gradients] = field(default_factory=dict)
     output: Any = None
     loss: torch.Tensor | None = None
     random: dict[str, torch.Tensor] | None = None
@@ -148,11 +154,10 @@ class ComputeOrder:
 class SharedSteps(Protocol):
     """Computes an owner's steps, together with others."""
 
-    def step(self, iteration: int, inputs: Inputs) -> dict[int, Computed]:
-        """Returns the results by microbatch, and leaves the parameters without gradients."""
-
-    def gradients(self, stage: int, results: Mapping[int, Computed]) -> list[Sequence[torch.Tensor | None]]:
-        """The gradients of a stage, in the order in which they are to be added up."""
+    def step(
+        self, iteration: int, inputs: Inputs, had: Mapping[int, Gradients]
+    ) -> tuple[dict[int, Computed], dict[int, Gradients]]:
+        """Returns the results by microbatch and, by stage, the gradients added to those that it had."""
 
 
 def why_not_apart(schedule: _PipelineSchedule, stages: Sequence[_PipelineStageBase]) -> str:
@@ -216,6 +221,10 @@ class StageChain:
         """The worker of a stage, as a rank in the pipeline's group."""
         return self._places[stage]
 
+    def parameters(self, stage: int) -> list[nn.Parameter]:
+        """Of a stage, in order."""
+        return [*self.stages[stage].submod.parameters()]
+
     def begin(self, iteration: int) -> None:
         """A step begins: no gradients yet."""
         self.iteration = iteration
@@ -224,10 +233,16 @@ class StageChain:
             stage.clear_runtime_states()
             self.take_gradients(stage.stage_index)
 
-    def take_gradients(self, stage: int) -> list[torch.Tensor | None]:
-        """The gradients of a stage's parameters, which have none afterwards."""
-        found = []
-        for parameter in self.stages[stage].submod.parameters():
+    def take_gradients(self, stage: int) -> Gradients:
+        """The gradients of a stage's parameters, which have none afterwards.
+
+        Raises:
+            CannotHelpError: gradients are sparse.
+        """
+        found: Gradients = []
+        for parameter in self.parameters(stage):
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise CannotHelpError(f"gradients of stage {stage} are sparse: they are not added up apart")
             found.append(parameter.grad)
             parameter.grad = None
         return found
@@ -356,14 +371,15 @@ class StageChain:
         return self._places[one] == self._places[other]
 
 
-def add_up(parameters: Sequence[nn.Parameter], parts: Sequence[Sequence[torch.Tensor | None]]) -> None:
-    """Add gradients to what parameters have, part by part, as autograd does."""
+def add_up(parts: Sequence[Gradients]) -> Gradients:
+    """Add gradients part by part, as autograd does: into the first ones."""
+    sums = [*parts[0]]
     with torch.no_grad():
-        for gradients in parts:
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                if gradient is None:
-                    continue
-                if parameter.grad is None:
-                    parameter.grad = gradient
-                else:
-                    parameter.grad += gradient
+        for gradients in parts[1:]:
+            for index, gradient in enumerate(gradients):
+                have = sums[index]
+                if have is None:
+                    sums[index] = gradient
+                elif gradient is not None:
+                    have += gradient
+    return sums

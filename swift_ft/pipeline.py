@@ -28,7 +28,7 @@ from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
 from swift_ft.determinism import set_random_state
 from swift_ft.errors import UnsupportedError
 from swift_ft.logging import Direction, MessageKey
-from swift_ft.microbatch import Computed, Inputs, SharedSteps, add_up, autocast_here, why_not_apart
+from swift_ft.microbatch import Computed, Inputs, SharedSteps, autocast_here, why_not_apart
 from swift_ft.routes import Route, receives, sends
 from swift_ft.shapes import ShapeExchange, prepare_stage
 from swift_ft.traffic import Message, Traffic
@@ -226,7 +226,12 @@ class PipelineHook:
                 original(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
                 return
             args, kwargs = schedule._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-            inputs = Inputs(args, kwargs, target_mbs, loss_kwargs, return_outputs, autocast_here())
+            begun = [
+                stage.stage_index
+                for stage in self.stages
+                if any(parameter.grad is not None for parameter in stage.submod.parameters())
+            ]
+            inputs = Inputs(args, kwargs, target_mbs, loss_kwargs, return_outputs, begun, autocast_here())
             self._share_step(self.shared, inputs, losses)
 
         schedule._step_microbatches = step_microbatches
@@ -234,11 +239,19 @@ class PipelineHook:
     def _share_step(self, shared: SharedSteps, inputs: Inputs, losses: list[Any] | None) -> None:
         """Leave everything as the schedule would, which does not run."""
         schedule: Any = self._schedule
-        had = [[parameter.grad for parameter in stage.submod.parameters()] for stage in self.stages]
-        results = shared.step(self._traffic.iteration, inputs)
+        parameters = {stage.stage_index: [*stage.submod.parameters()] for stage in self.stages}
+        had = {stage: [parameter.grad for parameter in own] for stage, own in parameters.items()}
+        results, gradients = shared.step(self._traffic.iteration, inputs, had)
         ordered = [results[microbatch] for microbatch in range(self.microbatches)]
-        for stage, gradients in zip(self.stages, had, strict=True):
-            add_up([*stage.submod.parameters()], [gradients, *shared.gradients(stage.stage_index, results)])
+        for stage in self.stages:
+            index = stage.stage_index
+            for parameter, before, gradient in zip(
+                parameters[index], had[index], gradients[index], strict=True
+            ):
+                if before is None or gradient is None:
+                    parameter.grad = gradient
+                else:  # in place, as autograd adds
+                    parameter.grad = before.copy_(gradient)
             if stage.is_last:
                 schedule._internal_losses.extend(result.loss for result in ordered)
                 stage.output_chunks.extend(result.output for result in ordered if inputs.outputs)

@@ -25,11 +25,12 @@ from torch import nn
 from swift_ft.determinism import host_random_state, random_state, set_host_random_state, set_random_state
 from swift_ft.errors import CannotHelpError
 from swift_ft.logging import Direction, LogReader, copy_into
-from swift_ft.microbatch import Computed, Inputs, StageChain
+from swift_ft.microbatch import Computed, Gradients, Inputs, StageChain
 from swift_ft.recovery.sharing import SharedReplay
 from swift_ft.recovery.state import Path as TensorPath
 from swift_ft.recovery.state import TensorKind
-from swift_ft.recovery.transfer import Lane, Parcel, receive, send
+from swift_ft.recovery.summing import add_by_member, add_in_order
+from swift_ft.recovery.transfer import Lane, Parcel, Place, fresh_on, receive, send
 from swift_ft.routes import Route
 
 __all__ = ["HelpMode", "Helping", "Member", "own_random_state"]
@@ -98,15 +99,18 @@ class Member:
     mode: HelpMode
     _begun: bool = False
 
-    def step(self, iteration: int, inputs: Inputs | None = None) -> dict[int, Computed]:
+    def step(
+        self, iteration: int, inputs: Inputs | None = None, had: Mapping[int, Gradients] | None = None
+    ) -> tuple[dict[int, Computed], dict[int, Gradients]]:
         """Replay an iteration, together with all members.
 
         Args:
             iteration: counted from 0.
             inputs: an owner's, from its script.
+            had: gradients that an owner's parameters already have, by stage.
 
         Returns:
-            An owner's results by microbatch; nothing for a helper.
+            An owner's results by microbatch, and its gradients by stage; nothing for a helper.
 
         Raises:
             RuntimeError: as torch does, if a member is gone.
@@ -121,19 +125,25 @@ class Member:
                 computed = self.chain.compute(microbatch, given, self._serve(microbatch))
                 for stage, owner in self._stages():
                     own[owner][microbatch] = computed[self.chain.place(stage)]
-        if self.mode == HelpMode.ALLREDUCE:
-            for stage, owner in self._stages():
-                sums = self.chain.take_gradients(stage)
-                if own[owner]:  # the first microbatch carries them
-                    own[owner][min(own[owner])].gradients[stage] = sums
-        return self._exchange(own)
+        sums = {}
+        for stage, owner in self._stages():
+            before = (had or {}).get(stage) if stage in given[stage].begun else None
+            total = self._add_up(stage, owner, own[owner], before, begun=stage in given[stage].begun)
+            if total is not None:
+                sums[stage] = total
+        return self._exchange(own), sums
 
-    def gradients(self, stage: int, results: Mapping[int, Computed]) -> list[Sequence[torch.Tensor | None]]:
-        """The gradients of an owner's stage, in the order in which they are to be added up."""
-        if self.mode == HelpMode.ORDERED:
-            return [results[microbatch].gradients[stage] for microbatch in self.chain.order.added(stage)]
-        members = range(min(len(self.shared.members), self.microbatches))  # the first of each carries its sum
-        return [results[microbatch].gradients[stage] for microbatch in members]
+    def _add_up(
+        self, stage: int, owner: int, own: Mapping[int, Computed], had: Gradients | None, *, begun: bool
+    ) -> Gradients | None:
+        """Gradients of a stage from all members, at its owner."""
+        parameters = self.chain.parameters(stage)
+        if self.mode == HelpMode.ALLREDUCE:
+            sums = self.chain.take_gradients(stage)
+            return add_by_member(self.shared.members, owner, self.group, sums, had, parameters)
+        way = self.shared.legs(self.chain.order.added(stage), owner, begun=begun)
+        parts = {microbatch: computed.gradients.pop(stage) for microbatch, computed in own.items()}
+        return add_in_order(way, self.group, parts, had, parameters)
 
     def _stages(self) -> list[tuple[int, int]]:
         return [(stage, self.holders[stage]) for stage in self.chain.stages]
@@ -177,9 +187,7 @@ class Member:
                     found["buffer", str(stage), name] = buffer
         return found
 
-    def _places(
-        self, stages: Sequence[int]
-    ) -> Callable[[dict[TensorPath, TensorKind]], Mapping[TensorPath, torch.Tensor]]:
+    def _places(self, stages: Sequence[int]) -> Place:
         def place(kinds: dict[TensorPath, TensorKind]) -> Mapping[TensorPath, torch.Tensor]:
             here = self._values(stages)
             ours = {path: TensorKind(tensor.dtype, tuple(tensor.shape)) for path, tensor in here.items()}
@@ -205,27 +213,18 @@ class Member:
             results = own[owner]
             for member in reversed(self.shared.members):  # who had the smaller shares has waited longer
                 if member != self.rank:
-                    parcel = receive(Lane(self.group, member, self.rank), self._fresh)
+                    parcel = receive(Lane(self.group, member, self.rank), fresh_on(self.chain.device))
                     results.update(self._opened(parcel))
         return results
-
-    def _fresh(self, kinds: dict[TensorPath, TensorKind]) -> dict[TensorPath, torch.Tensor]:
-        device = self.chain.device
-        return {path: torch.empty(k.shape, dtype=k.dtype, device=device) for path, k in kinds.items()}
 
     def _parcel(self, computed: dict[int, Computed]) -> Parcel:
         tensors: dict[TensorPath, torch.Tensor] = {}
         plain: dict[int, dict[str, Any]] = {}
         for microbatch, result in computed.items():
             for route, tensor in result.sent.items():
-                tensors["sent", str(microbatch), *_route_to_text(route)] = tensor
-            for stage, gradients in result.gradients.items():
-                for index, gradient in enumerate(gradients):
-                    if gradient is not None:
-                        tensors["gradient", str(microbatch), str(stage), str(index)] = gradient
+                tensors[str(microbatch), *_route_to_text(route)] = tensor
             plain[microbatch] = {
                 "received": [(_route_to_text(route), value) for route, value in result.received.items()],
-                "parameters": {stage: len(gradients) for stage, gradients in result.gradients.items()},
                 "output": result.output,
                 "loss": result.loss,
                 "random": result.random,
@@ -237,18 +236,12 @@ class Member:
         for microbatch, plain in _unpack(parcel.plain, self.chain.device).items():
             results[microbatch] = Computed(
                 received={_route_from_text(*text): checksum for text, checksum in plain["received"]},
-                gradients={stage: [None] * count for stage, count in plain["parameters"].items()},
                 output=plain["output"],
                 loss=plain["loss"],
                 random=plain["random"],
             )
-        for (kind, microbatch, *rest), tensor in parcel.tensors.items():
-            result = results[int(microbatch)]
-            if kind == "sent":
-                result.sent[_route_from_text(*rest)] = tensor
-            else:
-                stage, index = map(int, rest)
-                result.gradients[stage][index] = tensor
+        for (microbatch, *route), tensor in parcel.tensors.items():
+            results[int(microbatch)].sent[_route_from_text(*route)] = tensor
         return results
 
 

@@ -7,7 +7,20 @@ from dataclasses import dataclass
 
 from swift_ft.recovery.events import Reported
 
-__all__ = ["SharedReplay", "share_replays"]
+__all__ = ["Leg", "SharedReplay", "share_replays"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A member adds what it has to a sum that comes by.
+
+    Attributes:
+        rank: the member.
+        microbatches: what it adds, in this order.
+    """
+
+    rank: int
+    microbatches: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +41,36 @@ class SharedReplay:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """All of them; microbatch ``i`` is computed by number ``i`` modulo their number.
+        """All of them, in the order of their shares.
 
-        Helpers come first: where the shares differ by one, owners, who also add up and update, have the
-        smaller ones.
+        Helpers come first: where the shares differ by one, owners, who also update, have the smaller ones;
+        and a sum that is passed on from share to share ends where it belongs.
         """
         return self.helpers + self.owners
 
     def microbatches_of(self, rank: int, microbatches: int) -> range:
-        """Those that a member computes, through all stages of all owners."""
-        return range(self.members.index(rank), microbatches, len(self.members))
+        """Those that a member computes, through all stages of all owners: consecutive ones."""
+        share, over = divmod(microbatches, len(self.members))
+        number = self.members.index(rank)
+        begin = number * share + min(number, over)
+        return range(begin, begin + share + (number < over))
+
+    def legs(self, order: Sequence[int], owner: int, *, begun: bool) -> list[Leg]:
+        """The way of a sum from member to member, so that it is added up in one order, and ends at the owner.
+
+        Args:
+            order: of all microbatches.
+            owner: whose stage it is.
+            begun: whether the sum begins with what the owner already has.
+        """
+        shares = {rank: self.microbatches_of(rank, len(order)) for rank in self.members}
+        member = {microbatch: rank for rank, share in shares.items() for microbatch in share}
+        way = [Leg(owner, [])] if begun else []
+        for microbatch in order:
+            if not way or way[-1].rank != member[microbatch]:
+                way.append(Leg(member[microbatch], []))
+            way[-1].microbatches.append(microbatch)
+        return way if way[-1].rank == owner else [*way, Leg(owner, [])]
 
 
 def share_replays(

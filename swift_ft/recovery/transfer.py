@@ -19,11 +19,15 @@ from torch.distributed.pipelining import schedules
 
 from swift_ft.recovery.state import Path, TensorKind
 
-__all__ = ["Lane", "Parcel", "device_of", "receive", "send"]
+__all__ = ["Lane", "Parcel", "Place", "device_of", "fresh_on", "receive", "send"]
 
 _BUCKET_BYTES = 4 * 2**20
 _IN_FLIGHT = 3
 """Buckets under way at a time: one is copied while others travel."""
+
+
+Place = Callable[[dict[Path, TensorKind]], Mapping[Path, torch.Tensor]]
+"""Told what comes, gives the tensors that it is put into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +102,14 @@ def send(parcel: Parcel, lane: Lane, on_bucket: Callable[[int], None] = lambda _
         _wait(under_way.popleft())
 
 
+def fresh_on(device: torch.device) -> Place:
+    """New tensors for what comes."""
+    return lambda kinds: {p: torch.empty(k.shape, dtype=k.dtype, device=device) for p, k in kinds.items()}
+
+
 def receive(
     lane: Lane,
-    place: Callable[[dict[Path, TensorKind]], Mapping[Path, torch.Tensor]],
+    place: Place,
     on_bucket: Callable[[int], None] = lambda _: None,
 ) -> Parcel:
     """Receive a parcel.
