@@ -235,17 +235,18 @@ def _last(times: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class PureCompute:
-    """What a replay cannot be shorter than on one core: elapsed seconds, and those of CPU time."""
+    """What a replay cannot be shorter than on these cores: elapsed seconds, and those of CPU time."""
 
     wall_s: float
     cpu_s: float
 
 
-def pure_compute(failure: Failure, iterations: int, folder: Path) -> PureCompute:
-    """Measures that many iterations of the lost stage, in a process of its own."""
+def pure_compute(failure: Failure, iterations: int, folder: Path, members: int = 1) -> PureCompute:
+    """Measures that many iterations of the lost stage, by so many processes at once."""
     output = folder / "stage.txt"
     command = [sys.executable, str(ROOT / "benchmarks" / "stage.py"), "--iterations", str(iterations)]
-    command += ["--stage", str(failure.machine), "--stages", str(failure.machines), *failure.options]
+    command += ["--stage", str(failure.machine), "--stages", str(failure.machines)]
+    command += ["--members", str(members), *failure.options]
     finished(command, output, OMP_NUM_THREADS="1")
     wall_s, cpu_s = map(float, output.read_text().split()[-2:])
     return PureCompute(wall_s, cpu_s)

@@ -1,15 +1,20 @@
-"""The pure compute of one pipeline stage: what a replay of it cannot be faster than on the same core.
+"""The pure compute of one pipeline stage: what a replay of it cannot be faster than on the same cores.
 
 Forward and backward of every microbatch in the order of 1F1B, scaling of the gradients, optimizer step; no
-communication, no log, no random state. Prints the seconds that the iterations took, and those of CPU time.
+communication, no log, no random state. With several members each computes its share of the microbatches,
+all at once, and one of them updates. Prints the seconds that it took, and those of CPU time of all members.
 """
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
 import sys
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
@@ -22,24 +27,39 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--stage", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--stages", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--members", type=int, default=1, help="default: %(default)s")
     args = parser.parse_args()
     config = Config.from_args(args)
     torch.set_num_threads(1)
+    share, over = divmod(config.microbatches, args.members)
+    context = multiprocessing.get_context("fork")
+    start, spent = context.Barrier(args.members), context.SimpleQueue()
+    for number in range(args.members):
+        own = replace(config, microbatches=share + (number < over))
+        context.Process(target=compute, args=(args, own, start, spent, number == args.members - 1)).start()
+    walls, cpus = zip(*(spent.get() for _ in range(args.members)), strict=True)
+    print(max(walls), sum(cpus))
+
+
+def compute(args: argparse.Namespace, config: Config, start: Any, spent: Any, updates: bool) -> None:
+    """One member's part of all iterations; the seconds that it took, and of CPU time, go to ``spent``."""
     module = build_stage(args.stage, args.stages, config)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     _make_optimizer_state(module, optimizer)
     inputs, seed = _make_data(args.stage, args.stages, config)
-    warm_up = min(config.microbatches, args.stages - args.stage)
+    warm_up = min(config.microbatches, args.stages - args.stage) if args.members == 1 else 1
 
+    start.wait()
     began, cpu_began = time.perf_counter(), time.process_time()
     for _ in range(args.iterations):
         iterate(module, inputs, seed, warm_up)
-        for parameter in module.parameters():
-            assert parameter.grad is not None
-            parameter.grad.div_(config.microbatches)
-        optimizer.step()
+        if updates:
+            for parameter in module.parameters():
+                assert parameter.grad is not None
+                parameter.grad.div_(config.microbatches)
+            optimizer.step()
         optimizer.zero_grad()
-    print(time.perf_counter() - began, time.process_time() - cpu_began)
+    spent.put((time.perf_counter() - began, time.process_time() - cpu_began))
 
 
 def iterate(module: nn.Module, inputs: list[Tensor], seed: Tensor, warm_up: int) -> None:

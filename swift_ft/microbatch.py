@@ -36,7 +36,6 @@ __all__ = [
     "Inputs",
     "SharedSteps",
     "StageChain",
-    "add_up",
     "autocast_here",
     "why_not_apart",
 ]
@@ -369,17 +368,3 @@ class StageChain:
     def _beside(self, one: int, other: int) -> bool:
         """Whether two stages are on one worker: what they hand each other is no message."""
         return self._places[one] == self._places[other]
-
-
-def add_up(parts: Sequence[Gradients]) -> Gradients:
-    """Add gradients part by part, as autograd does: into the first ones."""
-    sums = [*parts[0]]
-    with torch.no_grad():
-        for gradients in parts[1:]:
-            for index, gradient in enumerate(gradients):
-                have = sums[index]
-                if have is None:
-                    sums[index] = gradient
-                elif gradient is not None:
-                    have += gradient
-    return sums

@@ -29,7 +29,7 @@ from swift_ft.microbatch import Computed, Gradients, Inputs, StageChain
 from swift_ft.recovery.sharing import SharedReplay
 from swift_ft.recovery.state import Path as TensorPath
 from swift_ft.recovery.state import TensorKind
-from swift_ft.recovery.summing import add_by_member, add_in_order
+from swift_ft.recovery.summing import StageGradients
 from swift_ft.recovery.transfer import Lane, Parcel, Place, fresh_on, receive, send
 from swift_ft.routes import Route
 
@@ -127,23 +127,22 @@ class Member:
                     own[owner][microbatch] = computed[self.chain.place(stage)]
         sums = {}
         for stage, owner in self._stages():
-            before = (had or {}).get(stage) if stage in given[stage].begun else None
-            total = self._add_up(stage, owner, own[owner], before, begun=stage in given[stage].begun)
+            begun = stage in given[stage].begun
+            total = self._add_up(stage, own[owner], (had or {}).get(stage) if begun else None, begun=begun)
             if total is not None:
                 sums[stage] = total
         return self._exchange(own), sums
 
     def _add_up(
-        self, stage: int, owner: int, own: Mapping[int, Computed], had: Gradients | None, *, begun: bool
+        self, stage: int, own: Mapping[int, Computed], had: Gradients | None, *, begun: bool
     ) -> Gradients | None:
         """Gradients of a stage from all members, at its owner."""
-        parameters = self.chain.parameters(stage)
+        owner = self.holders[stage]
+        gradients = StageGradients(self.group, owner, self.chain.parameters(stage), had)
         if self.mode == HelpMode.ALLREDUCE:
-            sums = self.chain.take_gradients(stage)
-            return add_by_member(self.shared.members, owner, self.group, sums, had, parameters)
+            return gradients.by_member(self.shared.members, self.chain.take_gradients(stage))
         way = self.shared.legs(self.chain.order.added(stage), owner, begun=begun)
-        parts = {microbatch: computed.gradients.pop(stage) for microbatch, computed in own.items()}
-        return add_in_order(way, self.group, parts, had, parameters)
+        return gradients.in_order(way, {m: computed.gradients[stage] for m, computed in own.items()})
 
     def _stages(self) -> list[tuple[int, int]]:
         return [(stage, self.holders[stage]) for stage in self.chain.stages]

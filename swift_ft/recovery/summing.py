@@ -1,7 +1,7 @@
 """Gradients of microbatches that several members computed, added up where they are needed (paper §5.2).
 
-    in order     owner's ─▶ first member + its own ─▶ next + its own ─▶ ... ─▶ owner      bit-identical
-    by member    every member's own sum ─▶ owner                                          other roundings
+    in order     what the owner had ─▶ member: + its own ─▶ next: + its own ─▶ ... ─▶ owner    bit-identical
+    by member    every member's own sum ─▶ owner                                               other roundings
 
 Adding is not associative. A sum that is passed on meets the microbatches in their original order, and each
 member sends it once, however many microbatches it has computed.
@@ -10,112 +10,150 @@ member sends it once, however many microbatches it has computed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from swift_ft.microbatch import Gradients, add_up
+from swift_ft.microbatch import Gradients
 from swift_ft.recovery.sharing import Leg
-from swift_ft.recovery.transfer import Lane, Parcel, fresh_on, receive, send
+from swift_ft.recovery.transfer import Lane, wait
 
-__all__ = ["add_by_member", "add_in_order"]
+__all__ = ["StageGradients"]
 
-_CHUNKS = 8
-"""A sum is passed on in so many pieces: while the last one is under way, the first ones are further on."""
+_PIECES = 8
+_PIECE_BYTES = 4 * 2**20
+"""A sum goes in pieces that fit into a cache: while the last is under way, the first are further on."""
 
 
-def add_in_order(
-    way: Sequence[Leg],
-    group: dist.ProcessGroup,
-    gradients: Mapping[int, Gradients],
-    had: Gradients | None,
-    parameters: Sequence[torch.Tensor],
-) -> Gradients | None:
-    """Take part in passing on the sum for a stage.
+@dataclass(frozen=True, slots=True)
+class StageGradients:
+    """Those of one stage; all members call the same function for it.
 
-    Args:
-        way: of the sum.
+    Attributes:
         group: of all members.
-        gradients: this worker's, by microbatch.
-        had: what the sum begins with, at the owner; None for nothing.
-        parameters: of the stage.
-
-    Returns:
-        The sum, where its way ends.
-
-    Raises:
-        RuntimeError: as torch does, if a member is gone.
-    """
-    rank = dist.get_rank()
-    found: Gradients = []
-    for chunk in _chunks(parameters):
-        for number, leg in enumerate(way):
-            if leg.rank != rank:
-                continue
-            parts = [gradients[microbatch][chunk] for microbatch in leg.microbatches]
-            if number > 0:
-                parts.insert(0, _receive(Lane(group, way[number - 1].rank, rank), parameters[chunk]))
-            elif had is not None:
-                parts.insert(0, had[chunk])
-            total = add_up(parts)
-            if number + 1 < len(way):
-                _send(total, Lane(group, rank, way[number + 1].rank))
-            else:
-                found += total
-    return found if way[-1].rank == rank else None
-
-
-def add_by_member(
-    members: Sequence[int],
-    owner: int,
-    group: dist.ProcessGroup,
-    own: Gradients,
-    had: Gradients | None,
-    parameters: Sequence[torch.Tensor],
-) -> Gradients | None:
-    """Take part in adding up the sums of all members at the owner of a stage.
-
-    Args:
-        members: that compute.
         owner: whose stage it is.
-        group: of all members.
-        own: this worker's sum.
-        had: what the owner already has; None for nothing.
         parameters: of the stage.
-
-    Returns:
-        The sum, at the owner.
-
-    Raises:
-        RuntimeError: as torch does, if a member is gone.
+        had: what they already have, at an owner whose gradients do not begin with nothing; else None.
     """
-    rank = dist.get_rank()
-    if rank != owner:
-        _send(own, Lane(group, rank, owner))
-        return None
-    parts = [had] if had is not None else []
-    for member in members:
-        parts.append(own if member == rank else _receive(Lane(group, member, rank), parameters))
-    return add_up(parts)
+
+    group: dist.ProcessGroup
+    owner: int
+    parameters: Sequence[torch.Tensor]
+    had: Gradients | None
+
+    def in_order(self, way: Sequence[Leg], own: Mapping[int, Gradients]) -> Gradients | None:
+        """Pass on the sum.
+
+        Args:
+            way: of the sum.
+            own: this worker's gradients, by microbatch.
+
+        Returns:
+            The sum, at the owner.
+
+        Raises:
+            RuntimeError: as torch does, if a member is gone.
+        """
+        rank = dist.get_rank()
+        found: Gradients = []
+        sent = []
+        for part in _parts(self.parameters):
+            for number, leg in enumerate(way):
+                if leg.rank != rank:
+                    continue
+                piece = _Piece(self.parameters[part])
+                if number > 0:
+                    wait(Lane(self.group, way[number - 1].rank, rank).carry(piece.flat))
+                elif self.had is not None:
+                    piece.add(self.had[part])
+                for microbatch in leg.microbatches:
+                    piece.add(own[microbatch][part])
+                if number + 1 < len(way):
+                    sent.append(Lane(self.group, rank, way[number + 1].rank).carry(piece.flat))
+                else:
+                    found += piece.gradients()
+        for work in sent:
+            wait(work)
+        return found if rank == self.owner else None
+
+    def by_member(self, members: Sequence[int], own: Gradients) -> Gradients | None:
+        """Add up the sums of all members.
+
+        Args:
+            members: that compute.
+            own: this worker's sum.
+
+        Returns:
+            The sum, at the owner.
+
+        Raises:
+            RuntimeError: as torch does, if a member is gone.
+        """
+        rank = dist.get_rank()
+        found: Gradients = []
+        for part in _parts(self.parameters):
+            total = _Piece(self.parameters[part])
+            if rank != self.owner:
+                total.add(own[part])
+                wait(Lane(self.group, rank, self.owner).carry(total.flat))
+                continue
+            if self.had is not None:
+                total.add(self.had[part])
+            for member in members:
+                if member == rank:
+                    total.add(own[part])
+                else:
+                    piece = _Piece(self.parameters[part])
+                    wait(Lane(self.group, member, rank).carry(piece.flat))
+                    total.add(piece.gradients())
+            found += total.gradients()
+        return found if rank == self.owner else None
 
 
-def _chunks(parameters: Sequence[torch.Tensor]) -> Iterator[slice]:
-    """Consecutive parameters, of about the same number of elements in each piece."""
-    enough = sum(parameter.numel() for parameter in parameters) / _CHUNKS
-    begin = elements = 0
-    for end, parameter in enumerate(parameters, start=1):
-        elements += parameter.numel()
-        if elements >= enough or end == len(parameters):
+def _parts(parameters: Sequence[torch.Tensor]) -> Iterator[slice]:
+    """Consecutive parameters of one type, of about the same size in each part."""
+    enough = min(_PIECE_BYTES, sum(parameter.nbytes for parameter in parameters) // _PIECES)
+    begin = size = 0
+    for end, parameter in enumerate(parameters):
+        if end > begin and (size >= enough or parameter.dtype != parameters[begin].dtype):
             yield slice(begin, end)
-            begin, elements = end, 0
+            begin, size = end, 0
+        size += parameter.nbytes
+    if begin < len(parameters):
+        yield slice(begin, len(parameters))
 
 
-def _send(gradients: Gradients, lane: Lane) -> None:
-    send(Parcel({(str(index),): g for index, g in enumerate(gradients) if g is not None}), lane)
+class _Piece:
+    """A sum for some parameters as one tensor, to be sent: their elements, then for each whether it has any.
 
+    Args:
+        parameters: of one type.
+    """
 
-def _receive(lane: Lane, parameters: Sequence[torch.Tensor]) -> Gradients:
-    found: Gradients = [None] * len(parameters)
-    for (index,), gradient in receive(lane, fresh_on(parameters[0].device)).tensors.items():
-        found[int(index)] = gradient
-    return found
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        sizes = [parameter.numel() for parameter in parameters]
+        like = parameters[0]
+        self.flat = torch.empty(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
+        *views, self._begun = torch.split(self.flat, [*sizes, len(sizes)])
+        self._views = [view.view(parameter.shape) for view, parameter in zip(views, parameters, strict=True)]
+        self._begun.zero_()
+
+    def add(self, gradients: Gradients) -> None:
+        """As autograd does: a sum begins with its first part, not with zero."""
+        begun = self._begun.tolist()
+        with torch.no_grad():
+            for index, (view, gradient) in enumerate(zip(self._views, gradients, strict=True)):
+                if gradient is None:
+                    continue
+                if begun[index]:
+                    view += gradient
+                else:
+                    view.copy_(gradient)
+                    self._begun[index] = 1
+
+    def gradients(self) -> Gradients:
+        """The sum."""
+        return [
+            view if begun else None for view, begun in zip(self._views, self._begun.tolist(), strict=True)
+        ]

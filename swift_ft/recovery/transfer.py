@@ -19,7 +19,7 @@ from torch.distributed.pipelining import schedules
 
 from swift_ft.recovery.state import Path, TensorKind
 
-__all__ = ["Lane", "Parcel", "Place", "device_of", "fresh_on", "receive", "send"]
+__all__ = ["Lane", "Parcel", "Place", "device_of", "fresh_on", "receive", "send", "wait"]
 
 _BUCKET_BYTES = 4 * 2**20
 _IN_FLIGHT = 3
@@ -97,9 +97,9 @@ def send(parcel: Parcel, lane: Lane, on_bucket: Callable[[int], None] = lambda _
         flat = torch.cat([parcel.tensors[path].detach().reshape(-1).to(lane.device) for path in paths])
         under_way.append(lane.carry(flat))
         if len(under_way) == _IN_FLIGHT:
-            _wait(under_way.popleft())
+            wait(under_way.popleft())
     while under_way:
-        _wait(under_way.popleft())
+        wait(under_way.popleft())
 
 
 def fresh_on(device: torch.device) -> Place:
@@ -126,10 +126,10 @@ def receive(
         RuntimeError: as torch does, if somebody is gone.
     """
     lengths = torch.zeros(2, dtype=torch.int64, device=lane.device)
-    _wait(lane.carry(lengths))
+    wait(lane.carry(lengths))
     header_bytes, body_bytes = lengths.tolist()
     body = torch.empty(body_bytes, dtype=torch.uint8, device=lane.device)
-    _wait(lane.carry(body))
+    wait(lane.carry(body))
     raw = body.cpu().numpy().tobytes()
     header = json.loads(raw[:header_bytes])
     kinds = {
@@ -141,7 +141,7 @@ def receive(
 
     def unpack() -> None:
         work, flat, paths = under_way.popleft()
-        _wait(work)
+        wait(work)
         pieces = torch.split(flat, [_elements(kinds[path]) for path in paths])
         with torch.no_grad():
             for path, piece in zip(paths, pieces, strict=True):
@@ -175,7 +175,12 @@ def _buckets(kinds: Mapping[Path, TensorKind]) -> Iterator[list[Path]]:
         yield bucket
 
 
-def _wait(work: dist.Work) -> None:
+def wait(work: dist.Work) -> None:
+    """Wait for what was begun.
+
+    Raises:
+        RuntimeError: as torch does, if the other end is gone.
+    """
     schedules._wait_batch_p2p([work])  # as it is now: see `waits.py`
 
 

@@ -86,6 +86,13 @@ def test_sums_of_each_helper(tmp_path: Path, references: Any, monkeypatch: pytes
         torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_gradients_on_top_of_others(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros, of which only the replacement knows."""
+    run = run_with(tmp_path, monkeypatch, zeros=True)
+    assert_identical(run, references())
+    assert_helped(run, [0, 2, 3])
+
+
 def test_state_on_the_local_disk(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A helper may keep next to nothing of its own in memory."""
     run = run_with(tmp_path, monkeypatch, helper_memory_bytes=4096)

@@ -1,7 +1,8 @@
 """The example training with other arguments of attach_pipeline() (HELPING, as JSON).
 
 ``"build"`` among them says what is wrong with it: ``"none"`` is given, it ``"raises"``, or it makes a
-``"wider"`` module than the script. ``"norm"`` puts a BatchNorm into every stage.
+``"wider"`` module than the script. ``"norm"`` puts a BatchNorm into every stage. ``"zeros"`` leaves
+parameters with gradients of zero where the example leaves them with none.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
+import torch
 import train_swift
 from torch import nn
 
@@ -20,6 +22,7 @@ import swift_ft
 settings = json.loads(os.environ["HELPING"])
 fault = settings.pop("build", "")
 norm = settings.pop("norm", False)
+zeros = settings.pop("zeros", False)
 original = train_swift.build_stage
 
 
@@ -53,6 +56,13 @@ class Session(swift_ft.Session):
         super().attach_pipeline(schedule, **{**arguments, **settings})
 
 
+def zero_grad(self: torch.optim.Optimizer) -> None:
+    clear_gradients(self, set_to_none=False)
+
+
+if zeros:
+    clear_gradients = torch.optim.AdamW.zero_grad
+    torch.optim.AdamW.zero_grad = zero_grad  # type: ignore[method-assign, assignment]
 train_swift.build_stage = build_stage
 swift_ft.Session = Session  # type: ignore[misc]
 train_swift.main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -93,6 +94,27 @@ def test_microbatches_are_dealt_out_evenly(members: int, microbatches: int) -> N
     assert sorted(index for share in dealt for index in share) == list(range(microbatches))
     assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
     assert len(replay.microbatches_of(7, microbatches)) == min(map(len, dealt))  # owners have more to do
+
+
+@given(st.data(), st.integers(1, 9), st.integers(1, 20), st.integers(1, 3), st.booleans())
+def test_a_sum_meets_all_microbatches_in_their_order(
+    data: st.DataObject, helpers: int, microbatches: int, owners: int, begun: bool
+) -> None:
+    replay = SharedReplay(tuple(range(owners)), tuple(range(10, 10 + helpers)), 0, 1)
+    order = data.draw(st.permutations(range(microbatches)))
+    owner = data.draw(st.sampled_from(replay.owners))
+    way = replay.legs(order, owner, begun=begun)
+    assert [microbatch for leg in way for microbatch in leg.microbatches] == [*order]
+    for leg in way:
+        assert set(leg.microbatches) <= set(replay.microbatches_of(leg.rank, microbatches))
+    assert way[-1].rank == owner
+    assert not begun or way[0].rank == owner
+    assert all(one.rank != other.rank for one, other in itertools.pairwise(way))
+
+
+def test_the_usual_order_takes_one_leg_for_each_member() -> None:
+    replay = SharedReplay((7,), (1, 2, 3), 0, 1)
+    assert [leg.rank for leg in replay.legs(range(8), 7, begun=False)] == [1, 2, 3, 7]
 
 
 def recovering() -> State:
