@@ -146,8 +146,20 @@ class Coordinator:
                 return done  # else somebody still computes: heartbeats tell if it does not
 
     def wait_for_commit(self, iteration: int, timeout_s: float) -> None:
-        """Wait until a checkpoint is committed; a warning if it is not in time."""
-        if self.follower.wait_for(lambda s: (s.committed or 0) >= iteration, timeout_s) is None:
+        """Wait until a checkpoint is committed; a warning if it is not in time.
+
+        To be called when all have told of their parts: a part that is missing then will not come. Its keeper
+        was lost while it wrote, and no replica stands at that iteration any more.
+        """
+
+        def done(state: State) -> bool:
+            return (state.committed or 0) >= iteration
+
+        def over(state: State) -> bool:
+            return done(state) or len(state.durable.get(iteration, {})) < state.world
+
+        state = self.follower.wait_for(over, timeout_s)
+        if state is None or not done(state):
             warnings.warn(f"The last checkpoint, of iteration {iteration}, is not committed.", stacklevel=1)
 
     def lose_touch(self, cause: str) -> None:

@@ -270,6 +270,7 @@ class Executor:
             self.recover()
             return False
         self._log.flush()
+        self._saver.wait_for_part()
         coordinator.tell_progress(self.iteration, "finished", bytes_logged=self.bytes_logged)
         coordinator.tell(ev.Finished(self._context.rank, state.generation))
         state = coordinator.wait_for_finish()

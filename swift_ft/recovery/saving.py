@@ -7,6 +7,8 @@ parts of the others are deleted when a later one is.
 
 from __future__ import annotations
 
+import time
+
 from swift_ft.config import WorkerContext
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import Checkpointer
@@ -16,6 +18,9 @@ from swift_ft.recovery.ladder import keeper_of
 from swift_ft.recovery.worker_log import WorkerLog
 
 __all__ = ["Saver"]
+
+_LOOK_S = 0.1
+"""Between two looks whether somebody was lost, while a part is being written."""
 
 
 class Saver:
@@ -86,11 +91,17 @@ class Saver:
         else:  # nothing is committed before the keeper has told the same
             durable()
 
+    def wait_for_part(self) -> None:
+        """Wait for a part that is being written, to be told of before anything that is told afterwards."""
+        deadline = time.monotonic() + self._context.timeouts.flush_s
+        while not self._checkpointer.wait(_LOOK_S) and time.monotonic() < deadline:
+            if self._coordinator.disturbed(self._coordinator.state):
+                return
+
     def finish(self, iteration: int) -> None:
-        """Wait for a part that is being written, and for the commit of the last regular checkpoint.
+        """When all have told of their last parts, wait for the commit of the last regular checkpoint.
 
         Not for that of an early one: others may have learned of it too late.
         """
-        flush_s = self._context.timeouts.flush_s
-        self._checkpointer.wait(flush_s)
-        self._coordinator.wait_for_commit(iteration - iteration % self.every, flush_s)
+        last = iteration - iteration % self.every
+        self._coordinator.wait_for_commit(last, self._context.timeouts.flush_s)

@@ -25,6 +25,8 @@ class Job:
         self.told: list[ev.Event] = []
         self.waited_for: list[object] = []
         self.idle = True
+        self.looks_until_idle: int | None = None
+        self.lost = False
         self.log = SimpleNamespace(generation=3)
         self.folder = CheckpointFolder(cast(Any, None))
         self.being_written: dict[str, Callable[[], None]] = {}
@@ -40,7 +42,11 @@ class Job:
     def wait(self, timeout_s: float) -> bool:
         if timeout_s:
             self.waited_for.append("the part")
+            self.idle |= len(self.waited_for) == self.looks_until_idle
         return self.idle
+
+    def disturbed(self, state: State) -> bool:
+        return self.lost
 
     def wait_for_commit(self, iteration: int, timeout_s: float) -> None:
         self.waited_for.append(iteration)
@@ -117,6 +123,18 @@ def test_the_commit_of_the_last_regular_checkpoint_is_waited_for(job: Job) -> No
     """One that was asked for may lack a part for ever."""
     job.state = State(wanted=33)
     job.saver.finish(33)
-    assert job.waited_for == ["the part", 20]
     job.saver.finish(40)
-    assert job.waited_for == ["the part", 20, "the part", 40]
+    assert job.waited_for == [20, 40]
+
+
+def test_a_part_that_is_being_written_is_waited_for(job: Job) -> None:
+    job.idle = False
+    job.looks_until_idle = 3
+    job.saver.wait_for_part()
+    assert job.waited_for == ["the part"] * 3
+
+
+def test_a_loss_ends_the_wait_for_a_part(job: Job) -> None:
+    job.idle, job.lost = False, True
+    job.saver.wait_for_part()
+    assert job.waited_for == ["the part"]
