@@ -15,7 +15,8 @@ from swift_ft.determinism import seed_step
 from swift_ft.errors import CannotHelpError, CheckpointError, RecoveryError, SwiftError
 from swift_ft.logging import Direction, LogOptions, Store
 from swift_ft.metrics import SessionMetrics
-from swift_ft.planning.forecast import Forecast, Worker, forecast
+from swift_ft.planning.forecast import Forecast, forecast
+from swift_ft.planning.job import Worker
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder
 from swift_ft.recovery.claim import claim_store

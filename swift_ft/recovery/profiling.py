@@ -21,7 +21,7 @@ from torch.distributed.pipelining import schedules
 from swift_ft.config import WorkerContext
 from swift_ft.errors import UsageError
 from swift_ft.logging import Account
-from swift_ft.planning.forecast import Job, Measured, Worker
+from swift_ft.planning.job import Job, Measured, Worker
 from swift_ft.profile import Profile, write_profile
 from swift_ft.recovery.state import TrainingState, bytes_of
 from swift_ft.recovery.transfer import device_of

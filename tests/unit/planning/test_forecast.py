@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from swift_ft.errors import UsageError
 from swift_ft.planning.chain import ChainProfile
-from swift_ft.planning.forecast import Job, Measured, Protection, Worker, forecast
+from swift_ft.planning.forecast import Protection, forecast
 from swift_ft.planning.grouping import evaluate_groups
+from swift_ft.planning.job import Job, Measured, Worker
 from swift_ft.recovery.events import Reported
 from swift_ft.recovery.plan import Way, make_plan
 

@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import HashStore
 from swift_ft.config import Timeouts, WorkerContext
 from swift_ft.errors import UsageError
 from swift_ft.logging import Account
-from swift_ft.planning.forecast import Worker
+from swift_ft.planning.job import Worker
 from swift_ft.recovery.profiling import Profiler
 from swift_ft.recovery.state import TrainingState
 

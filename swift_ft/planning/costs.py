@@ -1,0 +1,151 @@
+"""Seconds that a way back would take, from what the workers of a job have measured (paper §5.3, §5.4). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from statistics import median
+
+from swift_ft.planning.advisor import Advice, LoggingQuestion, advise
+from swift_ft.planning.job import Job, Measured
+from swift_ft.planning.presets import Fact
+from swift_ft.recovery.plan import Task
+
+__all__ = ["Costs", "times", "total"]
+
+
+class Costs:
+    """What things take. All workers are taken to measure alike where one has not; None where nobody has.
+
+    Args:
+        job: the training.
+
+    Attributes:
+        iteration_s: seconds of an iteration, on the slowest worker.
+        link: bytes per second from machine to machine.
+        copy: bytes per second from a device to the host.
+        save: bytes per second at which a worker writes its part of a checkpoint.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.iteration_s = self._of(lambda m: m.iteration_s, max)
+        self.link = self._of(lambda m: m.link_bytes_per_s, median)
+        self.copy = self._of(lambda m: m.copy_bytes_per_s, median)
+        self.save = self._of(lambda m: m.save_bytes_per_s, median)
+
+    def _of(
+        self, read: Callable[[Measured], float | None], take: Callable[[Sequence[float]], float]
+    ) -> float | None:
+        found = [value for worker in self.job.workers if (value := read(worker.measured)) is not None]
+        return take(found) if found else None
+
+    def _state(self, ranks: Set[int]) -> list[int] | None:
+        sizes = [self.job.workers[rank].measured.state_bytes for rank in sorted(ranks)]
+        return None if None in sizes else [size for size in sizes if size is not None]
+
+    def load_s(self, ranks: Set[int]) -> float | None:
+        """Each loads its own part, all at once, as fast as one was written."""
+        sizes = self._state(ranks)
+        return _over(max(sizes, default=0), self.save) if sizes is not None else None
+
+    def transfer_s(self, ranks: Set[int]) -> float | None:
+        """Over the one link of the lost machine."""
+        sizes = self._state(ranks)
+        return _over(sum(sizes), self.link) if sizes is not None else None
+
+    def replay_s(self, tasks: Mapping[int, Task]) -> float | None:
+        """Seconds per iteration of the slowest portion, each as a group of §5.3."""
+        replaying = {rank: task.portion or (rank,) for rank, task in tasks.items() if task.load is not None}
+        return _largest([self._portion_s(ranks) for ranks in set(replaying.values())])
+
+    def _portion_s(self, ranks: tuple[int, ...]) -> float | None:
+        """``R(G)``: the computation of its machines, and what they send each other over the link."""
+        by_slot: dict[int, list[float | None]] = {}
+        for rank in ranks:
+            compute_s = self.job.workers[rank].measured.compute_s
+            by_slot.setdefault(rank // self.job.per_machine, []).append(compute_s)
+        inside = sum(
+            size
+            for rank in ranks
+            for slot, size in self.job.workers[rank].measured.sent.items()
+            if slot in by_slot and slot != rank // self.job.per_machine
+        )
+        return total(*map(_largest, by_slot.values()), _over(inside, self.link))
+
+    def advice(self, replays: Sequence[float | None]) -> Advice | None:
+        """Whether logging is worth it (§5.4).
+
+        Args:
+            replays: seconds of the replay, for each of the machines that it would bring back.
+        """
+        job, ranks = self.job, range(len(self.job.workers))
+        parts = {worker.holds: rank for rank, worker in enumerate(job.workers)}
+        state = self._state(set(parts.values()))
+        again = [seconds for seconds in replays if seconds is not None]
+        bubbles = [worker.measured.bubble_s for worker in job.workers]
+        if not again or not state or self.copy is None or not self.iteration_s or None in bubbles:
+            return None
+        copy = self.copy
+        # The sender whose bubble leaves least room: the one that would slow the others down.
+        tight = max(ranks, key=lambda rank: job.logged(rank) / copy - (bubbles[rank] or 0.0))
+        return advise(
+            LoggingQuestion(
+                log_bytes_per_iteration=sum(map(job.logged, ranks)),
+                busiest_sender_bytes=job.logged(tight),
+                model_bytes=sum(state),
+                checkpoint_interval=job.checkpoint_interval,
+                iteration_s=self.iteration_s,
+                copy_bandwidth=copy,
+                bubble=min((bubbles[tight] or 0.0) / self.iteration_s, 0.999),
+                replay_s=sum(again) / len(again) / job.lost_iterations,
+            )
+        )
+
+    def facts(self) -> tuple[Fact, ...]:
+        """What was measured, and what was assumed."""
+        job = self.job
+        logged = sum(map(job.logged, range(len(job.workers))))
+        found = (
+            ("iterations to make up for", job.lost_iterations, "", "assumed: half a checkpoint interval"),
+            ("iteration", self.iteration_s, "s", "measured: the slowest worker's median"),
+            ("logged per iteration", logged if self.iteration_s else None, "bytes", "measured, all workers"),
+            ("state of the largest worker", self._largest_state(), "bytes", "measured"),
+            ("link between machines", self.link, "bytes/s", "measured: a short message, at the start"),
+            ("copy to the host", self.copy, "bytes/s", "measured: a short copy, at the start"),
+            ("writing a checkpoint", self.save, "bytes/s", "measured, per worker: the last part"),
+            ("loading a checkpoint", self.save, "bytes/s", "assumed: as fast as writing"),
+        )
+        return tuple(Fact(name, value, unit, source) for name, value, unit, source in found if value)
+
+    def _largest_state(self) -> float | None:
+        return self._of(lambda m: m.state_bytes, max)
+
+    def unknown(self) -> tuple[str, ...]:
+        """What is missing for an answer in seconds."""
+        if any(worker.measured.iteration_s is None for worker in self.job.workers):
+            return ("Not all is measured yet: ask again after the first ten iterations.",)
+        if self.save is None:
+            return ("No part of a checkpoint has been written yet: ask again after the first one.",)
+        return ()
+
+
+def times(count: float, seconds: float | None) -> float | None:
+    """Seconds, so often."""
+    return None if seconds is None else count * seconds
+
+
+def _over(size: float, rate: float | None) -> float | None:
+    """Seconds for some bytes; nothing takes no time at any rate."""
+    if not size:
+        return 0.0
+    return None if not rate else size / rate
+
+
+def total(*parts: float | None) -> float | None:
+    """Seconds, one after the other."""
+    return None if None in parts else sum(part for part in parts if part is not None)
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known, default=0.0) if len(known) == len(values) else None
