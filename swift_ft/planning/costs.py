@@ -1,4 +1,4 @@
-"""Seconds that a way back would take, from what the workers of a job have measured (paper §5.3, §5.4). Pure."""
+"""Seconds that a way back takes, from what the workers of a job have measured (paper §5.3, §5.4). Pure."""
 
 from __future__ import annotations
 
