@@ -8,8 +8,7 @@
 
 All ways meet the same failure, in turns; PNG and JSON go to --out. What the paper states in numbers stands
 beside (paper/published.py). Left out, since nothing of the kind is here to be measured: CheckFreq, Elastic
-Horovod, and synchronous logging. A repetition took eight minutes
-on two cores beside other load.
+Horovod, and synchronous logging. A repetition takes some minutes on two cores.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,7 @@ import pytest
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.checkpoint import CheckpointFolder
+from swift_ft.recovery.coordinator import Coordinator
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.saving import Saver
 
@@ -138,3 +140,33 @@ def test_a_loss_ends_the_wait_for_a_part(job: Job) -> None:
     job.idle, job.lost = False, True
     job.saver.wait_for_part()
     assert job.waited_for == ["the part"]
+
+
+class Told:
+    """A follower of a job whose state is known."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.waiting = False
+
+    def wait_for(self, condition: Callable[[State], bool], timeout_s: float) -> State | None:
+        self.waiting = not condition(self.state)
+        return None if self.waiting else self.state
+
+
+@pytest.mark.parametrize(
+    ("committed", "parts", "waits"),
+    [
+        (40, {}, False),
+        (20, {0: "a", 1: "b"}, True),  # somebody is about to write the marker
+        (20, {1: "b"}, False),  # its keeper was lost
+        (20, {}, False),
+    ],
+)
+def test_a_commit_is_waited_for_while_it_can_come(committed: int, parts: dict[int, str], waits: bool) -> None:
+    state = State(machines=2, workers=1, committed=committed, durable={40: parts} if parts else {})
+    coordinator = object.__new__(Coordinator)
+    coordinator.follower = told = cast(Any, Told(state))
+    with nullcontext() if committed == 40 else pytest.warns(match="of iteration 40, is not committed"):
+        coordinator.wait_for_commit(40, 7.0)
+    assert told.waiting == waits
