@@ -351,7 +351,7 @@ def as_json(
     return {
         "machine": machine(),
         "note": note,
-        "failure": asdict(failure),
+        "failure": {**asdict(failure), "script": failure.script.name},
         "pipelines": {name: [asdict(one) for one in runs] for name, runs in samples.pipelines.items()},
         "replicas": {name: [asdict(one) for one in runs] for name, runs in samples.replicas.items()},
         "shorter_percent": {
