@@ -178,8 +178,8 @@ def _machines(slots: Set[int]) -> str:
 
 
 def _row(way: WayBack) -> tuple[str, ...]:
-    times = (way.expected_s, way.load_s, way.transfer_s, way.again_s, way.checkpoint_s)
-    shown = ["?" if seconds is None else format_seconds(seconds) for seconds in times]
+    spans = (way.expected_s, way.load_s, way.transfer_s, way.again_s, way.checkpoint_s)
+    shown = ["?" if seconds is None else format_seconds(seconds) for seconds in spans]
     return (str(way.machine), way.way, *shown, way.why)
 
 

@@ -142,7 +142,7 @@ class Member:
         if self.mode == HelpMode.ALLREDUCE:
             return gradients.by_member(self.shared.members, self.chain.take_gradients(stage))
         way = self.shared.legs(self.chain.order.added(stage), owner, begun=begun)
-        return gradients.in_order(way, {m: computed.gradients[stage] for m, computed in own.items()})
+        return gradients.in_order(way, {m: computed.gradients.pop(stage) for m, computed in own.items()})
 
     def _stages(self) -> list[tuple[int, int]]:
         return [(stage, self.holders[stage]) for stage in self.chain.stages]
