@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,19 @@ def test_on_failure_packed_segments_come_from_the_local_tier(
         assert lines[-1]["log"]["store_bytes_per_s"] > 0
 
 
+def free_ports(count: int) -> int:
+    """The first of some in a row that are free, and that the kernel gives to nobody who asks for any."""
+    for first in range(20_000, 30_000, count):
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise OSError("no free ports")
+
+
 def test_metrics_say_what_every_iteration_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes are those of the formula in §5.4: what crosses between machines, to the byte."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1] - 4  # four in a row are most probably free where one is
+    port = free_ports(4)
     run = run_with(tmp_path, monkeypatch, session={}, flags=["--metrics-port", str(port)])
     assert run.code == 0, run.output[-3000:]
     for rank in range(4):
