@@ -42,7 +42,7 @@ class HelpMode(StrEnum):
     ORDERED = "ordered"
     """In the original order, one by one: the rebuilt state is bit-identical."""
     ALLREDUCE = "allreduce"
-    """Each member adds up its own first: the least to send, with other roundings."""
+    """Each member adds up its own at once: the least to keep and to wait for, with other roundings."""
 
 
 @dataclass(frozen=True, slots=True)
