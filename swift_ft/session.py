@@ -162,7 +162,8 @@ class Session:
                 compute microbatches of a lost stage, and a replay takes so much less time. Each stage is
                 sent to them with its data, and random numbers are derived as ever.
             mode: ``"ordered"`` adds gradients up one by one, in the original order: the rebuilt state is
-                bit-identical. ``"allreduce"`` adds up each helper's at once: less memory and waiting, other roundings.
+                bit-identical. ``"allreduce"`` adds up each helper's at once: less memory and waiting, and
+                other roundings.
             helper_memory_bytes: what a helper's own state may take of the host's memory meanwhile; the rest
                 of it goes to the local disk. No limit by default.
         """
