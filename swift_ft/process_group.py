@@ -9,19 +9,20 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from swift_ft.recovery.failures import is_communication
+from swift_ft.waits import Waits
 
 __all__ = ["GenerationGroup"]
-
-_FORMING = "_new_process_group_helper"
 
 STUCK_S = 10.0
 """After an abort, for a call of torch's communication to end: it takes milliseconds."""
@@ -34,7 +35,7 @@ class GenerationGroup:
         rendezvous: a client of the rendezvous store that belongs to the training thread.
         rank: this worker.
         world: number of workers.
-        timeout_s: for forming a group.
+        timeout_s: for forming a group. What the script does with it may take as long as it allowed itself.
 
     Attributes:
         close: of those that replay together, with helpers; ends with the default group.
@@ -46,7 +47,8 @@ class GenerationGroup:
         self._world = world
         self._timeout_s = timeout_s
         self._backend: str | None = None
-        self._operation_timeout: timedelta | None = None
+        self._patience = timedelta(seconds=timeout_s)  # the script's, from its own group on
+        self._waits = Waits()
         self._lock = threading.Lock()
         self._sockets: dict[int, str] = {}
         self._forming: dict[int, str] | None = None  # connections that were open before
@@ -102,8 +104,6 @@ class GenerationGroup:
             renewed(self._some(ranks, members_only=True))
         with self._lock:
             self._sockets, self._forming = _new_connections(before), None
-        if self._operation_timeout is not None:
-            dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
 
     def join_portion(self, name: str, portion: tuple[int, ...], *, closely: bool = False) -> None:
         """Form a group in which only some take part: those that replay together, and are all there.
@@ -122,45 +122,30 @@ class GenerationGroup:
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
         self._forming = before = _tcp_connections()
         self._initialise(PrefixStore(f"replays/{name}", self._rendezvous))
-        works = []
+        connections = []
         for ranks, renewed in self._followed:
             group = self._some(ranks, members_only=True)
-            works += self._first_messages(group, [rank for rank in portion if rank in ranks])
+            connections += [(group, rank) for rank in portion if rank in ranks and rank != self._rank]
             renewed(group)
-        for work, _ in works:
-            work.wait()
+        self._waits.call_or_abort(partial(_first_messages, connections), self._timeout_s)
         if closely:
             os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
             self.close = self._some(list(portion), members_only=True)
         with self._lock:
             self._sockets, self._forming = _new_connections(before), None
-        if self._operation_timeout is not None:
-            dist.distributed_c10d._set_pg_timeout(self._operation_timeout)
-
-    def _first_messages(
-        self, group: dist.ProcessGroup, ranks: list[int]
-    ) -> list[tuple[dist.Work, torch.Tensor]]:
-        """One on each connection: what is not connected yet could not be shut down by an abort."""
-        works = []
-        for other in ranks:
-            for exchange in (dist.isend, dist.irecv) if other != self._rank else ():
-                tensor = torch.zeros(1)
-                work = exchange(tensor, other, group=group)
-                assert work is not None
-                works.append((work, tensor))
-        return works
 
     def _initialise(self, store: Store) -> None:
         # Names are numbers. A group that could not be formed has used one up, which newcomers do not know.
         dist.distributed_c10d._world.group_count = 0
         hook = sys.excepthook
-        dist.init_process_group(
-            self._backend,
-            store=store,
-            rank=self._rank,
-            world_size=self._world,
-            timeout=timedelta(seconds=self._timeout_s),
-        )
+        with self._formed_apart():
+            dist.init_process_group(
+                self._backend,
+                store=store,
+                rank=self._rank,
+                world_size=self._world,
+                timeout=self._patience,
+            )
         sys.excepthook = hook  # torch puts one more around it each time
 
     @contextlib.contextmanager
@@ -185,13 +170,32 @@ class GenerationGroup:
         assert world is not None
         if len(ranks) == self._world:
             return world
-        # A group of the script's has the script's patience with each operation.
-        patience = self._operation_timeout if members_only else None
-        timeout = patience or timedelta(seconds=self._timeout_s)
-        group: dist.ProcessGroup = dist.new_group(
-            ranks, timeout=timeout, use_local_synchronization=members_only
-        )
+        with self._formed_apart():
+            group: dist.ProcessGroup = dist.new_group(
+                ranks, timeout=self._patience, use_local_synchronization=members_only
+            )
         return group
+
+    @contextlib.contextmanager
+    def _formed_apart(self) -> Iterator[None]:
+        """Within the block, torch's groups over gloo are formed in another thread, and in time.
+
+        gloo takes one timeout, for each later message, for an address that is not there yet, and five times
+        that for a peer that does not connect.
+        """
+        waits, timeout_s = self._waits, self._timeout_s
+        module: Any = dist.distributed_c10d
+        original: type[dist.ProcessGroupGloo] = module.ProcessGroupGloo
+
+        class FormedApart(original):  # type: ignore[misc, valid-type]  # a variable
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                waits.call_or_abort(partial(original.__init__, self, *args, **kwargs), timeout_s)
+
+        module.ProcessGroupGloo = FormedApart
+        try:
+            yield
+        finally:
+            module.ProcessGroupGloo = original
 
     def give_up_soon(self) -> bool:
         """Let an operation on the group that the script made fail after this group's own deadline.
@@ -224,7 +228,7 @@ class GenerationGroup:
                 self._stuck.daemon = True
                 self._stuck.start()
             self._sockets = {}
-        for aborted in self._aborted:
+        for aborted in (self._waits.abort, *self._aborted):
             aborted()
 
     def _remember(self) -> None:
@@ -233,19 +237,28 @@ class GenerationGroup:
         assert group is not None
         self._backend = str(dist.distributed_c10d._world.pg_map[group][0])
         backend = group._get_backend(group._device_types[0])
-        self._operation_timeout = backend.options._timeout
+        self._patience = backend.options._timeout
+
+
+def _first_messages(connections: Sequence[tuple[dist.ProcessGroup, int]]) -> None:
+    """One each way: what is not connected yet could not be shut down by an abort."""
+    messages = [
+        (exchange(tensor, other, group=group), tensor)
+        for group, other in connections
+        for exchange, tensor in ((dist.isend, torch.zeros(1)), (dist.irecv, torch.zeros(1)))
+    ]
+    for work, _ in messages:
+        assert work is not None
+        work.wait()
 
 
 def _end_if_stuck() -> None:
     """Rarely, gloo forgets to wake a thread whose connection closed in the middle of a send.
 
-    Nothing else can wake it: it counts as dead, and is replaced. A thread that computes is left alone, and so
-    is one that forms a group, which ends by itself.
+    Nothing else can wake it: it counts as dead, and is replaced. A thread that computes is left alone.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is None or frame.f_code.co_name == _FORMING:
-        return
-    if is_communication(frame.f_code.co_filename, frame.f_code.co_name):
+    if frame is not None and is_communication(frame.f_code.co_filename, frame.f_code.co_name):
         print("swift_ft: gloo does not let go of this worker, which ends here", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 

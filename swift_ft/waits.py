@@ -1,16 +1,18 @@
-"""Waiting for a pipeline's messages so that an abort ends it, even where gloo forgets to.
+"""Waiting so that an abort ends it, even where gloo forgets to, or cannot.
 
 gloo (torch 2.13) loses a send whose peer dies right after it has said that it is ready to receive: whoever
-waits for that send waits for ever, and nothing can wake the thread. So another thread waits in the training
-thread's place, and the training thread waits for whichever comes first, the end of that or an abort.
+waits for that send waits for ever, and nothing can wake the thread. Nor can anything wake one that waits for
+a peer to connect. So another thread waits in the training thread's place, and the training thread waits for
+whichever comes first, the end of that or an abort.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
@@ -20,22 +22,42 @@ __all__ = ["Waits"]
 _GRACE_S = 0.5
 """After an abort, for the wait to end by itself, with the transport's own words: it takes milliseconds."""
 
+_T = TypeVar("_T")
 
-class _Wait:
-    """One wait that was handed over."""
 
-    def __init__(self, works: Sequence[dist.Work]) -> None:
-        self.works = works
+class _Call(Generic[_T]):
+    """One call that was handed over."""
+
+    def __init__(self, function: Callable[[], _T]) -> None:
+        self._function: Callable[[], _T] | None = function
+        self._returned: _T | None = None
+        self._error: BaseException | None = None
         self.over = threading.Event()
-        self.error: BaseException | None = None
+        self.lost = False
 
-    def wait_for_works(self) -> None:  # a name by which it is known that this communicates
+    def run(self) -> bool:
+        """Returns whether somebody still waits for it."""
+        assert self._function is not None
         try:
-            for work in self.works:
-                work.wait()
+            self._returned = self._function()
         except BaseException as error:  # carried over to who waits, whatever it is
-            self.error = error
+            self._error = error
         self.over.set()
+        return not self.lost
+
+    def lose(self) -> None:
+        """Wait no longer, unless it is over."""
+        if not self.over.is_set():
+            self.lost = True
+            self.over.set()
+
+    def outcome(self) -> _T:
+        """What it returned or raised. It forgets both, and the function: who holds them holds the group."""
+        returned, error = self._returned, self._error
+        self._function = self._returned = self._error = None
+        if error is not None:
+            raise error
+        return returned  # type: ignore[return-value]  # of a function that may return None
 
 
 class Waits:
@@ -46,8 +68,8 @@ class Waits:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._current: _Wait | None = None
-        self._requests: SimpleQueue[_Wait] | None = None
+        self._current: _Call[Any] | None = None
+        self._requests: SimpleQueue[_Call[Any]] | None = None
 
     def install(self) -> None:
         """From now on all schedules of this process wait here."""
@@ -60,47 +82,61 @@ class Waits:
         Raises:
             RuntimeError: as they do, or because they were aborted and do not end.
         """
-        if not works:
-            return
-        wait = _Wait(works)
+        if works:
+            self.call_or_abort(functools.partial(wait_for_works, works))
+
+    def call_or_abort(self, function: Callable[[], _T], timeout_s: float | None = None) -> _T:
+        """What a function returns that blocks in torch's communication.
+
+        Args:
+            function: called in another thread, which is left to itself if it does not end.
+            timeout_s: how long it may take, if its own deadlines are no good.
+
+        Raises:
+            RuntimeError: as the function does, or because it was aborted, or took too long, and does not end.
+        """
+        call = _Call(function)
+        del function
         with self._lock:
-            self._current = wait
+            self._current = call
             if self._requests is None:
                 self._requests = SimpleQueue()
                 threading.Thread(
                     target=_serve, args=(self._requests,), name="swift_ft waits", daemon=True
                 ).start()
-            self._requests.put(wait)
-        wait.over.wait()
+            self._requests.put(call)
+        in_time = call.over.wait(timeout_s)
         with self._lock:
             self._current = None
-            error, wait.error, wait.works = wait.error, None, ()  # who holds on to them holds the group
-            if error is _FORGOTTEN:
+            call.lose()
+            if call.lost:
                 self._requests = None  # its thread is lost, with the group that it waits in
-        if error is _FORGOTTEN:
+        if call.lost and in_time:
             raise RuntimeError("gloo did not end a wait whose connections were aborted")
-        if error is not None:
-            raise error
+        if call.lost:
+            raise RuntimeError(f"no answer within {timeout_s:g} s")
+        return call.outcome()
 
     def abort(self) -> None:
         """The connections were aborted. May be called from any thread."""
         with self._lock:
-            wait = self._current
-        if wait is not None:
-            timer = threading.Timer(_GRACE_S, _give_up, (wait,))
+            call = self._current
+        if call is not None:
+            timer = threading.Timer(_GRACE_S, self._give_up, (call,))
             timer.daemon = True
             timer.start()
 
-
-_FORGOTTEN = RuntimeError("forgotten")
-
-
-def _give_up(wait: _Wait) -> None:
-    if not wait.over.is_set():
-        wait.error = _FORGOTTEN
-        wait.over.set()
+    def _give_up(self, call: _Call[Any]) -> None:
+        with self._lock:
+            call.lose()
 
 
-def _serve(requests: SimpleQueue[_Wait]) -> None:
-    while True:
-        requests.get().wait_for_works()
+def wait_for_works(works: Sequence[dist.Work]) -> None:
+    """Wait for operations, under a name by which it is known that this communicates."""
+    for work in works:
+        work.wait()
+
+
+def _serve(requests: SimpleQueue[_Call[Any]]) -> None:
+    while requests.get().run():
+        pass

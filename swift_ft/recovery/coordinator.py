@@ -30,6 +30,7 @@ from swift_ft.recovery.checkpoint import CheckpointFolder
 from swift_ft.recovery.claim import tidy_store
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.journal import Follower, Journal
+from swift_ft.recovery.meeting import Meeting
 from swift_ft.recovery.orders import WorkerOrder, commit_due, worker_order
 
 __all__ = ["Coordinator"]
@@ -197,52 +198,43 @@ class Coordinator:
 
     def enter_group(self, generation: int) -> bool:
         """Form the group of a generation; False if it could not be formed and another one is due."""
-        limit_s = self.context.timeouts.group_s  # beyond that torch says who is missing
-        if not self._meet(
-            generation, WorkerOrder.RUN, f"groups/{generation}/", range(self.context.world), limit_s
-        ):
+        meeting = self._meeting(f"groups/{generation}", range(self.context.world))
+        limit_s = self.context.timeouts.group_s
+        if not self._meet(generation, WorkerOrder.RUN, meeting, limit_s):
             return False
-        return self._enter(generation, WorkerOrder.RUN, lambda: self.group.join(generation))
+        return self._enter(generation, meeting, lambda: self.group.join(generation))
 
     def enter_portion(self, generation: int, portion: tuple[int, ...], *, closely: bool = False) -> bool:
         """As :meth:`enter_group`, with those that replay together, once all of them are about to."""
-        if not self._meet(generation, WorkerOrder.EXECUTE, f"replays/{generation}/", portion):
+        meeting = self._meeting(f"replays/{generation}", portion)
+        if not self._meet(generation, WorkerOrder.EXECUTE, meeting):
             return False
-        return self._enter(
-            generation,
-            WorkerOrder.EXECUTE,
-            lambda: self.group.join_portion(str(generation), portion, closely=closely),
-        )
+        join = partial(self.group.join_portion, str(generation), portion, closely=closely)
+        return self._enter(generation, meeting, join)
+
+    def _meeting(self, place: str, ranks: Sequence[int]) -> Meeting:
+        return Meeting(self.rendezvous, place, self.context.rank, ranks)
 
     def _meet(
-        self,
-        generation: int,
-        meanwhile: WorkerOrder,
-        place: str,
-        ranks: Sequence[int],
-        limit_s: float = math.inf,
+        self, generation: int, meanwhile: WorkerOrder, meeting: Meeting, limit_s: float = math.inf
     ) -> bool:
-        """Wait until all who form a group are about to; False if another generation is due first.
-
-        A loss ends this wait at once, and one for an address that a lost worker never told only in time.
-        """
+        """Wait until all who form a group are about to; False if another generation is due first."""
         self._running, self._meanwhile = generation, meanwhile
         deadline = time.monotonic() + limit_s
-        here, all_here = f"{place}{min(ranks)}/here", f"{place}{min(ranks)}/all"
-        if self.rendezvous.add(here, 1) == len(ranks):
-            self.rendezvous.set(all_here, "")
-        while not self.rendezvous.check([all_here]) and time.monotonic() < deadline:
+        meeting.come()
+        while not meeting.complete() and time.monotonic() < deadline:
             if self.follower.wait_for(self.disturbed, _LOOK_S) is not None:
                 self._running = None
                 return False
         return True
 
-    def _enter(self, generation: int, meanwhile: WorkerOrder, join: Callable[[], None]) -> bool:
-        self._meanwhile = meanwhile
+    def _enter(self, generation: int, meeting: Meeting, join: Callable[[], None]) -> bool:
         try:
             join()
         except (DistError, RuntimeError) as error:
             cause = f"the group could not be formed: {str(error).splitlines()[0]}"
+            if absent := meeting.absent():
+                cause += f"; worker {', '.join(map(str, absent))} did not come"
         else:
             self._running = generation
             if not self.disturbed(self.state):

@@ -15,7 +15,7 @@ _COLLECTIVES = Path(dist.__file__).parent / "distributed_c10d.py"
 _WAITS = frozenset(
     {
         *("_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"),  # torch's
-        *("wait_for_works", "wait_or_abort"),  # swift_ft.waits
+        *("wait_for_works", "call_or_abort"),  # swift_ft.waits
     }
 )
 _ENGINES = frozenset({"_engine_run_backward", "_pre_forward"})

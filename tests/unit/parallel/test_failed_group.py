@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 FAILED = """
 import os, sys
 import torch.distributed as dist
@@ -33,29 +35,34 @@ def test_the_next_group_has_the_name_that_a_newcomer_expects() -> None:
     assert done.stdout.split() == ["1", "0"], done.stderr[-2000:]
 
 
-SILENT = """
-import os, threading
+TWO = """
+import os, sys, threading
+from datetime import timedelta
+import torch
 import torch.distributed as dist
 from swift_ft.process_group import GenerationGroup
 store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
 lives, alive = os.pipe()
-if os.fork() == 0:
+other = os.fork() == 0
+if other:
     os.close(alive), os.close(1), os.close(2)
-    port, rank = store.port, 1
-    store = dist.TCPStore("127.0.0.1", port, 1, is_master=False, wait_for_workers=False)
-    dist.isend = lambda *_, **__: os.read(lives, 1) or os._exit(0)  # when the other one has ended
-else:
-    rank = 0
-group = GenerationGroup(store, rank=rank, world=2, timeout_s=20)
+    store = dist.TCPStore("127.0.0.1", store.port, 1, is_master=False, wait_for_workers=False)
+def keep_silent():
+    os.read(lives, 1)  # until the first one has ended
+    os._exit(0)
+group = GenerationGroup(store, rank=int(other), world=2, timeout_s=20)
 group._backend = "gloo"
 group._followed.append(([0, 1], lambda _: None))  # as that of a pipeline
+"""
+
+FIRST_MESSAGE = """
 isend = dist.isend
-def tell(*message, **more):  # the other one has all that it needs to be connected
-    work = isend(*message, **more)
-    threading.Timer(0.5, group.abort).start()
-    return work
-if rank == 0:
-    dist.isend = tell
+def tell(*message, **more):
+    if other:
+        keep_silent()
+    threading.Timer(0.1, group.abort).start()
+    return isend(*message, **more)  # one of the two listens: it waits here until the other one connects
+dist.isend = tell
 try:
     group.join_portion("1", (0, 1))
 except RuntimeError as error:
@@ -63,10 +70,45 @@ except RuntimeError as error:
 os._exit(0)
 """
 
+ADDRESS = """
+if other:
+    keep_silent()
+threading.Timer(0.1, group.abort).start()
+try:
+    group.join(1)
+except RuntimeError as error:
+    print(error)
+os._exit(0)
+"""
 
-def test_an_abort_ends_the_first_exchange_of_those_who_replay() -> None:
-    """Otherwise torch's own deadline would: the other one is there, and says nothing."""
-    command = [sys.executable, "-c", textwrap.dedent(SILENT)]
+PATIENCE = """
+group._patience = timedelta(seconds=0.5)
+group.join(1)
+if other:
+    keep_silent()
+try:
+    dist.recv(torch.zeros(1), 1)
+except RuntimeError as error:
+    print(error)
+os._exit(0)
+"""
+
+
+def run_two(script: str) -> str:
+    """What the first of two workers prints, while the other one keeps silent."""
+    command = [sys.executable, "-c", TWO + script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout, done.stderr[-2000:]
-    assert "Timed out" not in done.stdout, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", [FIRST_MESSAGE, ADDRESS], ids=["first message", "address"])
+def test_an_abort_ends_the_forming(script: str) -> None:
+    """Otherwise a deadline would: the other one is there, and says nothing."""
+    told = run_two(script)
+    assert "connections were aborted" in told or "Connection closed" in told, told
+
+
+def test_a_message_may_take_as_long_as_the_script_allows() -> None:
+    """And not as long as the forming of a group."""
+    assert "Timed out waiting 500ms for recv" in run_two(PATIENCE)

@@ -75,6 +75,14 @@ def test_a_wait_that_ends_by_itself_tells_its_own_error(monkeypatch: pytest.Monk
     aborting.join(60)
 
 
+def test_a_call_that_takes_too_long_is_left_to_itself() -> None:
+    one, stuck = waits.Waits(), Work(ends=False)
+    with pytest.raises(RuntimeError, match=r"no answer within 0\.05 s"):
+        one.call_or_abort(stuck.wait, 0.05)
+    assert one.call_or_abort(lambda: "another thread's", 60.0) == "another thread's"
+    stuck.may_end.set()
+
+
 def test_an_abort_between_two_waits_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "_GRACE_S", 0.0)
     one = waits.Waits()
