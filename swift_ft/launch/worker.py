@@ -8,6 +8,7 @@ import os
 import runpy
 import socket
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -18,8 +19,12 @@ from swift_ft.config import EXIT_USAGE
 from swift_ft.data_parallel import join_without_sync
 from swift_ft.errors import GaveUpError, UsageError
 from swift_ft.launch.control import WorkerLine
+from swift_ft.recovery.failures import is_broken_communication
 
 __all__ = ["WorkerJob", "run_worker", "worker_line"]
+
+_FOLLOWS_S = 1.0
+"""A broken connection may follow from what another worker fails of: that one tells first, and is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,8 @@ def _run_script(job: WorkerJob, line: WorkerLine) -> int:
         return 1
     except BaseException as error:
         traceback.print_exc()
+        if is_broken_communication(error):
+            time.sleep(_FOLLOWS_S)
         line.tell(failed=f"{type(error).__name__}: {error}"[:2000], exit_code=1)
         return 1
     _run_exit_handlers()

@@ -13,10 +13,8 @@ dist.init_process_group("gloo")
 total = torch.ones(1) * dist.get_rank()
 dist.all_reduce(total)
 print(f"sum {total.item()}", flush=True)
-if "raise" in sys.argv:
-    if rank == "1":
-        raise ValueError("on purpose")
-    sys.exit()  # in the barrier it would fail too, and perhaps be the first to tell
+if rank == "1" and "raise" in sys.argv:
+    raise ValueError("on purpose")  # the others fail too, in the barrier
 if rank == "1" and attempt == "1" and "die" in sys.argv:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
