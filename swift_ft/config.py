@@ -30,6 +30,7 @@ class Timeouts:
         group_s: for the forming of a process group.
         flush_s: for bringing queued log messages to where others can read them after a failure, and for a
             segment that a replay needs and that is not there yet.
+        checkpoint_s: at the end of a run, for the last checkpoint.
     """
 
     heartbeat_s: float = 10.0
@@ -38,6 +39,7 @@ class Timeouts:
     join_s: float = 600.0
     group_s: float = 30.0
     flush_s: float = 120.0
+    checkpoint_s: float = 3600.0
 
     def to_text(self) -> str:
         """For an environment variable."""

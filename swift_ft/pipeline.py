@@ -8,7 +8,7 @@ its coalesced NCCL path only for the plain class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
 from swift_ft.determinism import set_random_state
 from swift_ft.errors import UnsupportedError
 from swift_ft.logging import Direction, MessageKey
-from swift_ft.microbatch import Computed, Inputs, SharedSteps, autocast_here, why_not_apart
+from swift_ft.microbatch import Computed, Gradients, Inputs, SharedSteps, autocast_here, why_not_apart
 from swift_ft.routes import Route, receives, sends
 from swift_ft.shapes import ShapeExchange, prepare_stage
 from swift_ft.traffic import Message, Traffic
@@ -226,28 +226,24 @@ class PipelineHook:
                 original(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
                 return
             args, kwargs = schedule._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-            begun = [
-                stage.stage_index
-                for stage in self.stages
-                if any(parameter.grad is not None for parameter in stage.submod.parameters())
-            ]
+            had = {s.stage_index: [p.grad for p in s.submod.parameters()] for s in self.stages}
+            begun = [index for index, own in had.items() if any(gradient is not None for gradient in own)]
             inputs = Inputs(args, kwargs, target_mbs, loss_kwargs, return_outputs, begun, autocast_here())
-            self._share_step(self.shared, inputs, losses)
+            self._share_step(self.shared, inputs, had, losses)
 
         schedule._step_microbatches = step_microbatches
 
-    def _share_step(self, shared: SharedSteps, inputs: Inputs, losses: list[Any] | None) -> None:
+    def _share_step(
+        self, shared: SharedSteps, inputs: Inputs, had: Mapping[int, Gradients], losses: list[Any] | None
+    ) -> None:
         """Leave everything as the schedule would, which does not run."""
         schedule: Any = self._schedule
-        parameters = {stage.stage_index: [*stage.submod.parameters()] for stage in self.stages}
-        had = {stage: [parameter.grad for parameter in own] for stage, own in parameters.items()}
         results, gradients = shared.step(self._traffic.iteration, inputs, had)
         ordered = [results[microbatch] for microbatch in range(self.microbatches)]
         for stage in self.stages:
             index = stage.stage_index
-            for parameter, before, gradient in zip(
-                parameters[index], had[index], gradients[index], strict=True
-            ):
+            parameters = stage.submod.parameters()
+            for parameter, before, gradient in zip(parameters, had[index], gradients[index], strict=True):
                 if before is None or gradient is None:
                     parameter.grad = gradient
                 else:  # in place, as autograd adds

@@ -319,11 +319,17 @@ class Coordinator:
             warnings.warn(f"Cleaning up after the last iteration failed: {error}", stacklevel=1)
 
     def settle(self, timeout_s: float) -> None:
-        """After the last iteration: wait until the housekeeping is done."""
-        deadline = time.monotonic() + timeout_s
+        """After the last iteration: wait until the housekeeping is done; a warning if it is not in time."""
         if self.context.rank == 0:
             self._housekeeper.submit(self._tidy)
-        self._housekeeper.submit(lambda: None).result(max(0.1, deadline - time.monotonic()))
+        try:
+            self._housekeeper.submit(lambda: None).result(timeout_s)
+        except TimeoutError:
+            warnings.warn(
+                f"Cleaning up after the last iteration took longer than {timeout_s:g} s: old files are left "
+                "in the store.",
+                stacklevel=1,
+            )
 
     def announce_fault(self, fault: str) -> bool:
         """Tell that a test's fault is about to happen; False if it happened before."""

@@ -13,7 +13,7 @@ from typing import Any
 from swift_ft.config import WorkerContext
 from swift_ft.determinism import seed_step
 from swift_ft.errors import CannotHelpError, CheckpointError, RecoveryError, SwiftError
-from swift_ft.logging import Direction, LogOptions, Store
+from swift_ft.logging import LogOptions, Store
 from swift_ft.metrics import SessionMetrics
 from swift_ft.planning.forecast import Forecast, forecast
 from swift_ft.planning.job import Worker
@@ -56,7 +56,6 @@ class Executor:
         seed: of all random state inside steps.
         log: how messages are logged; the budget is this worker's share.
         groups: by machine; those of one group recover together.
-
     """
 
     def __init__(
@@ -76,7 +75,9 @@ class Executor:
         self._store = store
         self._seed = seed
         self._groups = groups
-        self._checkpointer = Checkpointer(CheckpointFolder(store), state, self._part_written)
+        self._checkpointer = Checkpointer(
+            CheckpointFolder(store), state, lambda iteration: self._injector.at(Point.CHECKPOINT, iteration)
+        )
         self._rollback = Rollback(state)
         self._log = WorkerLog(store, context, log)
         self._tensors = state.tensors
@@ -99,10 +100,11 @@ class Executor:
             agent_pid=context.agent_pid,
             announce=self._coordinator.announce_fault,
             break_connections=self._coordinator.group.abort,
+            replaying=lambda: self.replaying,
         )
         self._saver = Saver(context, self._coordinator, self._checkpointer, self._log, every=checkpoint_every)
         self._replicas = Replicas(
-            state, self._coordinator.rendezvous, self._coordinator.group, self._averaging
+            state, self._coordinator.rendezvous, self._coordinator.group, self._injector.live_at
         )
         self.profiler = Profiler(
             context, self._coordinator.rendezvous, state, lambda: self._checkpointer.bytes_per_s
@@ -111,7 +113,9 @@ class Executor:
             context.rank, self._standing, self._replicas, self._rollback, self._coordinator
         )
         for optimizer in state.optimizers.values():
-            optimizer.register_step_post_hook(self._updating)
+            optimizer.register_step_post_hook(
+                lambda *_: self._injector.live_at(Point.OPTIMIZER, self.iteration)
+            )
 
     def attach_pipeline(self, schedule: Any, helping: Helping) -> None:
         """See :meth:`swift_ft.Session.attach_pipeline`."""
@@ -123,7 +127,7 @@ class Executor:
             log=self._log,
             rendezvous=self._coordinator.rendezvous,
             group=self._coordinator.group,
-            on_compute=self._computing,
+            on_compute=self._injector.computing,
             helping=helping,
         )
         self._replays = Replays(
@@ -279,7 +283,7 @@ class Executor:
             self.recover()
             return False
         self._saver.finish(self.iteration)
-        coordinator.settle(self._context.timeouts.flush_s)
+        coordinator.settle(self._context.timeouts.checkpoint_s)
         self._log.close()
         return True
 
@@ -432,19 +436,3 @@ class Executor:
     def bytes_logged(self) -> int:
         """Payload that this worker has logged."""
         return self._log.bytes_logged
-
-    def _part_written(self, iteration: int) -> None:
-        self._injector.at(Point.CHECKPOINT, iteration)
-
-    def _averaging(self, point: Point, iteration: int, number: int | None) -> None:
-        if not self.replaying:
-            self._injector.at(point, iteration, number)
-
-    def _updating(self, *_: Any) -> None:
-        if not self.replaying:
-            self._injector.at(Point.OPTIMIZER, self.iteration)
-
-    def _computing(self, iteration: int, microbatch: int, direction: Direction) -> None:
-        if not self.replaying:
-            point = Point.FORWARD if direction == Direction.FORWARD else Point.BACKWARD
-            self._injector.at(point, iteration, microbatch)

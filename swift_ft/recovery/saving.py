@@ -93,7 +93,7 @@ class Saver:
 
     def wait_for_part(self) -> None:
         """Wait for a part that is being written, to be told of before anything that is told afterwards."""
-        deadline = time.monotonic() + self._context.timeouts.flush_s
+        deadline = time.monotonic() + self._context.timeouts.checkpoint_s
         while not self._checkpointer.wait(_LOOK_S) and time.monotonic() < deadline:
             if self._coordinator.disturbed(self._coordinator.state):
                 return
@@ -104,4 +104,4 @@ class Saver:
         Not for that of an early one: others may have learned of it too late.
         """
         last = iteration - iteration % self.every
-        self._coordinator.wait_for_commit(last, self._context.timeouts.flush_s)
+        self._coordinator.wait_for_commit(last, self._context.timeouts.checkpoint_s)

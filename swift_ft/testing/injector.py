@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 
+from swift_ft.logging import Direction
 from swift_ft.testing.faults import Action, Fault, Point, Target
 
 __all__ = ["InjectedError", "Injector"]
@@ -26,6 +27,7 @@ class Injector:
         agent_pid: its agent.
         announce: told just before a fault happens; False if it happened before.
         break_connections: what ``break`` does.
+        replaying: whether the worker replays, which passes most points once more.
     """
 
     def __init__(
@@ -37,11 +39,23 @@ class Injector:
         agent_pid: int,
         announce: Callable[[str], bool],
         break_connections: Callable[[], None],
+        replaying: Callable[[], bool],
     ) -> None:
         self._faults = [f for f in faults if f.index == (rank if f.target == Target.WORKER else slot)]
         self._agent_pid = agent_pid
         self._announce = announce
         self._break_connections = break_connections
+        self._replaying = replaying
+
+    def live_at(self, point: Point, iteration: int, part: int | None = None) -> None:
+        """As :meth:`at`, outside of replays."""
+        if not self._replaying():
+            self.at(point, iteration, part)
+
+    def computing(self, iteration: int, microbatch: int, direction: Direction) -> None:
+        """Tell that a live stage is about to compute."""
+        point = Point.FORWARD if direction == Direction.FORWARD else Point.BACKWARD
+        self.live_at(point, iteration, microbatch)
 
     def at(self, point: Point, iteration: int, part: int | None = None) -> None:
         """Tell that the worker is at a point; ``part`` is the microbatch or the bucket."""

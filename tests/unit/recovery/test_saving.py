@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,7 +34,7 @@ class Job:
         self.log = SimpleNamespace(generation=3)
         self.folder = CheckpointFolder(cast(Any, None))
         self.being_written: dict[str, Callable[[], None]] = {}
-        context = SimpleNamespace(rank=1, timeouts=SimpleNamespace(flush_s=7.0))
+        context = SimpleNamespace(rank=1, timeouts=SimpleNamespace(checkpoint_s=7.0))
         self.saver = Saver(*cast(Any, (context, self, self, self.log)), every=EVERY)
 
     def tell(self, event: ev.Event) -> None:
@@ -170,3 +172,14 @@ def test_a_commit_is_waited_for_while_it_can_come(committed: int, parts: dict[in
     with nullcontext() if committed == 40 else pytest.warns(match="of iteration 40, is not committed"):
         coordinator.wait_for_commit(40, 7.0)
     assert told.waiting == waits
+
+
+def test_a_store_that_is_slow_to_clean_does_not_fail_the_run() -> None:
+    coordinator = object.__new__(Coordinator)
+    coordinator.context = cast(Any, SimpleNamespace(rank=1))
+    cleaned = threading.Event()
+    with ThreadPoolExecutor(1) as coordinator._housekeeper:
+        coordinator._housekeeper.submit(cleaned.wait)
+        with pytest.warns(match="old files are left"):
+            coordinator.settle(0.01)
+        cleaned.set()
