@@ -65,9 +65,16 @@ class ClusterRun:
         return plan
 
 
-def at_once(*victims: int | str, by: int, iteration: int = 5, replayed: bool = False) -> str:
+def at_once(
+    *victims: int | str,
+    by: int,
+    iteration: int = 5,
+    replayed: bool = False,
+    example: str = "train_swift",
+) -> str:
     """For ``scripts/kills_others.py`` (KILLS): a worker kills machines when it begins a step."""
-    return json.dumps({"by": by, "iteration": iteration, "replayed": replayed, "victims": victims})
+    when = {"by": by, "iteration": iteration, "replayed": replayed}
+    return json.dumps({**when, "victims": victims, "example": example})
 
 
 def training(folder: Path, script: Path = EXAMPLE, *, iterations: int = ITERATIONS) -> list[str]:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import EXAMPLES, ITERATIONS, ClusterRun, assert_clean, assert_identical, run_cluster, training
+from harness import (
+    EXAMPLES,
+    ITERATIONS,
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    at_once,
+    run_cluster,
+    training,
+)
 
 BUCKETS = ["--layers=4", "--bucket-mb=0.01"]
 """Nearly every parameter is a bucket of its own."""
@@ -147,9 +156,11 @@ def test_broken_network(tmp_path: Path, undisturbed: Reference) -> None:
     assert {recovery["way"] for recovery in run.recoveries} <= {"continue", "replica"}
 
 
-def test_all_replicas_are_lost(tmp_path: Path, undisturbed: Reference) -> None:
-    fault = "iteration=5 point=reduce bucket=4"
-    run = run_replicas(tmp_path, 2, inject=f"kill machine=0 {fault}; kill machine=1 {fault}")
+def test_all_replicas_are_lost(
+    tmp_path: Path, undisturbed: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILLS", at_once(1, 0, by=0, example="train_ddp"))
+    run = run_replicas(tmp_path, 2, script="kills_others.py")
     assert_identical(run, undisturbed(2))
     (recovery,) = run.recoveries
     before = [e["iteration"] for e in run.events("Committed") if e["at"] < recovery["detected"]]

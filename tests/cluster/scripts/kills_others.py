@@ -1,9 +1,11 @@
-"""The example training, in which one worker kills machines, all of them at the very same time, and once.
+"""An example training, in which one worker kills machines, all of them at the very same time, and once.
 
 KILLS says as JSON who does so, when a step begins: ``{"by": rank, "iteration": n, "replayed": false,
-"victims": [slots]}``; ``"store"`` among these is the rendezvous store. Each machine has one worker.
+"victims": [slots], "example": "train_swift"}``; ``"store"`` among the slots is the rendezvous store, and the
+worker's own machine comes last. Each machine has one worker.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -12,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-
-import train_swift
 
 import swift_ft
 
@@ -55,4 +55,4 @@ if os.environ["SWIFT_LAUNCHED"] == "1":
     pids_of(RANK).write_text(f"{os.environ['SWIFT_AGENT_PID']} {os.getpid()}")
     pids_of("store").write_text(the_store())
 swift_ft.Session = Session  # type: ignore[misc]
-train_swift.main()
+importlib.import_module(KILLS["example"]).main()
