@@ -369,7 +369,7 @@ class Executor:
     def _end_replay(self) -> None:
         """The state stands at the consensus iteration: go live with the others."""
         assert self._pipeline is not None
-        self._log.flush(shipped=False)
+        self._log.flush()
         self._pipeline.give_up_replay()
         self._coordinator.keep_group()
         self._ready(self._log.generation)

@@ -136,11 +136,11 @@ class WorkerLog:
         if self.writer is not None:
             self.writer.cut()
 
-    def flush(self, *, shipped: bool = True) -> None:
-        """Everything logged so far is in segments when this returns; with ``shipped``, in the store."""
+    def flush(self) -> None:
+        """Everything logged so far is in segments when this returns, if not in the store yet."""
         if self.writer is not None:
             self.messages.drain(self._context.timeouts.flush_s)
-            self.writer.flush(self._context.timeouts.flush_s, shipped=shipped)
+            self.writer.flush(self._context.timeouts.flush_s, shipped=False)
 
     def hand_over(self, generation: int, *, shipped: bool) -> None:
         """Let go of the writer: others can have everything that was logged when this returns.
@@ -161,7 +161,7 @@ class WorkerLog:
             tier.flush(self._context.timeouts.flush_s)
 
     def close(self) -> None:
-        """Training is over, and the log flushed: nobody reads the local tier any more, which goes."""
+        """Training is over: nobody reads the log any more. The local tier goes, with what is not shipped."""
         self._close()
         if self._peers is not None:
             self._peers.withdraw()

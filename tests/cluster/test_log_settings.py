@@ -92,7 +92,7 @@ def test_on_failure_packed_segments_come_from_the_local_tier(
     assert_clean(run)
     (recovery,) = run.recoveries
     assert recovery["way"] == "replay"
-    assert not list(tier.rglob("*.arrow"))  # shipped at the end, and the folders removed
+    assert not list(tier.rglob("*.arrow"))  # the folders are removed at the end
     for rank in range(4):
         lines = metrics_of(run, rank)
         assert lines[-1]["log"]["packing"]

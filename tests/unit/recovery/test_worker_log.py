@@ -98,7 +98,7 @@ def test_a_log_can_be_had_before_the_store_has_it(
     assert reader.metrics().read_from_store_bytes == 0
     store.gate.set()
     writer.log.open(2, since=0)
-    writer.log.flush()  # it got there all the same
+    writer.log.hand_over(3, shipped=True)  # it gets there all the same
     assert len(store.list(log_directory(WRITER))) == 1
 
 
