@@ -37,7 +37,7 @@ class Timeouts:
     report_s: float = 300.0
     replay_s: float = 300.0
     join_s: float = 600.0
-    group_s: float = 30.0
+    group_s: float = 300.0
     flush_s: float = 120.0
     checkpoint_s: float = 3600.0
 

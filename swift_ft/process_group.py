@@ -27,6 +27,9 @@ __all__ = ["GenerationGroup"]
 STUCK_S = 10.0
 """After an abort, for a call of torch's communication to end: it takes milliseconds."""
 
+_ALONE_S = 30.0
+"""For a collective in a step that is replayed alone."""
+
 
 class GenerationGroup:
     """The default group of the current generation, and the script's own groups, made anew in each.
@@ -198,7 +201,7 @@ class GenerationGroup:
             module.ProcessGroupGloo = original
 
     def give_up_soon(self) -> bool:
-        """Let an operation on the group that the script made fail after this group's own deadline.
+        """Let an operation on the group that the script made fail soon: nobody takes part in it.
 
         Returns:
             False if there is no group.
@@ -207,7 +210,7 @@ class GenerationGroup:
             return False
         if self._backend is None:
             self._remember()
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._timeout_s))
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_ALONE_S))
         return True
 
     def abort(self) -> None:

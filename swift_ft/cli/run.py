@@ -78,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
         "--report-timeout", type=float, default=300.0, metavar="S", help="start of a replacement"
     )
     own.add_argument(
+        "--group-timeout", type=float, default=300.0, metavar="S", help="forming of a process group"
+    )
+    own.add_argument(
         "--checkpoint-timeout", type=float, default=3600.0, metavar="S", help="last checkpoint, at the end"
     )
     own.add_argument(
@@ -183,6 +186,7 @@ def _settings(args: argparse.Namespace, host: str, port: int) -> AgentSettings:
             join_s=args.join_timeout,
             replay_s=args.replay_timeout,
             report_s=args.report_timeout,
+            group_s=args.group_timeout,
             checkpoint_s=args.checkpoint_timeout,
         ),
         shutdown_s=args.shutdown_timeout,
