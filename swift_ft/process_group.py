@@ -39,16 +39,27 @@ class GenerationGroup:
         rank: this worker.
         world: number of workers.
         timeout_s: for forming a group. What the script does with it may take as long as it allowed itself.
+        called_off: whether nobody waits any more for the group that is due. :meth:`abort` follows when that
+            becomes so.
 
     Attributes:
         close: of those that replay together, with helpers; ends with the default group.
     """
 
-    def __init__(self, rendezvous: Store, *, rank: int, world: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        rendezvous: Store,
+        *,
+        rank: int,
+        world: int,
+        timeout_s: float,
+        called_off: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._rendezvous = rendezvous
         self._rank = rank
         self._world = world
         self._timeout_s = timeout_s
+        self._called_off = called_off
         self._backend: str | None = None
         self._patience = timedelta(seconds=timeout_s)  # the script's, from its own group on
         self._waits = Waits()
@@ -130,7 +141,7 @@ class GenerationGroup:
             group = self._some(ranks, members_only=True)
             connections += [(group, rank) for rank in portion if rank in ranks and rank != self._rank]
             renewed(group)
-        self._waits.call_or_abort(partial(_first_messages, connections), self._timeout_s)
+        self._apart(partial(_first_messages, connections))
         if closely:
             os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
             self.close = self._some(list(portion), members_only=True)
@@ -186,19 +197,22 @@ class GenerationGroup:
         gloo takes one timeout, for each later message, for an address that is not there yet, and five times
         that for a peer that does not connect.
         """
-        waits, timeout_s = self._waits, self._timeout_s
+        apart = self._apart
         module: Any = dist.distributed_c10d
         original: type[dist.ProcessGroupGloo] = module.ProcessGroupGloo
 
         class FormedApart(original):  # type: ignore[misc, valid-type]  # a variable
             def __init__(self, *args: Any, **kwargs: Any) -> None:
-                waits.call_or_abort(partial(original.__init__, self, *args, **kwargs), timeout_s)
+                apart(partial(original.__init__, self, *args, **kwargs))
 
         module.ProcessGroupGloo = FormedApart
         try:
             yield
         finally:
             module.ProcessGroupGloo = original
+
+    def _apart(self, function: Callable[[], object]) -> None:
+        self._waits.call_or_abort(function, self._timeout_s, self._called_off)
 
     def give_up_soon(self) -> bool:
         """Let an operation on the group that the script made fail soon: nobody takes part in it.

@@ -12,7 +12,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
@@ -22,15 +22,12 @@ __all__ = ["Waits"]
 _GRACE_S = 0.5
 """After an abort, for the wait to end by itself, with the transport's own words: it takes milliseconds."""
 
-_T = TypeVar("_T")
 
-
-class _Call(Generic[_T]):
+class _Call:
     """One call that was handed over."""
 
-    def __init__(self, function: Callable[[], _T]) -> None:
-        self._function: Callable[[], _T] | None = function
-        self._returned: _T | None = None
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function: Callable[[], object] | None = function
         self._error: BaseException | None = None
         self.over = threading.Event()
         self.lost = False
@@ -39,7 +36,7 @@ class _Call(Generic[_T]):
         """Returns whether somebody still waits for it."""
         assert self._function is not None
         try:
-            self._returned = self._function()
+            self._function()
         except BaseException as error:  # carried over to who waits, whatever it is
             self._error = error
         self.over.set()
@@ -51,13 +48,12 @@ class _Call(Generic[_T]):
             self.lost = True
             self.over.set()
 
-    def outcome(self) -> _T:
-        """What it returned or raised. It forgets both, and the function: who holds them holds the group."""
-        returned, error = self._returned, self._error
-        self._function = self._returned = self._error = None
+    def finish(self) -> None:
+        """Raise what it raised. It forgets that, and the function: who holds them holds the group."""
+        error = self._error
+        self._function = self._error = None
         if error is not None:
             raise error
-        return returned  # type: ignore[return-value]  # of a function that may return None
 
 
 class Waits:
@@ -68,8 +64,8 @@ class Waits:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._current: _Call[Any] | None = None
-        self._requests: SimpleQueue[_Call[Any]] | None = None
+        self._current: _Call | None = None
+        self._requests: SimpleQueue[_Call] | None = None
 
     def install(self) -> None:
         """From now on all schedules of this process wait here."""
@@ -85,12 +81,18 @@ class Waits:
         if works:
             self.call_or_abort(functools.partial(wait_for_works, works))
 
-    def call_or_abort(self, function: Callable[[], _T], timeout_s: float | None = None) -> _T:
-        """What a function returns that blocks in torch's communication.
+    def call_or_abort(
+        self,
+        function: Callable[[], object],
+        timeout_s: float | None = None,
+        called_off: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Call a function that blocks in torch's communication.
 
         Args:
             function: called in another thread, which is left to itself if it does not end.
             timeout_s: how long it may take, if its own deadlines are no good.
+            called_off: whether the abort that would end this has come already.
 
         Raises:
             RuntimeError: as the function does, or because it was aborted, or took too long, and does not end.
@@ -99,6 +101,9 @@ class Waits:
         del function
         with self._lock:
             self._current = call
+        if called_off():  # asked now: from here on an abort ends the call
+            raise RuntimeError("it was called off before it began")
+        with self._lock:
             if self._requests is None:
                 self._requests = SimpleQueue()
                 threading.Thread(
@@ -115,7 +120,7 @@ class Waits:
             raise RuntimeError("gloo did not end a wait whose connections were aborted")
         if call.lost:
             raise RuntimeError(f"no answer within {timeout_s:g} s")
-        return call.outcome()
+        call.finish()
 
     def abort(self) -> None:
         """The connections were aborted. May be called from any thread."""
@@ -126,7 +131,7 @@ class Waits:
             timer.daemon = True
             timer.start()
 
-    def _give_up(self, call: _Call[Any]) -> None:
+    def _give_up(self, call: _Call) -> None:
         with self._lock:
             call.lose()
 
@@ -137,6 +142,6 @@ def wait_for_works(works: Sequence[dist.Work]) -> None:
         work.wait()
 
 
-def _serve(requests: SimpleQueue[_Call[Any]]) -> None:
+def _serve(requests: SimpleQueue[_Call]) -> None:
     while requests.get().run():
         pass

@@ -70,7 +70,11 @@ class Coordinator:
         client = partial(connect, context.host, context.port, context.run_id)
         self.rendezvous = client()
         self.group = GenerationGroup(
-            self.rendezvous, rank=context.rank, world=context.world, timeout_s=context.timeouts.group_s
+            self.rendezvous,
+            rank=context.rank,
+            world=context.world,
+            timeout_s=context.timeouts.group_s,
+            called_off=lambda: self.disturbed(self.state),
         )
         self._running: int | None = None
         self._meanwhile = WorkerOrder.RUN  # the order that holds while it runs

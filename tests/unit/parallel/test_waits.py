@@ -79,8 +79,18 @@ def test_a_call_that_takes_too_long_is_left_to_itself() -> None:
     one, stuck = waits.Waits(), Work(ends=False)
     with pytest.raises(RuntimeError, match=r"no answer within 0\.05 s"):
         one.call_or_abort(stuck.wait, 0.05)
-    assert one.call_or_abort(lambda: "another thread's", 60.0) == "another thread's"
+    other = Work()
+    one.call_or_abort(other.wait, 60.0)  # with another thread
+    assert other.begun.is_set()
     stuck.may_end.set()
+
+
+def test_a_call_that_an_abort_has_missed_does_not_begin() -> None:
+    one, work = waits.Waits(), Work(ends=False)
+    one.abort()
+    with pytest.raises(RuntimeError, match="called off"):
+        one.call_or_abort(work.wait, called_off=lambda: True)
+    assert not work.begun.is_set()
 
 
 def test_an_abort_between_two_waits_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
