@@ -127,9 +127,10 @@ def run_cluster(
     try:
         output, _ = process.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
+        stacks = stacks_of(folder)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
-        pytest.fail(f"the run did not end within {DEADLINE_S} s:\n{output[-6000:]}")
+        pytest.fail(f"the run did not end within {DEADLINE_S} s:\n{stacks}\n{output[-6000:]}")
     report_path = folder / "events.json"
     report = json.loads(report_path.read_text()) if report_path.exists() else {}
     assert not processes_of(folder), f"processes were left behind:\n{output[-3000:]}"
@@ -153,6 +154,18 @@ def processes_of(folder: Path) -> list[str]:
             if f"SWIFT_TEST_FOLDER={folder}\0".encode() in environment:
                 found.append(f"{entry.name}: {(entry / 'cmdline').read_bytes()!r}")
     return found
+
+
+def stacks_of(folder: Path) -> str:
+    """What all processes of a run are doing, as far as it can be seen."""
+    command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--pid"]
+    found = []
+    for process in processes_of(folder):
+        done = subprocess.run(
+            [*command, process.partition(":")[0]], capture_output=True, text=True, timeout=60, check=False
+        )
+        found.append(f"{process}\n{done.stdout or done.stderr}")
+    return "\n".join(found)
 
 
 def one_line(run: ClusterRun) -> str:
