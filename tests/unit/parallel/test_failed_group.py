@@ -36,7 +36,7 @@ def test_the_next_group_has_the_name_that_a_newcomer_expects() -> None:
 
 
 TWO = """
-import os, sys, threading
+import os, threading
 from datetime import timedelta
 import torch
 import torch.distributed as dist
