@@ -1,70 +1,110 @@
-# One command each. A virtual environment is made on first use; `make clean` takes it away.
+# A virtual environment is made on first use. `make` alone lists the targets.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-unit test-gpu lint bench bench-parallel bench-gpu bench-planning figures clean
 .DEFAULT_GOAL := help
+.PHONY: help install demo test test-unit test-packages test-support test-trainer test-gpu coverage lint bench bench-chaos bench-parallel bench-gpu bench-planning docs site recording pictures figures clean
 
-help:
-	@echo "make demo | test | test-gpu | lint | bench | bench-parallel | bench-gpu | bench-planning | figures | clean"
+help:  ## list the targets
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,lint,plot]"
+	$(INSTALL) -e ".[test,lint,plot,docs]"
 	@touch $@
 
-demo: $(VENV)/.installed
-	$(BIN)/python examples/demo.py
+# torchft has wheels for few platforms; where it is missing, benchmarks.peers.replication says so and measures the rest.
+$(VENV)/.installed-bench: $(VENV)/.installed-dev
+	-$(INSTALL) -e ".[bench]"
+	@touch $@
 
-# Two tests at a time: those of whole clusters wait more than they compute.
-test: test-unit
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster tests/stores tests/gpu
+install: $(VENV)/.installed  ## make the virtual environment, with the package in it
 
-test-unit: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit
+demo: $(VENV)/.installed  ## kill a machine in mid-training, rebuild it, compare all weights
+	$(BIN)/python -m examples.demo
 
-# Both need a GPU: without one the tests are skipped, and the benchmark says that there is none.
-test-gpu: $(VENV)/.installed-dev
+# Two tests at a time: tests of whole clusters wait more than they compute.
+test: test-packages test-unit  ## run all tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --instafail -m "not whole_table and not every_point" \
+		tests/cluster tests/stores tests/deploy tests/gpu
+
+# Debian packages for the HDFS tests, where they are missing and this user may install them.
+test-packages: $(VENV)/.installed-dev  ## install what the HDFS tests need, where that is possible
+	$(BIN)/python -m tests.support.install_hadoop
+
+test-unit: $(VENV)/.installed-dev  ## run the tests that need one process only
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --instafail tests/unit tests/simulation
+
+test-support: $(VENV)/.installed-dev  ## run all of docs/support.md (half an hour)
+	$(BIN)/python -m pytest -n 2 tests/cluster/test_support.py
+
+test-trainer: $(VENV)/.installed-dev  ## kill the trainer that is like torchtitan's at all points
+	$(BIN)/python -m pytest -n 2 tests/cluster/test_trainer.py
+
+test-gpu: $(VENV)/.installed-dev  ## run the tests that need a GPU; without one they are skipped
 	$(BIN)/python -m pytest tests/gpu
 
-bench-gpu: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/gpu_logging.py
+coverage: $(VENV)/.installed-dev  ## measure which lines of the package all tests run
+	-$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-config=tests/coverage.ini --cov-report= tests
+	$(BIN)/coverage report --rcfile=tests/coverage.ini --show-missing
 
-lint: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# torchft has wheels for few platforms; replication.py says so where it is missing, and goes without.
-$(VENV)/.installed-bench: $(VENV)/.installed-dev
-	-$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
-	@touch $@
+bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against torchrun and torchft
+	$(BIN)/python -m benchmarks.logging.overhead
+	$(BIN)/python -m benchmarks.logging.collectives
+	$(BIN)/python -m benchmarks.recovery.recovery
+	$(BIN)/python -m benchmarks.peers.replication
+	$(BIN)/python -m benchmarks.recovery.parallel
+	$(BIN)/python -m benchmarks.recovery.verify
+	$(BIN)/python -m benchmarks.recovery.memory
 
-bench: $(VENV)/.installed-bench
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/recovery.py
-	$(BIN)/python benchmarks/replication.py
-	$(BIN)/python benchmarks/parallel_recovery.py
+bench-chaos: $(VENV)/.installed-dev  ## run 500 random plans of faults over all topologies (an hour)
+	$(BIN)/python -m benchmarks.recovery.campaign
 
-bench-parallel: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/parallel_recovery.py
+bench-parallel: $(VENV)/.installed-dev  ## measure parallel recovery alone
+	$(BIN)/python -m benchmarks.recovery.parallel
 
-# How long grouping takes, and whether a simulated training takes as long as an executed one.
-bench-planning: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/planning.py
-	$(BIN)/python benchmarks/simulated.py
+bench-gpu: $(VENV)/.installed-dev  ## measure logging on a GPU; without one it says so
+	$(BIN)/python -m benchmarks.logging.gpu
 
-# The paper's figures 9 to 11 and table 3, measured here: PNG and JSON in benchmarks/figures.
-figures: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/figures.py
+docs: $(VENV)/.installed-dev  ## draw the map and the protocol, and write the reference's tables, from the code
+	$(BIN)/python -m docs.house
+	$(BIN)/python -m docs.reference
+	$(BIN)/python -m docs.support
 
-clean:
-	rm -rf $(VENV) build *.egg-info runs
+# The variable silences an advertisement, which is no warning about the site.
+site: $(VENV)/.installed-dev  ## build the site of all documents in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+recording: $(VENV)/.installed-dev  ## record the demo as the moving picture of the README
+	$(BIN)/python -m docs.record_demo
+
+pictures: $(VENV)/.installed-dev  ## draw the pictures of docs/timeline.md from a real run with failures (needs Chromium)
+	$(BIN)/python -m docs.record_timeline
+
+bench-planning: $(VENV)/.installed-dev  ## time the grouping and the layouts, and compare a simulated training with an executed one
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning.grouping
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning.moves
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning.devices
+	$(BIN)/python -m benchmarks.planning.elastic
+	$(BIN)/python -m benchmarks.planning.simulated
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning.layouts
+
+figures: $(VENV)/.installed-dev  ## measure and draw the paper's figures 9 to 11 and table 3 in benchmarks/figures
+	$(BIN)/python -m benchmarks.paper.figures
+
+clean:  ## remove the virtual environment and all that was built
+	rm -rf $(VENV) build *.egg-info runs .coverage*

@@ -2,8 +2,7 @@
 
 1. Four machines train a GPT; machine 1 dies in the middle of iteration 47, and is replaced.
 2. The same training runs undisturbed; the final weights of both are compared bit for bit.
-3. The same failure is survived the ordinary way, with torchrun and DCP checkpoints; the times stand side by
-   side.
+3. The same failure under torchrun with DCP checkpoints; the demo prints both times side by side.
 """
 
 from __future__ import annotations
@@ -18,27 +17,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-from common import CommandError  # before torch: it sets how much torch logs
+from examples.commands import CommandError  # before torch: it sets how much torch logs
 
 # isort: split
 import torch
-from failure import Failure, SwiftOutcome, TorchrunOutcome, plain, swift
 from rich.console import Console
 from rich.table import Table
 
-from swift_ft.cli.live import Watch, format_bytes, format_seconds, show
+from examples.disturbed import Failure, SwiftOutcome, TorchrunOutcome, plain, swift
+from swift_ft.cli.live import show
+from swift_ft.cli.watch import Watch
+from swift_ft.units import format_bytes, format_seconds
 
 ITERATIONS = 60
 
 
 def main() -> int:
+    """Runs the demo and prints its results. Returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--json", action="store_true", help="print JSON only; what happens meanwhile to stderr"
+        "--json", action="store_true", help="print only JSON to stdout, and the progress to stderr"
     )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
@@ -75,15 +75,13 @@ def run(failure: Failure, folder: Path, console: Console) -> dict[str, Any]:
         console.rule(f"[bold]{text}", align="left")
 
     head(f"1 of 3: four machines train; machine {failure.machine} dies in iteration {failure.kill_iteration}")
-    outcome = swift(failure, ITERATIONS, folder / "disturbed", show=live_view)
+    outcome = swift(failure, ITERATIONS, folder / "killed", show=live_view)
     head("2 of 3: the same training, undisturbed")
     swift(failure, ITERATIONS, folder / "undisturbed", kill=False, show=live_view)
     head("3 of 3: the same failure under torchrun with DCP checkpoints")
-    with console.status("everybody starts again, and goes back to the checkpoint ..."):
+    with console.status("all workers restart from the checkpoint ..."):
         ordinary = plain(failure, folder / "torchrun")
-    compared, different = compare_weights(
-        folder / "disturbed" / "weights", folder / "undisturbed" / "weights"
-    )
+    compared, different = compare_weights(folder / "killed" / "weights", folder / "undisturbed" / "weights")
     return build_report(failure, outcome, ordinary, compared, different)
 
 
@@ -130,7 +128,7 @@ def build_report(
         "killed_machine": failure.machine,
         "killed_iteration": failure.kill_iteration,
         "recovery": {
-            "way": recovery.get("way", "none"),
+            "mode": recovery.get("mode", "none"),
             "reason": recovery.get("reason", ""),
             "detected_by": recovery.get("reasons", []),
             "seconds_after_kill": {name: round(at, 3) for name, at in timeline.items()},
@@ -172,8 +170,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     console.print()
     _print_side_by_side(report, console)
     console.print(f"\nweights identical: {'yes' if report['weights_identical'] else 'no'}", highlight=False)
-    if recovery["way"] != "replay":
-        console.print(f"the recovery was no replay: {recovery['way']} {recovery['reason']}", style="red")
+    if recovery["mode"] != "replay":
+        console.print(f"the recovery was no replay: {recovery['mode']} {recovery['reason']}", style="red")
 
 
 def _print_timeline(recovery: dict[str, Any], machine: int, console: Console) -> None:
@@ -181,7 +179,7 @@ def _print_timeline(recovery: dict[str, Any], machine: int, console: Console) ->
     steps = [
         ("detected", f"the death is known: {'; '.join(recovery['detected_by'])}"),
         ("joined", "a replacement has joined"),
-        ("reported", "all groups are torn down, everybody has told where it stands"),
+        ("reported", "all groups are torn down, all workers have reported their status"),
         ("loaded", "the replacement has loaded its part of the checkpoint"),
         ("replayed", f"{recovery['replayed_iterations']} iterations are replayed"),
         ("live", "all are live again, in the interrupted iteration"),

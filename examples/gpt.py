@@ -70,7 +70,8 @@ class Embedding(nn.Module):
         self.position = nn.Embedding(config.sequence, config.width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        vectors: Tensor = self.token(tokens)
+        return vectors + self.position.weight[: tokens.shape[1]]
 
 
 class Block(nn.Module):
@@ -89,11 +90,16 @@ class Block(nn.Module):
 
     def attend(self, x: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        attended: Tensor = self.out(mixed)
+        return attended
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attend(self.norm1(x)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+        attended: Tensor = self.dropout(self.attend(self.norm1(x)))
+        x = x + attended
+        up: Tensor = F.gelu(self.up(self.norm2(x)))
+        down: Tensor = self.dropout(self.down(up))
+        return x + down
 
 
 class Head(nn.Module):
@@ -105,7 +111,8 @@ class Head(nn.Module):
         self.logits = nn.Linear(config.width, VOCABULARY, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.logits(self.norm(x))
+        logits: Tensor = self.logits(self.norm(x))
+        return logits
 
 
 def build_stage(stage_index: int, num_stages: int, config: Config) -> nn.Module:

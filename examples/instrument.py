@@ -1,4 +1,4 @@
-"""Failing on purpose, and writing down what happened when: what a benchmark asks of ``train_plain.py``."""
+"""Injected kills and a trace of events: what the benchmarks need in ``train_plain.py``."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import swift_ft
 
 
 def main() -> None:
+    """Trains one worker's replica."""
     parser = argument_parser(__doc__)
     parser.add_argument("--store", default="runs/ddp", help="a path or a URL, default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=100, help="default: %(default)s iterations")

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -19,6 +20,7 @@ import swift_ft
 
 
 def main() -> None:
+    """Trains one worker's stage of one pipeline."""
     parser = argument_parser(__doc__)
     parser.add_argument("--store", default="runs/hybrid", help="a path or a URL, default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="default: %(default)s iterations")
@@ -30,9 +32,9 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     num_stages = world_size // args.replicas
     mesh = init_device_mesh("cpu", (args.replicas, num_stages), mesh_dim_names=("replica", "stage"))
-    replica, index = mesh.get_coordinate()
-    model = build_stage(index, num_stages, config)
-    model = DistributedDataParallel(model, process_group=mesh.get_group("replica"))
+    replica, index = mesh.get_local_rank("replica"), mesh.get_local_rank("stage")
+    module = build_stage(index, num_stages, config)
+    model = DistributedDataParallel(module, process_group=mesh.get_group("replica"))
     stage = PipelineStage(model, index, num_stages, torch.device("cpu"), group=mesh.get_group("stage"))
     schedule = get_schedule_class(args.schedule)(stage, config.microbatches, loss_fn=loss_fn)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), exact=True)
@@ -45,7 +47,7 @@ def main() -> None:
     for step in session.steps(args.iterations):
         with step:
             x, y = batches[step.index * args.replicas + replica]
-            losses = []
+            losses: list[Tensor] = []
             schedule.step(*[x] if index == 0 else [], target=y, losses=losses, return_outputs=False)
             optimizer.step()
             optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Trains a GPT with pipeline parallelism. Plain PyTorch: whoever dies takes everybody with them.
+"""Trains a GPT with pipeline parallelism. Plain PyTorch: one dead worker ends the whole job.
 
 torchrun --nproc-per-node 4 examples/train_minimal.py
 """
@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn, stages_of
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 
 def main() -> None:
+    """Trains one worker's stages."""
     parser = argument_parser(__doc__)
     args = parser.parse_args()
     config = Config.from_args(args)
@@ -32,7 +33,7 @@ def main() -> None:
 
     for iteration in range(args.iterations):
         x, y = batches[iteration]
-        losses = []
+        losses: list[Tensor] = []
         schedule.step(*[x] if rank == 0 else [], target=y, losses=losses, return_outputs=False)
         optimizer.step()
         optimizer.zero_grad()

@@ -1,19 +1,20 @@
-"""Trains a GPT with pipeline parallelism and survives failures the ordinary way: torchrun and checkpoints.
+"""Trains a GPT with pipeline parallelism under torchrun, and survives failures with checkpoints.
 
 torchrun --nproc-per-node 4 --max-restarts 3 examples/train_plain.py --checkpoint-dir runs/plain
 
-When a worker dies, torchrun stops all others and starts everybody anew; they load the last checkpoint and
-repeat every iteration since. This is what swift_ft is measured against.
+When a worker dies, torchrun stops all others and restarts the whole job. All workers load the last checkpoint
+and repeat every iteration since. The benchmarks compare swift_ft with this.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn, stages_of
 from instrument import Trace, kill_in_forward
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -32,12 +33,12 @@ def save_checkpoint(
 
 
 def load_checkpoint(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Loads the last committed checkpoint, if there is one. Returns the iteration to go on with."""
+    """Loads the last committed checkpoint, if there is one. Returns the iteration to continue with."""
     committed = sorted(metadata.parent for metadata in directory.glob("iteration-*/.metadata"))
     if not committed:
         return 0
     model_state, optimizer_state = get_state_dict(model, optimizer, options=STATE_OPTIONS)
-    state = {"model": model_state, "optimizer": optimizer_state, "iteration": -1}
+    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, "iteration": -1}
     dcp.load(state, checkpoint_id=committed[-1])
     set_state_dict(
         model,
@@ -46,10 +47,11 @@ def load_checkpoint(directory: Path, model: nn.Module, optimizer: torch.optim.Op
         optim_state_dict=state["optimizer"],
         options=STATE_OPTIONS,
     )
-    return state["iteration"] + 1
+    return int(state["iteration"]) + 1
 
 
 def main() -> None:
+    """Trains one worker's stages."""
     parser = argument_parser(__doc__)
     parser.add_argument(
         "--checkpoint-dir", type=Path, default=Path("runs/plain"), help="default: %(default)s"
@@ -58,7 +60,7 @@ def main() -> None:
     benchmark = parser.add_argument_group("for benchmarks")
     benchmark.add_argument("--kill-rank", type=int, help="this rank kills itself, once,")
     benchmark.add_argument("--kill-iteration", type=int, help="in the middle of this iteration's forward,")
-    benchmark.add_argument("--kill-marker", type=Path, help="unless this file tells that it already did")
+    benchmark.add_argument("--kill-marker", type=Path, help="unless this file exists")
     benchmark.add_argument("--trace", metavar="FILE", help="append what happens when, as JSON lines")
     args = parser.parse_args()
     if args.kill_rank is not None and args.kill_marker is None:
@@ -86,7 +88,7 @@ def main() -> None:
         if (rank, iteration) == (args.kill_rank, args.kill_iteration):
             kill_in_forward(modules[rank], iteration, 3, args.kill_marker, trace)
         x, y = batches[iteration]
-        losses = []
+        losses: list[Tensor] = []
         schedule.step(*[x] if rank == 0 else [], target=y, losses=losses, return_outputs=False)
         optimizer.step()
         optimizer.zero_grad()

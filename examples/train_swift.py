@@ -1,4 +1,4 @@
-"""Trains a GPT with pipeline parallelism. A machine that dies is replaced; the others keep what they have.
+"""Trains a GPT with pipeline parallelism. A machine that dies is replaced; the others keep their state.
 
 swift-run --standalone --machines 4 examples/train_swift.py --store runs/swift
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn, stages_of
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
@@ -16,6 +16,7 @@ import swift_ft
 
 
 def main() -> None:
+    """Trains one worker's stages."""
     parser = argument_parser(__doc__)
     parser.add_argument("--store", default="runs/swift", help="a path or a URL, default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="default: %(default)s iterations")
@@ -41,7 +42,7 @@ def main() -> None:
         with step:
             iteration = step.index
             x, y = batches[iteration]
-            losses = []
+            losses: list[Tensor] = []
             schedule.step(*[x] if rank == 0 else [], target=y, losses=losses, return_outputs=False)
             optimizer.step()
             optimizer.zero_grad()

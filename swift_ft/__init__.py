@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from swift_ft.plain_python import say_mistakes_in_one_line
+
 if TYPE_CHECKING:
+    from swift_ft import data as data
     from swift_ft.determinism import deterministic
     from swift_ft.logging import LogBudget
-    from swift_ft.metrics import SessionMetrics
     from swift_ft.optim import wrap_optimizer
+    from swift_ft.runtime.metrics import SessionMetrics
     from swift_ft.session import Session, Step
     from swift_ft.undo.support import undo_support
 
@@ -25,7 +28,7 @@ __all__ = [
 _HOMES = {
     "LogBudget": "swift_ft.logging",
     "Session": "swift_ft.session",
-    "SessionMetrics": "swift_ft.metrics",
+    "SessionMetrics": "swift_ft.runtime.metrics",
     "Step": "swift_ft.session",
     "deterministic": "swift_ft.determinism",
     "undo_support": "swift_ft.undo.support",
@@ -33,10 +36,15 @@ _HOMES = {
 }
 
 
+say_mistakes_in_one_line()
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use: the launcher sets variables that torch reads when it is imported."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'swift_ft' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "data":
+        return import_module("swift_ft.data")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'swift_ft' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,148 +1,385 @@
-"""How a worker learns its place: the variables that the agent sets, read in one place."""
+"""How a run is configured, and where a worker learns its configuration and its place.
+
+A new flag of swift-run is one field of :class:`RunConfig`: the command line, the help text, the
+checks and the way to every worker follow from it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from swift_ft.errors import NotLaunchedError
+from swift_ft.errors import NotLaunchedError, UsageError
+from swift_ft.faults import parse_faults
+from swift_ft.plain_python import NOT_LAUNCHED
 
-__all__ = ["EXIT_FENCED", "EXIT_USAGE", "Timeouts", "WorkerContext"]
+__all__ = [
+    "EXIT_FENCED",
+    "EXIT_USAGE",
+    "SILENCE_S",
+    "OfflineReplay",
+    "Option",
+    "RunConfig",
+    "WorkerContext",
+    "flag_of",
+]
 
 EXIT_USAGE = 2
-"""Exit code of everything that the user can fix."""
+"""Exit code for mistakes that the user can fix."""
 
 EXIT_FENCED = 75
-"""Exit code of a worker whose machine was replaced while it was not looking."""
+"""Exit code of a worker that finds that its machine has been replaced."""
+
+SILENCE_S = 300.0
+"""Seconds without an answer after which the rendezvous store's host counts as lost."""
+
+_CONTEXT = "SWIFT_CONTEXT"
+_HIGHEST_PORT = 65535
+
+
+class Topic:
+    """What the options of a run are about: the headings of ``swift-run --help``."""
+
+    MACHINES = "machines and runs"
+    FAILURES = "failures and recovery"
+    TIMEOUTS = "timeouts, in seconds"
+    OUTPUT = "what a run shows and writes"
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Every wait has a deadline; these are they, in seconds.
+class Option:
+    """How a field of :class:`RunConfig` appears on the command line.
 
     Attributes:
-        heartbeat_s: silence after which a worker or a machine counts as failed.
-        report_s: from the opening of a generation until everybody has said where it stands. Covers the start
-            of a replacement's script up to its session.
-        replay_s: a replay that makes no progress for so long has failed.
-        join_s: how long an empty slot may wait for a machine.
-        group_s: for the forming of a process group.
-        flush_s: for bringing queued log messages to where others can read them after a failure, and for a
-            segment that a replay needs and that is not there yet.
-        checkpoint_s: at the end of a run, for the last checkpoint.
+        help: the help text.
+        topic: the heading under which the help shows it.
+        metavar: the name of the value in the help text.
+        minimum: the lowest allowed value; None for no bound.
+        maximum: the highest allowed value; None for no bound.
+        above: the value must be greater than this; None for no bound.
+        is_path: the value is a path. It is made absolute, because workers may change their directory.
+        same_everywhere: a machine that was started with another value is refused.
     """
 
-    heartbeat_s: float = 10.0
-    report_s: float = 300.0
-    replay_s: float = 300.0
-    join_s: float = 600.0
-    group_s: float = 300.0
-    flush_s: float = 120.0
-    checkpoint_s: float = 3600.0
+    help: str
+    topic: str
+    metavar: str | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    is_path: bool = False
+    same_everywhere: bool = False
 
-    def to_text(self) -> str:
-        """For an environment variable."""
-        return ",".join(str(getattr(self, name)) for name in self.__slots__)
+    def mistake(self, flag: str, value: float) -> str | None:
+        """The line for the user if a number is out of bounds."""
+        if self.above is not None and not value > self.above:
+            return f"{flag} must be more than {self.above:g}, not {value}."
+        if self.minimum is not None and not value >= self.minimum:
+            return f"{flag} must be at least {self.minimum:g}, not {value}."
+        if self.maximum is not None and not value <= self.maximum:
+            return f"{flag} must be at most {self.maximum:g}, not {value}."
+        return None
 
-    @classmethod
-    def from_text(cls, text: str) -> Timeouts:
-        """The inverse of :meth:`to_text`."""
-        return cls(*map(float, text.split(",")))
+
+def _option(topic: str, default: Any, help: str, **facts: Any) -> Any:
+    return field(default=default, metadata={"option": Option(help, topic, **facts)})
+
+
+def _timeout(default_s: float, help: str) -> Any:
+    return _option(Topic.TIMEOUTS, default_s, f"{help} (default: {default_s:g})", metavar="S", above=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The options of one run, as the user gave them. They travel from swift-run to every worker.
+
+    Each field declares its command-line option: ``heartbeat_timeout_s`` is ``--heartbeat-timeout``. A name
+    with ``_s`` is in seconds.
+    """
+
+    machines: int | None = _option(
+        Topic.MACHINES,
+        None,
+        "number of machines to run on this host (with --standalone)",
+        metavar="N",
+        minimum=1,
+    )
+    spares: int = _option(
+        Topic.MACHINES,
+        0,
+        "number of spare machines that wait for a loss (with --standalone; default: 0)",
+        metavar="N",
+        minimum=0,
+    )
+    resume: bool = _option(
+        Topic.MACHINES, False, "continue from the last checkpoint in the store", same_everywhere=True
+    )
+    auto_resume: bool = _option(
+        Topic.MACHINES,
+        False,
+        "continue from the last checkpoint if the store holds a run, or begin one: for jobs that a scheduler "
+        "starts again",
+        same_everywhere=True,
+    )
+    fresh: bool = _option(
+        Topic.MACHINES,
+        False,
+        "delete the run in the store and start again from the beginning",
+        same_everywhere=True,
+    )
+    failure_domain: str = _option(
+        Topic.FAILURES,
+        "",
+        "the failure domain of this machine, such as its rack: machines of one domain may be lost together, "
+        "so memory checkpoints go to a machine of another one. With --standalone, the names of all machines "
+        "and then of all spares, separated by commas (default: each machine is a domain of its own)",
+        metavar="NAME",
+    )
+    inject: str = _option(
+        Topic.FAILURES,
+        "",
+        "faults to inject, separated by semicolons, such as 'kill machine=1 iteration=8 point=forward' "
+        "(swift_ft.faults describes the syntax)",
+        metavar="FAULTS",
+    )
+    heartbeat_timeout_s: float = _timeout(
+        10.0, "seconds without a heartbeat after which a worker or a machine counts as lost"
+    )
+    join_timeout_s: float = _timeout(600.0, "seconds to wait for a machine that fills an empty slot")
+    report_timeout_s: float = _timeout(
+        300.0,
+        "seconds until every worker has reported its status in a new generation; includes the start of a "
+        "replacement's script up to its session",
+    )
+    rendezvous_timeout_s: float = _timeout(
+        SILENCE_S,
+        "seconds to wait for a rendezvous store that has fallen silent; then this machine ends",
+    )
+    group_timeout_s: float = _timeout(300.0, "seconds to form a process group")
+    replay_timeout_s: float = _timeout(300.0, "seconds without progress after which a replay has failed")
+    flush_timeout_s: float = _timeout(
+        120.0,
+        "seconds to flush queued log messages after a failure, and to wait for a log segment that a replay "
+        "needs",
+    )
+    checkpoint_timeout_s: float = _timeout(
+        3600.0, "seconds to wait for the last checkpoint at the end of a run"
+    )
+    max_failures: int = _option(
+        Topic.FAILURES,
+        16,
+        "number of machines that may be lost after the last checkpoint; one more ends the job (default: 16)",
+        metavar="N",
+        minimum=0,
+        same_everywhere=True,
+    )
+    helpers: int | None = _option(
+        Topic.FAILURES,
+        None,
+        "largest number of survivors that help to replay a lost machine, if the script says how to build its "
+        "stages (default: the number of microbatches)",
+        metavar="N",
+        minimum=0,
+    )
+    metrics_port: int = _option(
+        Topic.OUTPUT,
+        0,
+        "serve each machine's metrics to Prometheus, and /healthz to probes, at PORT; with --standalone at "
+        "PORT + i for machine i (needs swift-ft[metrics]; default: off)",
+        metavar="PORT",
+        minimum=0,
+        maximum=_HIGHEST_PORT,
+    )
+    worker_metrics_port: int = _option(
+        Topic.OUTPUT,
+        0,
+        "serve each worker's metrics to Prometheus: worker r listens on PORT + r (needs swift-ft[metrics]; "
+        "default: off)",
+        metavar="PORT",
+        minimum=0,
+        maximum=_HIGHEST_PORT,
+    )
+    profile_out: str | None = _option(
+        Topic.OUTPUT,
+        None,
+        "write the profile that swift-group reads to FILE, after a few iterations",
+        metavar="FILE",
+        is_path=True,
+    )
+    layers_out: str | None = _option(
+        Topic.OUTPUT,
+        None,
+        "write what each layer of the pipeline costs to FILE, as swift-plan reads it; slows three of the "
+        "first iterations",
+        metavar="FILE",
+        is_path=True,
+    )
+    events_out: str | None = _option(
+        Topic.OUTPUT,
+        None,
+        "write all events and recoveries to FILE as JSON, at the end; on several hosts each launcher with "
+        "this flag does",
+        metavar="FILE",
+        is_path=True,
+    )
+    events_log: str | None = _option(
+        Topic.OUTPUT,
+        None,
+        "append each event that an operator would act on to FILE at once, as a JSON line (docs/events.md); - "
+        "for stderr. On several hosts each launcher with this flag does",
+        metavar="FILE",
+        is_path=True,
+    )
+    on_event: str | None = _option(
+        Topic.OUTPUT,
+        None,
+        "run COMMAND in a shell for each warning or error among these events, and for the run's end, with "
+        "the JSON line on stdin; one launcher does so for each event of the journal",
+        metavar="COMMAND",
+    )
+    endpoint_out: str | None = _option(
+        Topic.OUTPUT,
+        None,
+        "write the rendezvous store's address and the run's name to FILE",
+        metavar="FILE",
+        is_path=True,
+    )
+    quiet: bool = _option(
+        Topic.OUTPUT,
+        False,
+        "print no losses, recoveries and waits on the console; warnings and the reason of a failure stay",
+    )
+
+    def validate(self) -> None:
+        """Check all fields, once, where the user can still see it.
+
+        Raises:
+            UsageError: one line per mistake.
+        """
+        if mistakes := list(self._mistakes()):
+            raise UsageError("\n".join(mistakes))
+
+    def domain_of(self, index: int) -> str:
+        """The failure domain of a machine, by its number on this host; empty if it is one of its own."""
+        names = self.failure_domain.split(",")
+        return names[index % len(names)].strip()
+
+    def check_domains(self, machines: int) -> None:
+        """Check that each machine and spare of this host has a failure domain, if one has.
+
+        Raises:
+            UsageError: there are more or fewer, or a name is empty.
+        """
+        names = [name.strip() for name in self.failure_domain.split(",")]
+        if self.failure_domain and (len(names) != machines or not all(names)):
+            raise UsageError(
+                f"--failure-domain {self.failure_domain!r}: give {machines} name{'s' * (machines != 1)}, "
+                "one for each machine and spare of this host, separated by commas."
+            )
+
+    def _mistakes(self) -> Iterator[str]:
+        for declared in dataclasses.fields(self):
+            value = getattr(self, declared.name)
+            if isinstance(value, (int, float)):
+                mistake = declared.metadata["option"].mistake(flag_of(declared.name), value)
+                if mistake is not None:
+                    yield mistake
+        ways = [flag_of(name) for name in ("resume", "auto_resume", "fresh") if getattr(self, name)]
+        if len(ways) > 1:
+            yield f"{' and '.join(ways)} exclude each other: choose one."
+        for name in ("metrics_port", "worker_metrics_port"):
+            if getattr(self, name) and importlib.util.find_spec("prometheus_client") is None:
+                yield f"{flag_of(name)} needs prometheus_client: pip install 'swift-ft[metrics]'."
+        if self.events_log not in (None, "-") and not Path(self.events_log).parent.is_dir():
+            yield f"--events-log: there is no folder {Path(self.events_log).parent}: create it."
+        try:
+            parse_faults(self.inject)
+        except UsageError as error:
+            yield str(error)
+
+
+def flag_of(name: str) -> str:
+    """The command-line flag of a field: ``--join-timeout`` for ``join_timeout_s``."""
+    return "--" + name.removesuffix("_s").replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
+class OfflineReplay:
+    """What a worker does that is rebuilt without its job (``swift-recover replay``).
+
+    Attributes:
+        store: URL of the run's store. It is read, whatever store the script names.
+        out: the folder in which the worker saves its rebuilt state.
+        log_since: log segments of generations before this one belong to an abandoned history.
+    """
+
+    store: str
+    out: str
+    log_since: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """A worker's place in the job.
+    """A worker's place in the job, and the run's configuration.
 
     Attributes:
         run_id: name of the run.
-        host: where the rendezvous store is.
-        port: the store's port.
+        store_host: host of the rendezvous store.
+        store_port: port of the rendezvous store.
         machine: the name under which this worker's machine joined.
-        agent_pid: the agent's process on this host.
-        rank: the worker.
-        world: number of workers.
-        workers: workers per machine.
-        launched: the generation in which this process was started.
-        store_mode: ``""``, ``"resume"`` or ``"fresh"``: what to do with a store that is not empty.
-        inject: faults to inject, as text (`testing/faults.py`).
         address: this host, as the other machines reach it.
-        profile_out: file that worker 0 writes the profile of the job to; ``""`` for none.
-        helpers: survivors that help in one replay at most; None for no limit.
-        metrics_port: worker r serves its metrics at this port + r; None for nobody.
-        timeouts: all deadlines.
+        agent_pid: process id of this machine's agent.
+        rank: the worker's rank.
+        world_size: number of workers.
+        workers_per_machine: number of workers on each machine.
+        started_in: the generation in which this process was started.
+        config: the run's configuration.
+        offline: what the worker does without its job; None in a job.
     """
 
     run_id: str
-    host: str
-    port: int
+    store_host: str
+    store_port: int
     machine: str
+    address: str
     agent_pid: int
     rank: int
-    world: int
-    workers: int
-    launched: int
-    store_mode: str
-    inject: str
-    timeouts: Timeouts
-    helpers: int | None = None
-    metrics_port: int | None = None
-    profile_out: str = ""
-    address: str = "127.0.0.1"
+    world_size: int
+    workers_per_machine: int
+    started_in: int
+    config: RunConfig
+    offline: OfflineReplay | None = None
 
     @property
     def slot(self) -> int:
         """The machine's slot."""
-        return self.rank // self.workers
+        return self.rank // self.workers_per_machine
 
     def to_env(self) -> dict[str, str]:
-        """The variables that :meth:`from_env` reads. RANK and the like are torchelastic's own."""
+        """The context in one variable, and torchelastic's own variables for scripts that read them."""
         return {
+            _CONTEXT: json.dumps(dataclasses.asdict(self)),
             "TORCHELASTIC_RUN_ID": self.run_id,
-            "SWIFT_STORE": f"{self.host}:{self.port}",
             "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.world),
-            "LOCAL_WORLD_SIZE": str(self.workers),
-            "SWIFT_MACHINE": self.machine,
-            "SWIFT_AGENT_PID": str(self.agent_pid),
-            "SWIFT_LAUNCHED": str(self.launched),
-            "SWIFT_STORE_MODE": self.store_mode,
-            "SWIFT_INJECT": self.inject,
-            "SWIFT_TIMEOUTS": self.timeouts.to_text(),
-            "SWIFT_ADDRESS": self.address,
-            "SWIFT_PROFILE_OUT": self.profile_out,
-            "SWIFT_HELPERS": "" if self.helpers is None else str(self.helpers),
-            "SWIFT_METRICS_PORT": "" if self.metrics_port is None else str(self.metrics_port),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.workers_per_machine),
         }
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> WorkerContext:
-        """Read the place of this process.
+        """Read the context of this process.
 
         Raises:
             NotLaunchedError: if the process was not started by swift-run.
         """
-        if "SWIFT_MACHINE" not in env:
-            raise NotLaunchedError(
-                "A swift_ft.Session needs the launcher: start the script with "
-                "`swift-run --standalone --machines N script.py` instead of `python` or `torchrun`."
-            )
-        return cls(
-            run_id=env["TORCHELASTIC_RUN_ID"],
-            host=env["SWIFT_STORE"].rpartition(":")[0],
-            port=int(env["SWIFT_STORE"].rpartition(":")[2]),
-            machine=env["SWIFT_MACHINE"],
-            agent_pid=int(env["SWIFT_AGENT_PID"]),
-            rank=int(env["RANK"]),
-            world=int(env["WORLD_SIZE"]),
-            workers=int(env["LOCAL_WORLD_SIZE"]),
-            launched=int(env["SWIFT_LAUNCHED"]),
-            store_mode=env["SWIFT_STORE_MODE"],
-            inject=env["SWIFT_INJECT"],
-            timeouts=Timeouts.from_text(env["SWIFT_TIMEOUTS"]),
-            address=env["SWIFT_ADDRESS"],
-            profile_out=env["SWIFT_PROFILE_OUT"],
-            helpers=int(env["SWIFT_HELPERS"]) if env["SWIFT_HELPERS"] else None,
-            metrics_port=int(env["SWIFT_METRICS_PORT"]) if env["SWIFT_METRICS_PORT"] else None,
-        )
+        if _CONTEXT not in env:
+            raise NotLaunchedError(NOT_LAUNCHED)
+        facts = json.loads(env[_CONTEXT])
+        offline = OfflineReplay(**facts["offline"]) if facts["offline"] is not None else None
+        return cls(**{**facts, "config": RunConfig(**facts["config"]), "offline": offline})

@@ -1,4 +1,4 @@
-"""What makes a replay draw the same numbers and take the same kernels as the original (paper §6)."""
+"""Makes a replay draw the same random numbers and use the same kernels as the original (paper §6)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def deterministic() -> None:
 
 
 def derive_seed(*parts: int) -> int:
-    """A 63-bit seed from (seed, iteration, stage, microbatch ...): equal parts give equal seeds anywhere."""
+    """A 63-bit seed from (seed, iteration, stage, microbatch ...). Equal parts give equal seeds."""
     digest = blake2b(b"".join(part.to_bytes(8, "little", signed=True) for part in parts), digest_size=8)
     return int.from_bytes(digest.digest(), "little") >> 1
 
@@ -94,7 +94,7 @@ def set_host_random_state(state: dict[str, Any]) -> None:
 
 
 def seed_step(seed: int, iteration: int, rank: int | None) -> None:
-    """Let the random numbers of a step follow from its iteration, and from the rank if one is given."""
+    """Derive the random numbers of a step from its iteration, and from the rank if one is given."""
     if rank is None:
         seed_torch(derive_seed(seed, iteration, -1))
         return

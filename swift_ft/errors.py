@@ -8,17 +8,20 @@ SwiftError
 │   ├── StoreNotWritableError     the store's URL cannot be written
 │   ├── StoreInUseError           the store holds another run, and neither --resume nor --fresh was given
 │   ├── TopologyMismatchError     the checkpoint was made by another topology
-│   └── UnsupportedError          something that stock PyTorch allows and swift_ft does not (yet)
-├── RecoveryError                 a way back is closed; the global checkpoint is the next one
+│   ├── ChangedBatchError         a repeated iteration got another batch than before
+│   ├── IncompleteStateError      training changes something that is not in Session(state)
+│   └── UnsupportedError          stock PyTorch supports it, swift_ft does not (yet)
+├── RecoveryError                 a recovery mode failed; the global checkpoint is the next one
 │   ├── LogMissingError           a message that a replay needs is not in the log
 │   ├── LogTornError              a segment ends before its footer
 │   ├── LogCorruptError           bytes do not match their checksum
 │   ├── ForeignLogError           a segment belongs to another run
-│   ├── DivergenceError           a replay produced other bytes than the original did
-│   └── CannotHelpError           microbatches of a replay cannot be computed by other workers
+│   ├── DivergenceError           a replay produced bytes that differ from the original's
+│   └── CannotHelpError           other workers cannot compute microbatches of a replay
 ├── CheckpointError               a checkpoint could not be written or read
-├── UndoError                     the last optimizer step cannot be taken back (any more)
-├── GaveUpError                   no way back is left, or the deadline of one passed
+│   └── DamagedCheckpointError    its bytes are not those that were saved, or they are gone
+├── UndoError                     the last optimizer step cannot be undone (any more)
+├── GaveUpError                   no recovery mode is left, or one exceeded its deadline
 ├── RendezvousLostError           the rendezvous store does not answer
 └── FencedError                   this process belongs to a generation that is over
 """
@@ -29,11 +32,14 @@ from typing import Any
 
 __all__ = [
     "CannotHelpError",
+    "ChangedBatchError",
     "CheckpointError",
+    "DamagedCheckpointError",
     "DivergenceError",
     "FencedError",
     "ForeignLogError",
     "GaveUpError",
+    "IncompleteStateError",
     "LogCorruptError",
     "LogMissingError",
     "LogTornError",
@@ -49,6 +55,7 @@ __all__ = [
     "UndoError",
     "UnsupportedError",
     "UsageError",
+    "first_line",
 ]
 
 
@@ -66,11 +73,11 @@ class SwiftError(Exception):
 
 
 class UsageError(SwiftError, ValueError):
-    """Something that the user can fix. Ends the process with exit code 2 and one line."""
+    """The user can fix it. Ends the process with exit code 2 and one line."""
 
 
 class NotLaunchedError(UsageError):
-    """The script was started by something else than ``swift-run``."""
+    """The script was not started by ``swift-run``."""
 
 
 class NotAttachedError(UsageError):
@@ -93,12 +100,20 @@ class TopologyMismatchError(UsageError):
     """The store's checkpoint was made by another number of machines, workers or stages."""
 
 
+class ChangedBatchError(UsageError):
+    """A repeated or replayed iteration got another batch than before."""
+
+
+class IncompleteStateError(UsageError):
+    """Training changes a parameter, an optimizer or a scheduler that is not in ``Session(state)``."""
+
+
 class UnsupportedError(UsageError):
-    """Stock PyTorch allows it, swift_ft does not (yet)."""
+    """Stock PyTorch supports it, swift_ft does not (yet)."""
 
 
 class RecoveryError(SwiftError):
-    """A way back is closed; the next one on the list is taken."""
+    """A recovery mode failed; the next one is tried."""
 
 
 class LogMissingError(RecoveryError):
@@ -118,23 +133,27 @@ class ForeignLogError(RecoveryError):
 
 
 class DivergenceError(RecoveryError):
-    """A replay produced other bytes than the original did."""
+    """A replay produced bytes that differ from the original's."""
 
 
 class CannotHelpError(RecoveryError):
-    """Microbatches of a replay cannot be computed by other workers; it goes on without them."""
+    """Other workers cannot compute microbatches of a replay; it continues without them."""
 
 
 class CheckpointError(SwiftError):
     """A checkpoint could not be written or read."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """The bytes of a committed checkpoint are not those that were saved, or they are gone."""
+
+
 class UndoError(SwiftError):
-    """The last optimizer step cannot be taken back (any more)."""
+    """The last optimizer step cannot be undone (any more)."""
 
 
 class GaveUpError(SwiftError):
-    """No way back is left, or the deadline of one passed."""
+    """No recovery mode is left, or one exceeded its deadline."""
 
 
 class RendezvousLostError(SwiftError):
@@ -142,4 +161,9 @@ class RendezvousLostError(SwiftError):
 
 
 class FencedError(SwiftError):
-    """The process belongs to a generation that is over and must not act any more."""
+    """The process belongs to a generation that is over, and must not act any more."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its class where it has none."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

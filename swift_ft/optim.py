@@ -1,4 +1,4 @@
-"""The optimizer wrapper: ``step()`` as ever, and ``undo()`` (§4)."""
+"""The optimizer wrapper: an unchanged ``step()``, and ``undo()`` (§4)."""
 
 from __future__ import annotations
 
@@ -13,30 +13,38 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from swift_ft.errors import UndoError, UsageError
-from swift_ft.undo.exact import Residuals, stepped
-from swift_ft.undo.journal import WholeState
-from swift_ft.undo.lamb import Lamb
-from swift_ft.undo.registry import plain_step, rule_for
-from swift_ft.undo.rule import Rule
+from swift_ft.torch_adapters.core.optimizers import (
+    BOOKKEEPING,
+    is_patched_by_scheduler,
+    mark_as_patched_by_scheduler,
+    note_step_called,
+    plain_step,
+    with_step_hooks,
+)
+from swift_ft.undo.exact import Residuals, step_with_residuals
+from swift_ft.undo.registry import rule_for
+from swift_ft.undo.rules.lamb import Lamb
+from swift_ft.undo.rules.rule import Rule
+from swift_ft.undo.snapshot import WholeState
 from swift_ft.undo.update import GroupUpdate
 from swift_ft.undo.window import Window
 
 __all__ = ["Lamb", "UndoableOptimizer", "wrap_optimizer"]
 
 _OURS = "_swift_undo"
-_NOT_STATE = frozenset({_OURS, "step", "_opt_called", "_zero_grad_profile_name", "grad_scale", "found_inf"})
-"""Attributes of an optimizer that its step does not change, or that others set and take away."""
+_NOT_STATE = BOOKKEEPING | {_OURS}
+"""Attributes of an optimizer that its step does not change, or that others set and delete."""
 
 
 @dataclass
 class _Undo:
-    """What a wrapped optimizer has beside the one it was.
+    """What a wrapped optimizer has in addition to the plain one.
 
     Attributes:
         exact: residuals are stored.
-        wait_free: single parameters can be updated; checked when it was wrapped.
-        window: the last step's updates; None before the first step and once they are let go.
-        windows_opened: how many there were.
+        wait_free: single parameters can be updated; checked when the optimizer was wrapped.
+        window: the last step's updates; None before the first step and after it was closed.
+        windows_opened: the number of windows so far.
         residuals: memory for residuals.
         reason: why there is no window.
     """
@@ -50,24 +58,29 @@ class _Undo:
 
 
 class UndoableOptimizer(Optimizer):
-    """What :func:`wrap_optimizer` adds to an optimizer; not made by itself.
+    """What :func:`wrap_optimizer` adds to an optimizer. It is not instantiated directly.
 
-    A step's updates stand in the *undo window* until the next step begins or :meth:`close_undo_window` is
-    called. Gradients are held by reference: they must not be written to while the window is open. Where they
-    were, :meth:`undo` refuses.
+    A step's updates are in the *undo window* until the next step begins or :meth:`close_undo_window` is
+    called. Gradients are held by reference: nothing may write to them while the window is open. If something
+    did, :meth:`undo` refuses.
     """
 
     _plain_class: ClassVar[type[Optimizer]]
     _plain_step: ClassVar[Callable[..., Any]]
 
     @property
+    def exact(self) -> bool:
+        """Whether an undo gives back the very bits."""
+        return self._undo.exact
+
+    @property
     def wait_free(self) -> bool:
-        """Single parameters are updated as soon as their gradients are there."""
+        """Whether single parameters are updated as soon as their gradients are ready."""
         return self._undo.wait_free
 
     @property
     def windows_opened(self) -> int:
-        """Undo windows so far: tells whether the tags are of this step or of the one before."""
+        """Undo windows so far: shows whether the tags are of this step or of the one before."""
         return self._undo.windows_opened
 
     @property
@@ -80,32 +93,32 @@ class UndoableOptimizer(Optimizer):
         return tuple(p for group in self.param_groups for p in group["params"] if p in updated)
 
     def undo(self, parameters: Iterable[Tensor] | None = None) -> int:
-        """Takes back the last step: parameters, state, step counters, and the hyper-parameters used then.
+        """Undoes the last step: parameters, state, step counters, and the hyper-parameters that it used.
 
-        ``.grad`` stays as it is, except that a kernel's own changes of the gradient are taken back.
+        ``.grad`` stays as it is, except that a kernel's own changes of the gradient are undone.
 
         Args:
-            parameters: the parameters whose update is taken back; all tagged ones if None.
+            parameters: the parameters whose update is undone; all tagged ones if None.
 
         Returns:
-            How many parameters were taken back.
+            The number of parameters whose update was undone.
 
         Raises:
-            UndoError: no step is in the undo window, it was taken back already, or parameters or gradients
-                were changed since. Nothing was changed.
+            UndoError: no step is in the undo window, it was undone already, or parameters or gradients were
+                changed since. Nothing was changed.
             UsageError: a parameter is not among :attr:`updated`.
         """
         window = self._undo.window
         if window is None:
-            raise UndoError(f"There is no step to take back: {self._undo.reason}.")
+            raise UndoError(f"There is no step to undo: {self._undo.reason}.")
         count = window.undo(parameters)
         if not window.params():
-            self._let_go("it was taken back already; a step has to come first")
+            self._close_window("it was undone already; call step() first")
         return count
 
     def close_undo_window(self) -> None:
-        """Lets go of gradients, journal and residuals: the last step is final. Harmless if there is none."""
-        self._let_go("the undo window is closed")
+        """Releases gradients, snapshots and residuals: the last step is final. Harmless without a window."""
+        self._close_window("the undo window is closed")
 
     def update(self, parameters: Iterable[Tensor]) -> int:
         """Applies the optimizer to some parameters now, bit for bit as a whole step would (wait-free update).
@@ -114,7 +127,7 @@ class UndoableOptimizer(Optimizer):
         step. The first update after a complete step opens a new undo window.
 
         Args:
-            parameters: parameters of this optimizer; those without a gradient are left alone.
+            parameters: parameters of this optimizer; those without a gradient are skipped.
 
         Returns:
             How many parameters were updated.
@@ -127,7 +140,10 @@ class UndoableOptimizer(Optimizer):
         rule = self._rule_or_refuse()
         unknown = chosen - {p for group in self.param_groups for p in group["params"]}
         if unknown:
-            raise UsageError(f"{len(unknown)} of {len(chosen)} parameters are not in this optimizer's groups")
+            raise UsageError(
+                f"{len(unknown)} of {len(chosen)} parameters are not in this optimizer's groups: "
+                "give update() its own parameters only."
+            )
         window = self._undo.window
         if window is None or window.complete:
             window = self._open()
@@ -139,24 +155,24 @@ class UndoableOptimizer(Optimizer):
         return self._apply(window, rule, chosen)
 
     def undo_memory_bytes(self) -> int:
-        """Bytes held for the undo beside parameters and state, with gradients that were given up."""
+        """Bytes held for the undo besides parameters and state, with gradients that only the window holds."""
         window = self._undo.window
         return 0 if window is None else window.memory_bytes() + window.gradient_bytes()
 
     # ------------------------------------------------------------------------------- what torch calls
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As ever, except that gradients in the undo window are not written to.
+        """As in torch, except that gradients in the undo window are not written to.
 
         With ``set_to_none=False`` a parameter gets a new gradient of zeros instead. Gradients of a later
-        backward pass end the window: that pass needed everybody's last step.
+        backward pass close the window: that pass needed the last step of every worker.
 
         Args:
             set_to_none: drop the gradients instead of setting them to zero.
         """
         window = self._undo.window
         if window is not None and window.complete and window.met_later_gradients():
-            self._let_go("zero_grad() met gradients of a later iteration, whose step was skipped")
+            self._close_window("zero_grad() met gradients of a later iteration, whose step was skipped")
             window = None
         if window is None or set_to_none:
             super().zero_grad(set_to_none)
@@ -166,25 +182,28 @@ class UndoableOptimizer(Optimizer):
         window.note_zeros()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As ever; the undo window closes.
+        """As in torch; the undo window closes.
 
         Args:
             state_dict: what ``state_dict()`` returned.
         """
         super().load_state_dict(state_dict)
-        self._let_go("a state was loaded since")
+        self._close_window("a state was loaded since")
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        if _OURS not in self.__dict__:  # a proxy that only has our class
+            return super().__reduce_ex__(protocol)  # type: ignore[return-value]  # optimizers give no str
         options = (self._undo.exact, self._undo.wait_free)
         return _unpickled, (self._plain_class, *options), self.__getstate__()
 
-    # ------------------------------------------------------------------------------------- the inside
+    # ------------------------------------------------------------------------------------- internal
 
     @property
     def _undo(self) -> _Undo:
-        return cast(_Undo, self.__dict__[_OURS])
+        # Not from the dictionary: Fabric's proxy has a class derived from ours, and the attributes elsewhere.
+        return cast(_Undo, getattr(self, _OURS))
 
-    def _let_go(self, reason: str) -> None:
+    def _close_window(self, reason: str) -> None:
         self._undo.window = None
         self._undo.reason = reason
 
@@ -207,15 +226,15 @@ class UndoableOptimizer(Optimizer):
         rule = rule_for(self._plain_class)
         window = self._undo.window
         if window is None or window.complete:
-            self._let_go("the step was not completed")
+            self._close_window("the step was not completed")
         if rule is None:
-            whole = WholeState(self, _NOT_STATE)  # the closure, if any, belongs to the step
+            whole = WholeState(self, _NOT_STATE)  # a closure belongs to the step
             self._undo.window = Window(whole=whole, complete=True)
             self._undo.windows_opened += 1
             return self._plain_step(self, *args, **kwargs)
         loss = None
         closure = args[0] if args else kwargs.get("closure")
-        if closure is not None:  # it makes the gradients that have to be remembered
+        if closure is not None:  # it computes the gradients that have to be recorded
             with torch.enable_grad():
                 loss = closure()
         window = self._undo.window or self._open()
@@ -224,7 +243,7 @@ class UndoableOptimizer(Optimizer):
         return loss
 
     def _apply(self, window: Window, rule: Rule, chosen: set[Tensor] | None) -> int:
-        """Updates parameters that this step has not updated yet; ``chosen`` ones or all."""
+        """Updates the ``chosen`` parameters, or all, that this step has not updated yet."""
         done = window.params() if window.updates else set()
         window.found_inf = getattr(self, "found_inf", None)
         exact = self._undo.exact and not window.skipped()
@@ -238,14 +257,16 @@ class UndoableOptimizer(Optimizer):
         try:
             if exact:
                 for group, update in zip(self.param_groups, updates, strict=True):
-                    stepped(update, functools.partial(self._step_some, group), self._undo.residuals)
+                    step_with_residuals(
+                        update, functools.partial(self._step_some, group), self._undo.residuals
+                    )
             elif chosen is None and not done:
                 self._plain_step(self)
             else:
                 for group, update in zip(self.param_groups, updates, strict=True):
                     self._step_some(group, [entry.param for entry in update.entries])
         except BaseException:
-            self._let_go("the step failed, and nobody knows how far it came")
+            self._close_window("the step failed partway")
             raise
         for update in updates:
             update.after()
@@ -269,26 +290,26 @@ def wrap_optimizer(
 ) -> UndoableOptimizer:
     """Gives an optimizer an ``undo()``.
 
-    It is the same object, of a class that derives from the one it had: schedulers, hooks, and whoever else
-    holds it, need not know. Wrapping it again changes the options only.
+    It stays the same object, of a class derived from the one it had: schedulers, hooks and other holders do
+    not notice. Wrapping it again only changes the options.
 
     Args:
-        optimizer: any optimizer. One that swift_ft does not know is handled by a journal of all its state.
+        optimizer: any optimizer. For one without a rule, all state is copied before each step.
         exact: make the undo bit-exact, for about a byte per element and state tensor.
-        wait_free: insist that :meth:`UndoableOptimizer.update` works, and say so now if it does not.
+        wait_free: require that :meth:`UndoableOptimizer.update` works; raises now if it does not.
 
     Returns:
         The optimizer.
 
     Raises:
-        UsageError: ``wait_free`` is asked of an optimizer that cannot be applied to single parameters, or its
+        UsageError: ``wait_free`` is set for an optimizer that cannot be applied to single parameters, or its
             ``step`` was replaced on the instance.
     """
     if not isinstance(optimizer, UndoableOptimizer):
         patched = vars(optimizer).get("step")
-        if patched is not None and not hasattr(patched, "_wrapped_by_lr_sched"):
+        if patched is not None and not is_patched_by_scheduler(patched):
             raise UsageError(
-                "This optimizer's step() was replaced: call wrap_optimizer() before whatever did that"
+                "This optimizer's step() was replaced: call wrap_optimizer() before anything replaces it."
             )
         optimizer.__class__ = _undoable_class(type(optimizer))
         vars(optimizer)[_OURS] = _Undo()
@@ -297,7 +318,7 @@ def wrap_optimizer(
     wrapped = cast(UndoableOptimizer, optimizer)
     if wait_free:
         wrapped._rule_or_refuse()
-    wrapped._let_go("no step was made since it was wrapped")
+    wrapped._close_window("no step was made since it was wrapped")
     wrapped._undo.exact, wrapped._undo.wait_free = exact, wait_free
     return wrapped
 
@@ -306,7 +327,7 @@ _CLASSES: dict[type[Optimizer], type[UndoableOptimizer]] = {}
 
 
 def _undoable_class(kind: type[Optimizer]) -> type[UndoableOptimizer]:
-    """The class that a wrapped optimizer of some class gets: one per class."""
+    """The class of a wrapped optimizer: one per plain class."""
     if kind not in _CLASSES:
         _CLASSES[kind] = _make_class(kind)
     return _CLASSES[kind]
@@ -319,10 +340,8 @@ def _make_class(kind: type[Optimizer]) -> type[UndoableOptimizer]:
     def step(self: UndoableOptimizer, *args: Any, **kwargs: Any) -> Any:
         return self._whole_step(args, kwargs)
 
-    hooked = Optimizer.profile_hook_step(step)
-    hooked.hooked = True  # type: ignore[attr-defined]  # torch's own mark: the hooks are around it already
     names = {
-        "step": hooked,
+        "step": with_step_hooks(step),
         "_plain_class": kind,
         "_plain_step": staticmethod(plain),
         "__module__": kind.__module__,
@@ -333,21 +352,21 @@ def _make_class(kind: type[Optimizer]) -> type[UndoableOptimizer]:
 
 
 def _unpickled(kind: type[Optimizer], exact: bool, wait_free: bool) -> UndoableOptimizer:
-    """An empty wrapped optimizer, for a copy or an unpickled one; its window is closed."""
+    """An empty wrapped optimizer to copy or unpickle into; its window is closed."""
     wrapped = object.__new__(_undoable_class(kind))
     vars(wrapped)[_OURS] = _Undo(exact, wait_free, reason="a copy has no undo window")
     return wrapped
 
 
 def _follow_scheduler(optimizer: Optimizer) -> None:
-    """Lets the step that a scheduler has put on the instance call the class's step of now."""
+    """Makes the step that a scheduler put on the instance call the step of the new class."""
     reference = weakref.ref(optimizer)
 
     @functools.wraps(type(optimizer).step)
     def step(*args: Any, **kwargs: Any) -> Any:
         this = cast(Any, reference())
-        this._opt_called = True  # a scheduler warns if it was called before the optimizer
+        note_step_called(this)
         return type(this).step(this, *args, **kwargs)
 
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # what a scheduler looks for
+    mark_as_patched_by_scheduler(step)
     optimizer.step = step  # type: ignore[method-assign]  # as the scheduler did

@@ -1,4 +1,4 @@
-"""What a user meets: a session around the training loop.
+"""The session that a script puts around its training loop.
 
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store="s3://bucket/run7")
 session.attach_pipeline(schedule)           # or session.attach_ddp(model)
@@ -11,147 +11,216 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import nn
 
+from swift_ft.checkpoint.library_state import library_state
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import WorkerContext
-from swift_ft.errors import NotAttachedError, RecoveryError, SessionInUseError, UnsupportedError, UsageError
-from swift_ft.logging import Compress, LogBudget, LogOptions, Ship, Store
-from swift_ft.metrics import SessionMetrics, serve_as_told
+from swift_ft.errors import (
+    NotAttachedError,
+    RecoveryError,
+    SessionInUseError,
+    UnsupportedError,
+    UsageError,
+    first_line,
+)
+from swift_ft.logging import Compress, LogBudget, Ship
 from swift_ft.planning.forecast import Forecast
-from swift_ft.profile import Profile, read_groups
-from swift_ft.recovery.executor import Executor
-from swift_ft.recovery.helping import Helping, HelpMode
-from swift_ft.recovery.state import TrainingState
-from swift_ft.tied import TiedParameters
+from swift_ft.planning.profile import Profile
+from swift_ft.runtime.between import OnLoss, Part
+from swift_ft.runtime.compose import assemble
+from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.foreign_loaders import refuse_loaders_that_communicate
+from swift_ft.runtime.helpers.member import GradientReduction, Helping
+from swift_ft.runtime.housekeeping import KeepLogs
+from swift_ft.runtime.iterations import Iterations
+from swift_ft.runtime.metrics import SessionMetrics, serve_worker_metrics
+from swift_ft.runtime.pipeline.script_communication import LIMIT_BYTES
+from swift_ft.runtime.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.settings import (
+    Settings,
+    check_at_least_one,
+    check_state,
+    check_store,
+    choice,
+    log_options,
+    recovery_groups,
+    script_log_limit,
+    snapshot_interval,
+    with_named_arguments,
+)
+from swift_ft.runtime.state_proof import Verify
+from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 
 __all__ = ["Session", "Step"]
-
-E = TypeVar("E", bound=StrEnum)
 
 _active: Session | None = None
 
 _BUDGET = LogBudget()
-_SMALLEST_BUDGET_BYTES = 1 << 20
 
 
 class Step:
-    """One iteration. ``with step:`` swallows a peer's death and nothing else.
+    """One iteration. ``with step:`` suppresses the errors of a peer's death and no others.
 
     Attributes:
         index: the iteration, counted from 0. Look batches up by it, so that a repeated or replayed step sees
-            the same data.
-        replayed: the step is served from the log: its results existed before.
+            the same data: another batch is an error.
+        replayed: the step takes its messages from the log. Its results existed before.
     """
 
-    def __init__(self, index: int, replayed: bool, is_lost_touch: Callable[[BaseException], bool]) -> None:
-        self.index = index
+    def __init__(
+        self,
+        index: int,
+        replayed: bool,
+        batches: BatchCheck,
+        is_connection_error: Callable[[BaseException], bool],
+        phases: ScriptPhases,
+    ) -> None:
+        self._index = index
         self.replayed = replayed
+        self._batches = batches
         self._entered = self._left = False
-        self._is_lost_touch = is_lost_touch
+        self._is_connection_error = is_connection_error
+        self._phases = phases
         self._cause: str | None = None
         self._failure: RecoveryError | None = None
+
+    @property
+    def index(self) -> int:
+        """The iteration, counted from 0."""
+        self._batches.index_read()
+        return self._index
 
     def __enter__(self) -> Step:
         """Begin the step."""
         self._entered = True
+        self._phases.begin_step()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """End the step. The recovery waits until this block is left: its traceback holds on to the group."""
+        """End the step. The recovery begins outside of this block, whose traceback holds on to the group."""
         self._left = error is None
+        self._phases.phase = Phase.OUTSIDE
+        self._batches.end()
         if isinstance(error, RecoveryError):
             self._cause, self._failure = str(error), error.with_traceback(None)
-        elif error is not None and self._is_lost_touch(error):
-            self._cause = str(error).splitlines()[0]
+        elif error is not None and self._is_connection_error(error):
+            self._cause = first_line(error)
         return self._cause is not None
 
 
 class Session:
-    """Protects a training against the death of machines.
+    """Protects a training run against the loss of machines.
 
     Args:
-        state: what is to be protected, by name: modules, optimizers, and anything small with ``state_dict()``
+        state: the objects to protect, by name: modules, optimizers, and small objects with ``state_dict()``
             and ``load_state_dict()`` (learning rate schedulers, gradient scalers, a data position).
-        store: URL or path for logs and checkpoints that every machine reaches.
-        checkpoint_every: iterations between two global checkpoints. Logs are kept for so long.
-        keep_checkpoints: committed checkpoints to keep.
-        seed: of torch's random state inside steps, which is derived per (seed, iteration, stage, microbatch).
-        log_budget_bytes: what the log of one machine may take, of memory and of disk. A plain number is for
-            each of the two.
+        store: URL or path for logs and checkpoints. Every machine must reach it.
+        checkpoint_every: iterations between two global checkpoints. Logs are kept that long.
+        snapshot_every: iterations between two memory checkpoints, or ``"auto"`` to choose them from what they
+            cost. After each, a copy of this worker's state goes to the memory of another machine, in the
+            background. A loss that neither replicas nor logs make good then costs at most these iterations,
+            and no access to the store. With it a script may attach nothing, and models may be sharded by
+            ``fully_shard()``. Takes four copies of each worker's state in its host's memory.
+        keep_checkpoints: committed checkpoints to keep. If the newest is damaged, all workers return to the
+            one before it.
+        keep_logs: ``"newest"`` keeps the logs since the newest checkpoint, which is all that a recovery
+            needs. ``"all"`` keeps them since the oldest checkpoint that is kept, so that ``swift-recover
+            replay`` can rebuild any stage at any iteration since then. They count towards the budget.
+        seed: of the random state inside steps, which is derived from (seed, iteration, stage, microbatch).
+        log_budget_bytes: the memory and the disk that the log of one machine may take. A plain number, or a
+            text like ``"4GB"``, holds for each of the two.
         ship: ``"always"``, or ``"on-failure"`` to keep segments on the local disk until a machine is lost.
-        local: folder on the local disk for segments on their way to the store. A store behind a network has
-            one in any case, by default among the system's temporary files.
-        compress: ``"auto"`` packs messages while the store takes fewer bytes a second than a core packs;
-            ``"never"``, ``"always"``.
+        local: folder on the local disk for segments that are not in the store yet. For a store behind a
+            network the default is a temporary folder.
+        compress: ``"auto"`` packs messages while the store takes fewer bytes per second than a core can pack;
+            ``"never"``; ``"always"``.
+        script_log_limit_bytes: what a group of the script may give to a worker in one iteration and still be
+            logged. Where it is more, or something else for each member, the members are rebuilt and replay
+            together: after a loss, all of them go back. A number, or a text like ``"1MiB"``.
         groups: machines that recover together (paper §5.3), by slot: ``[[0], [1, 2], [3]]``, or the file that
-            ``swift-group --out`` wrote. Messages inside a group are not logged; when one of its machines is
-            lost, all of it goes back to the checkpoint and replays. By default each machine is a group.
+            ``swift-group --out`` wrote. Messages inside a group are not logged. When one of its machines is
+            lost, the whole group loads the checkpoint and replays. By default each machine is a group.
+        check_data: compare the batches of a repeated or replayed iteration with those that it had, and raise
+            an error if they differ. False for data that is meant to differ.
+        verify: ``"digest"`` compares digests of parameters and optimizer state at each checkpoint boundary:
+            of replicas with each other's, of a rebuilt worker with the lost one's, and wherever state is
+            loaded or received. If replicas differ, the job ends with an error that names them and the
+            tensors. ``"none"`` compares nothing.
 
     Raises:
         NotLaunchedError: outside of ``swift-run``.
         SessionInUseError: if this process has a session already.
         StoreNotWritableError: if the store cannot be written.
-        UsageError: for arguments without sense.
+        UsageError: for invalid arguments.
     """
 
+    @with_named_arguments
     def __init__(
         self,
         state: Mapping[str, Any],
         *,
         store: str,
         checkpoint_every: int = 100,
+        snapshot_every: int | str | None = None,
         keep_checkpoints: int = 2,
+        keep_logs: str = KeepLogs.NEWEST,
         seed: int = 0,
-        log_budget_bytes: int | LogBudget = _BUDGET,
+        log_budget_bytes: int | str | LogBudget = _BUDGET,
         ship: str = Ship.ALWAYS,
         local: str | os.PathLike[str] | None = None,
         compress: str = Compress.AUTO,
+        script_log_limit_bytes: int | str = LIMIT_BYTES,
         groups: str | os.PathLike[str] | Sequence[Sequence[int]] | None = None,
+        check_data: bool = True,
+        verify: str = Verify.DIGEST,
     ) -> None:
         global _active
         if _active is not None:
             raise SessionInUseError("This process has a session already: use that one, or close() it first.")
-        _check_arguments(state, checkpoint_every, keep_checkpoints)
+        check_state(state)
+        check_store(store)
+        check_at_least_one(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
         context = WorkerContext.from_env()
         if not dist.is_initialized():
             raise UsageError("Call dist.init_process_group(backend) before the session is made.")
-        opened = Store(store)
-        if context.launched > 1:  # a replacement has no user to tell, and may have come in an outage
-            opened.probe(context.timeouts.report_s)
-        else:
-            opened.probe()
-        self._executor = Executor(
-            context,
-            opened,
-            TrainingState(state),
+        settings = Settings(
             checkpoint_every=checkpoint_every,
             keep_checkpoints=keep_checkpoints,
             seed=seed,
-            groups=_groups(groups, context.world // context.workers),
-            log=_log_options(log_budget_bytes, ship, local, compress, context.workers),
+            log=log_options(log_budget_bytes, ship, local, compress, context.workers_per_machine),
+            recovery_groups=recovery_groups(groups, context.world_size // context.workers_per_machine),
+            check_data=check_data,
+            snapshot_every=snapshot_interval(snapshot_every),
+            script_log_limit_bytes=script_log_limit(script_log_limit_bytes),
+            verify=choice("verify", verify, Verify),
+            keep_logs=choice("keep_logs", keep_logs, KeepLogs),
         )
+        protected = TrainingState({**state, **library_state()})
+        self._assembly = assemble(context, store, protected, settings)
+        self._iterations: Iterations | None = None  # from the first step on
         self._local = Path(local) if local is not None else None
         self._attached: set[str] = set()
-        self._grouped = groups is not None
-        self._started = False
-        if context.metrics_port is not None:
-            serve_as_told(context.metrics_port, context.rank, self.metrics)
+        self._has_groups = groups is not None
+        self._has_snapshots = snapshot_every is not None
+        if port := context.config.worker_metrics_port:
+            serve_worker_metrics(port, context.rank, self.metrics)
         _active = self
 
+    @with_named_arguments
     def attach_pipeline(
         self,
         schedule: Any,
         *,
         build: Callable[[int], nn.Module] | None = None,
-        mode: str = HelpMode.ORDERED,
+        mode: str = GradientReduction.ORDERED,
         helper_memory_bytes: int | None = None,
     ) -> None:
         """Protect a pipeline by logging (paper §5), and let survivors help in a replay (§5.2).
@@ -159,190 +228,249 @@ class Session:
         Args:
             schedule: any schedule of ``torch.distributed.pipelining``.
             build: makes the module of a stage, by its index, as the script itself does. With it survivors
-                compute microbatches of a lost stage, and a replay takes so much less time. Each stage is
-                sent to them with its data, and random numbers are derived as ever.
+                compute microbatches of a lost stage, which shortens the replay. They receive the stage's
+                parameters and inputs, and derive the same random numbers.
             mode: ``"ordered"`` adds gradients up one by one, in the original order: the rebuilt state is
-                bit-identical. ``"allreduce"`` adds up each helper's at once: less memory and waiting, and
-                other roundings.
-            helper_memory_bytes: what a helper's own state may take of the host's memory meanwhile; the rest
-                of it goes to the local disk. No limit by default.
+                bit-identical. ``"allreduce"`` adds up each helper's own sum: it takes less memory and time,
+                but rounds differently.
+            helper_memory_bytes: host memory that a helper's own state may take while it helps. The rest of
+                that state goes to the local disk. No limit by default.
         """
         self._attach_once("pipeline")
-        helping = Helping(build, _choice("mode", mode, HelpMode), helper_memory_bytes, self._local)
-        self._executor.attach_pipeline(schedule, helping)
+        helping = Helping(build, choice("mode", mode, GradientReduction), helper_memory_bytes, self._local)
+        self._assembly.attach_pipeline(schedule, helping)
 
     def tie(self, parameter: nn.Parameter, stages: Sequence[int]) -> None:
-        """Say that stages share a parameter (an embedding that is also the head, say), after the pipeline.
+        """Declare that stages share a parameter, such as an embedding that is also the head.
 
-        Its values must be the same on all of them at the start. To be called on each of these workers, in the
-        same order if there are several; then :meth:`sum_tied_gradients` keeps them equal.
+        Call it after :meth:`attach_pipeline`, on each worker of these stages, in the same order if several
+        parameters are shared. Values must be equal at the start; :meth:`sum_tied_gradients` keeps them so.
 
         Args:
-            parameter: this worker's.
-            stages: by index, that have it.
+            parameter: this worker's copy.
+            stages: the indices of the stages that share it.
         """
         self._tied().tie(parameter, stages)
 
-    def sum_tied_gradients(self) -> None:
-        """In each step, before the optimizer's: give tied parameters the sum of all stages' gradients.
+    def sum_tied_gradients(self, parameters: Sequence[nn.Parameter] | None = None) -> None:
+        """Give tied parameters the sum of all stages' gradients, in each step, before the optimizer's.
 
-        Instead of an all-reduce in a group of the script's own, which a replay could not take part in.
+        It replaces an all-reduce in a group of the script's own, in which a replay could not take part. All
+        workers that share a parameter call it in the same order.
+
+        Args:
+            parameters: only these, each once in a step. By default all that this worker has tied.
         """
-        self._tied().sum_gradients()
+        self._tied().sum_gradients(parameters)
 
     def _tied(self) -> TiedParameters:
-        if (tied := self._executor.tied) is None:
+        if (tied := self._assembly.tied) is None:
             raise NotAttachedError("Call session.attach_pipeline(schedule) before tying its parameters.")
         return tied
 
+    @with_named_arguments
     def attach_ddp(self, model: Any) -> None:
         """Protect a data-parallel model by its replicas (paper §4).
 
-        Random numbers in steps (torch, Python, NumPy) are derived per (seed, iteration, rank). A replacement
-        gets its state from a replica; running statistics (BatchNorm) are that replica's.
+        Random numbers in steps (torch, Python, NumPy) are derived from (seed, iteration, rank). A replacement
+        receives its state from a replica, including running statistics (BatchNorm). Where DDP keeps buffers
+        equal (``forward_sync_buffers=True``), each step ends with the first replica's on all replicas.
 
         Args:
-            model: a stock ``DistributedDataParallel`` without a communication hook. In a pipeline it is the
-                stage's module, on the group of the replicas of this stage: attach both, the pipeline first.
+            model: a stock ``DistributedDataParallel`` without a communication hook, or what Lightning Fabric
+                or ``torch.compile`` has wrapped around one. In a pipeline it is the stage's module, on the
+                group of the replicas of this stage: attach both, the pipeline first.
         """
         self._attach_once("DDP model")
-        if self._grouped:
+        if self._has_groups:
             raise UnsupportedError(
-                "groups are for pipelines alone: replicas need none, leave one of them away."
+                "groups= is only for pipelines: replicas need no groups. Remove groups= or attach_ddp()."
             )
-        self._executor.attach_ddp(model)
+        self._assembly.attach_ddp(model)
+
+    @with_named_arguments
+    def attach_fsdp(self, model: Any) -> None:
+        """Protect a model that ``fully_shard`` has sharded within replicas (HSDP), by these replicas.
+
+        The mesh has two dimensions, replicas and shards. A lost worker's shards come from a replica's worker
+        with the same shards. Lay the mesh out so that a machine does not hold all copies of a shard. Random
+        numbers in steps are derived from (seed, iteration, rank). In a pipeline the model is the module of
+        this worker's only stage: attach both, the pipeline first.
+
+        A loss can leave some workers one step ahead of others. Optimizers that :func:`wrap_optimizer` has
+        wrapped undo that step. Otherwise all workers return to the last checkpoint then.
+
+        Args:
+            model: the root module that ``fully_shard`` was applied to.
+        """
+        self._attach_once("FSDP model")
+        self._assembly.attach_fsdp(model)
+
+    @with_named_arguments
+    def between(
+        self,
+        function: Callable[[], Any],
+        *,
+        every: int = 1,
+        then: Callable[[Any], object] | None = None,
+        on_loss: str = OnLoss.REPEAT,
+    ) -> None:
+        """Do something between two steps: validate, save a checkpoint of the script's own, log.
+
+        ``function()`` is called after each iteration whose number, counted from 1, is a multiple of
+        ``every``. It may communicate in any way, and call ``schedule.eval()``. A replay does not call it. So
+        it must not change what the session protects; ``then`` may:
+
+            session.between(validate, every=100, then=plateau.step)
+
+        All workers call this for the same functions in the same order, before the first step.
+        ``session.iteration`` says how many iterations are complete.
+
+        Args:
+            function: called without arguments.
+            every: iterations between two calls.
+            then: called with the result, in a replay too: schedulers, early stopping (:meth:`stop`), the best
+                loss so far. It must not communicate. The result must be the same on all workers, and consist
+                of numbers, texts, lists and dictionaries.
+            on_loss: if a machine is lost in it, ``"repeat"`` it on all workers, or ``"skip"`` it.
+
+        Raises:
+            UsageError: for invalid arguments, or after the first step.
+        """
+        check_at_least_one(every=every)
+        if self._iterations is not None:
+            raise UsageError("Call session.between() before the first step.")
+        if not callable(function) or not (then is None or callable(then)):
+            raise UsageError(
+                "session.between(function, then=...) takes functions: write the name, without calling it."
+            )
+        part = Part(function, every, then, choice("on_loss", on_loss, OnLoss))
+        self._assembly.add_part(part)
+
+    def stop(self) -> None:
+        """End training before the next step, in what ``session.between(..., then=...)`` calls.
+
+        Raises:
+            UsageError: anywhere else: the workers might not agree.
+        """
+        if not self._assembly.between.applying:
+            raise UsageError(
+                "Call session.stop() in what session.between(..., then=...) calls: there all workers agree."
+            )
+        self._assembly.between.stop.at = self.iteration
 
     def _attach_once(self, what: str) -> None:
         if what in self._attached:
-            raise UsageError(f"A session protects one {what}, and this one has it already.")
+            raise UsageError(f"A session protects one {what}, and this one has one already.")
+        if self._iterations is not None:
+            raise UsageError(f"Attach the {what} before the first step.")
         self._attached.add(what)
 
     def _check_attached(self) -> None:
-        if not self._attached:
+        if not self._attached and not self._has_snapshots:
             raise NotAttachedError(
-                "Call session.attach_pipeline(schedule) or session.attach_ddp(model) before the first step."
+                "Call session.attach_pipeline(schedule), session.attach_ddp(model) or "
+                "session.attach_fsdp(model) before the first step. Session(snapshot_every=...) protects any "
+                "other script."
             )
 
-    def steps(self, iterations: int) -> Iterator[Step]:
-        """The iterations up to ``iterations``; an interrupted one is yielded again.
+    def __iter__(self) -> NoReturn:
+        """Say how to iterate."""
+        raise UsageError("Write `for step in session.steps(iterations):`: a session is no loop by itself.")
 
-        After a loss, a replaced worker gets the iterations since its checkpoint as replayed steps, and
-        everybody else the interrupted one. Ends when every worker has completed the last iteration.
+    @with_named_arguments
+    def steps(self, iterations: int) -> Iterator[Step]:
+        """Yield the iterations up to ``iterations``. An interrupted one is yielded again.
+
+        After a loss, a replaced worker gets the iterations since its checkpoint as replayed steps, and the
+        others get the interrupted one. Ends when every worker has completed the last iteration.
         """
         self._check_attached()
-        executor = self._executor
-        if not self._started:
-            self._started = True
-            executor.start()
+        self._assembly.status.steps = iterations
+        if self._iterations is None:
+            refuse_loaders_that_communicate()
+            self._iterations = self._assembly.start()
+        try:
+            yield from self._steps(self._iterations, iterations)
+        finally:
+            self._assembly.phases.phase = Phase.OVER
+
+    def _steps(self, runner: Iterations, iterations: int) -> Iterator[Step]:
+        between, phases = self._assembly.between, self._assembly.phases
         while True:
-            executor.ready_to_step()
-            if executor.iteration >= iterations and not executor.replaying:
-                if executor.finish():
+            runner.ready_to_step()
+            if not runner.settle():
+                continue
+            last = iterations if between.stop.at is None else min(iterations, between.stop.at)
+            if runner.iteration >= last and not runner.replaying:
+                if runner.finish():
                     return
                 continue
-            step = Step(executor.iteration, executor.replaying, executor.is_lost_touch)
-            executor.begin()
+            step = Step(
+                runner.iteration, runner.replaying, runner.batches, runner.is_connection_error, phases
+            )
+            runner.begin()
+            phases.phase = Phase.OUTSIDE
             yield step
+            phases.phase = Phase.OVER
             if not step._entered:
                 raise UsageError("Write `with step:` around the body of the loop.")
             if step._left:
-                executor.complete()
+                runner.complete()
             else:
-                executor.interrupted(step._cause or "", step._failure)
+                runner.interrupted(step._cause or "", step._failure)
 
     @property
     def iteration(self) -> int:
         """Iterations that the state has completed."""
-        return self._executor.iteration
+        return self._assembly.status.iteration
+
+    @property
+    def replica(self) -> int:
+        """The number of this worker among its replicas, from 0; 0 without a DDP model."""
+        return self._assembly.replica[0]
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of this worker's model, itself included; 1 without a DDP model."""
+        return self._assembly.replica[1]
 
     def metrics(self) -> SessionMetrics:
-        """What this worker does and what logging costs it. May be called from any thread."""
-        return self._executor.metrics()
+        """What this worker does, and what logging costs it. May be called from any thread."""
+        return self._assembly.metrics()
 
     def profile(self) -> Profile:
-        """What the first iterations told about computation and messages, as ``swift-group`` reads it.
+        """The computation and messages measured in the first iterations, as ``swift-group`` reads them.
 
         Raises:
-            UsageError: it takes a few iterations of a pipeline, in which machines are a chain.
+            UsageError: if there were too few iterations, or the machines are not a chain of pipeline stages.
         """
-        return self._executor.profiler.read()
+        return self._assembly.profiler.read()
 
     def plan(self) -> Forecast:
-        """Which way each machine would come back if it were lost, and what that would cost (paper §3, §5.4).
+        """How each machine would be recovered if it were lost, and what that would cost (paper §3, §5.4).
 
-        Before the first step it knows the ways and the reasons for them, and no costs: they come from what
-        everybody measures in the first ten iterations, and from a first part of a checkpoint. Print it for
-        a table; ``to_dict()`` is for programs.
+        Before the first step the forecast has the ways and the reasons for them, but no costs: these come
+        from what all workers measure in the first ten iterations, and from the first part of a checkpoint.
+        Print it for a table; ``to_dict()`` is for programs.
 
-        Any worker may ask, when all is attached or between two steps. It waits for those that are not so far
-        yet; whoever does not ask must go on to its first step.
+        Any worker may call this, after all is attached or between two steps. It waits until all workers have
+        either called it too or begun their first step.
 
         Raises:
-            NotAttachedError: nothing is attached.
-            UsageError: not all workers came so far in time.
+            NotAttachedError: if nothing is attached.
+            UsageError: if not all workers came that far in time.
         """
         self._check_attached()
-        return self._executor.forecast()
+        return self._assembly.forecast()
 
     @property
     def bytes_logged(self) -> int:
         """Payload of the messages that this worker has logged."""
-        return self._executor.bytes_logged
+        return self._assembly.log.bytes_logged
 
     def close(self) -> None:
-        """Let go of the session, so that another one can be made in this process."""
+        """Release the session, so that another one can be made in this process."""
         global _active
         if _active is self:
             _active = None
-
-
-def _check_arguments(state: Mapping[str, Any], checkpoint_every: int, keep_checkpoints: int) -> None:
-    if not state:
-        raise UsageError('The session has nothing to protect: give it {"model": ..., "optimizer": ...}.')
-    for name, part in state.items():
-        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-            raise UsageError(f"{name!r} has no state_dict() and load_state_dict(): a {type(part).__name__}.")
-    if checkpoint_every < 1 or keep_checkpoints < 1:
-        raise UsageError("checkpoint_every and keep_checkpoints must be at least 1.")
-
-
-def _log_options(
-    budget: int | LogBudget, ship: str, local: str | os.PathLike[str] | None, compress: str, workers: int
-) -> LogOptions:
-    if isinstance(budget, int):
-        budget = LogBudget(budget, budget)
-    share = budget.of_worker(workers)
-    for name, size in (("memory", share.memory_bytes), ("disk", share.disk_bytes)):
-        if size is not None and size < _SMALLEST_BUDGET_BYTES:
-            raise UsageError(
-                f"log_budget_bytes gives a worker {size} bytes of {name}: it needs at least 1 MiB."
-            )
-    place = Path(local) if local is not None else None
-    return LogOptions(
-        share,
-        ship=_choice("ship", ship, Ship),
-        local=place,
-        compress=_choice("compress", compress, Compress),
-    )
-
-
-def _groups(
-    groups: str | os.PathLike[str] | Sequence[Sequence[int]] | None, machines: int
-) -> tuple[int, ...]:
-    """The group of each machine."""
-    if groups is None:
-        return tuple(range(machines))
-    if isinstance(groups, str | os.PathLike):
-        groups = read_groups(Path(groups))
-    if sorted(slot for group in groups for slot in group) != list(range(machines)):
-        raise UsageError(
-            f"groups must name each of the {machines} machines once, 0 to {machines - 1}: {groups}."
-        )
-    return tuple(next(i for i, group in enumerate(groups) if slot in group) for slot in range(machines))
-
-
-def _choice(name: str, value: str, kind: type[E]) -> E:
-    if value not in list(kind):
-        known = ", ".join(repr(str(choice)) for choice in kind)
-        raise UsageError(f"{name} must be one of {known}, not {value!r}.")
-    return kind(value)

@@ -1,147 +1,166 @@
-"""Waiting so that an abort ends it, even where gloo forgets to, or cannot.
+"""Waits that say so: after ten seconds, then ever less often, what is waited for and until when.
 
-gloo (torch 2.13) loses a send whose peer dies right after it has said that it is ready to receive: whoever
-waits for that send waits for ever, and nothing can wake the thread. Nor can anything wake one that waits for
-a peer to connect. So another thread waits in the training thread's place, and the training thread waits for
-whichever comes first, the end of that or an abort.
+:func:`waiting` is for the code that waits. One thread per process speaks for all its waits, since most
+of them block in a call that cannot speak itself. The first wait starts it.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import itertools
+import logging
+import math
+import os
 import threading
-from collections.abc import Callable, Sequence
-from queue import SimpleQueue
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-import torch.distributed as dist
-from torch.distributed.pipelining import schedules
+from swift_ft.units import format_seconds
 
-__all__ = ["Waits"]
+__all__ = ["FIRST_S", "Announcements", "wait_in_words", "waiting"]
 
-_GRACE_S = 0.5
-"""After an abort, for the wait to end by itself, with the transport's own words: it takes milliseconds."""
+_logger = logging.getLogger(__name__)
 
-
-class _Call:
-    """One call that was handed over."""
-
-    def __init__(self, function: Callable[[], object]) -> None:
-        self._function: Callable[[], object] | None = function
-        self._error: BaseException | None = None
-        self.over = threading.Event()
-        self.lost = False
-
-    def run(self) -> bool:
-        """Returns whether somebody still waits for it."""
-        assert self._function is not None
-        try:
-            self._function()
-        except BaseException as error:  # carried over to who waits, whatever it is
-            self._error = error
-        self.over.set()
-        return not self.lost
-
-    def lose(self) -> None:
-        """Wait no longer, unless it is over."""
-        if not self.over.is_set():
-            self.lost = True
-            self.over.set()
-
-    def finish(self) -> None:
-        """Raise what it raised. It forgets that, and the function: who holds them holds the group."""
-        error = self._error
-        self._function = self._error = None
-        if error is not None:
-            raise error
+FIRST_S = 10.0
+"""A wait that is over sooner is not announced."""
 
 
-class Waits:
-    """Waits that can be aborted, for one training thread.
+@dataclass(slots=True)
+class Announcements:
+    """When one wait is announced: after 10 s, 20 s, 40 s, and so on.
 
-    :meth:`install` puts it in the place of the function with which torch's schedules wait.
+    Args:
+        since: when the wait began, on any clock.
     """
 
+    since: float
+    next_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.next_at = self.since + FIRST_S
+
+    def due(self, now: float) -> bool:
+        """Whether to announce the wait now. True once for each announcement."""
+        if now < self.next_at:
+            return False
+        while self.next_at <= now:
+            self.next_at += self.next_at - self.since
+        return True
+
+
+def wait_in_words(
+    what: str, waited_s: float, limit_s: float | None = None, *, flag: str = "", until_progress: bool = False
+) -> str:
+    """One announcement: what is waited for, how long already, and for how long at most.
+
+    Args:
+        what: completes "waits for".
+        waited_s: how long already.
+        limit_s: the whole wait's limit; None or infinite if there is none.
+        flag: the option of swift-run that sets the limit, if there is one.
+        until_progress: the limit counts from the last progress, of which the reader knows no more than we.
+    """
+    text = f"waits for {what}: {_rounded(waited_s)} so far"
+    if limit_s is None or limit_s == math.inf:
+        return text
+    by = f" ({flag} {limit_s:g})" if flag else ""
+    if until_progress:
+        return f"{text}, until {_rounded(limit_s)} pass without progress{by}"
+    return f"{text}, at most {_rounded(max(0.0, limit_s - waited_s))} more{by}"
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else format_seconds(seconds)
+
+
+@contextlib.contextmanager
+def waiting(what: str | Callable[[], str], limit_s: float | None = None, *, flag: str = "") -> Iterator[None]:
+    """Announce the wait in the block, if it takes long, and its end, if it was announced.
+
+    Args:
+        what: completes "waits for"; a callable is asked at each announcement, in the announcing thread.
+        limit_s: the limit of the wait in the block; None or infinite if it has none.
+        flag: the option of swift-run that sets the limit, if there is one.
+    """
+    speaker = _speaker()
+    number = speaker.begin(_Wait(what, limit_s, flag))
+    try:
+        yield
+    finally:
+        speaker.end(number)
+
+
+@dataclass(slots=True)
+class _Wait:
+    what: str | Callable[[], str]
+    limit_s: float | None
+    flag: str
+    announcements: Announcements = field(default_factory=lambda: Announcements(time.monotonic()))
+    announced: str = ""
+
+    def announce(self, now: float) -> None:
+        self.announced = self.what if isinstance(self.what, str) else self.what()
+        text = wait_in_words(self.announced, now - self.announcements.since, self.limit_s, flag=self.flag)
+        _logger.warning("%s", text, extra={"event": "waiting"})
+
+    def announce_end(self, now: float) -> None:
+        waited = _rounded(now - self.announcements.since)
+        text = f"the wait for {self.announced} is over after {waited}"
+        _logger.info("%s", text, extra={"event": "wait_over"})
+
+
+class _Speaker:
+    """The waits of this process, and the thread that announces them."""
+
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._current: _Call | None = None
-        self._requests: SimpleQueue[_Call] | None = None
+        self.pid = os.getpid()
+        self._changed = threading.Condition()
+        self._waits: dict[int, _Wait] = {}  # guarded by the condition, as the next one
+        self._thread: threading.Thread | None = None
+        self._sleeps_until = 0.0  # a wait that is due later need not wake the thread
+        self._numbers = itertools.count()
 
-    def install(self) -> None:
-        """From now on all schedules of this process wait here."""
-        seam: Any = schedules
-        seam._wait_batch_p2p = self.wait_or_abort
+    def begin(self, wait: _Wait) -> int:
+        with self._changed:
+            number = next(self._numbers)
+            self._waits[number] = wait
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="swift-waits", daemon=True)
+                self._thread.start()
+            if wait.announcements.next_at < self._sleeps_until:
+                self._changed.notify()
+        return number
 
-    def wait_or_abort(self, works: Sequence[dist.Work]) -> None:
-        """Wait for operations.
+    def end(self, number: int) -> None:
+        with self._changed:
+            wait = self._waits.pop(number)
+        if wait.announced:
+            wait.announce_end(time.monotonic())
 
-        Raises:
-            RuntimeError: as they do, or because they were aborted and do not end.
-        """
-        if works:
-            self.call_or_abort(functools.partial(wait_for_works, works))
-
-    def call_or_abort(
-        self,
-        function: Callable[[], object],
-        timeout_s: float | None = None,
-        called_off: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Call a function that blocks in torch's communication.
-
-        Args:
-            function: called in another thread, which is left to itself if it does not end.
-            timeout_s: how long it may take, if its own deadlines are no good.
-            called_off: whether the abort that would end this has come already.
-
-        Raises:
-            RuntimeError: as the function does, or because it was aborted, or took too long, and does not end.
-        """
-        call = _Call(function)
-        del function
-        with self._lock:
-            self._current = call
-        if called_off():  # asked now: from here on an abort ends the call
-            raise RuntimeError("it was called off before it began")
-        with self._lock:
-            if self._requests is None:
-                self._requests = SimpleQueue()
-                threading.Thread(
-                    target=_serve, args=(self._requests,), name="swift_ft waits", daemon=True
-                ).start()
-            self._requests.put(call)
-        in_time = call.over.wait(timeout_s)
-        with self._lock:
-            self._current = None
-            call.lose()
-            if call.lost:
-                self._requests = None  # its thread is lost, with the group that it waits in
-        if call.lost and in_time:
-            raise RuntimeError("gloo did not end a wait whose connections were aborted")
-        if call.lost:
-            raise RuntimeError(f"no answer within {timeout_s:g} s")
-        call.finish()
-
-    def abort(self) -> None:
-        """The connections were aborted. May be called from any thread."""
-        with self._lock:
-            call = self._current
-        if call is not None:
-            timer = threading.Timer(_GRACE_S, self._give_up, (call,))
-            timer.daemon = True
-            timer.start()
-
-    def _give_up(self, call: _Call) -> None:
-        with self._lock:
-            call.lose()
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                times = (wait.announcements.next_at for wait in self._waits.values())
+                self._sleeps_until = min(times, default=math.inf)
+                if self._sleeps_until == math.inf:
+                    self._changed.wait()
+                    continue
+                self._changed.wait(max(0.0, self._sleeps_until - time.monotonic()))
+                now = time.monotonic()
+                due = [wait for wait in self._waits.values() if wait.announcements.due(now)]
+            for wait in due:
+                wait.announce(now)
 
 
-def wait_for_works(works: Sequence[dist.Work]) -> None:
-    """Wait for operations, under a name by which it is known that this communicates."""
-    for work in works:
-        work.wait()
+_lock = threading.Lock()
+_own: _Speaker | None = None
 
 
-def _serve(requests: SimpleQueue[_Call]) -> None:
-    while requests.get().run():
-        pass
+def _speaker() -> _Speaker:
+    """The speaker of this process: a thread does not survive a fork."""
+    global _own
+    with _lock:
+        if _own is None or _own.pid != os.getpid():
+            _own = _Speaker()
+        return _own

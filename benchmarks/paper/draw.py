@@ -11,9 +11,9 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
-from common import Summary
 
-from .variants import Run
+from benchmarks.lib.results import Summary
+from benchmarks.paper.variants import Run
 
 __all__ = ["Bar", "Marker", "figure_9", "figure_10", "figure_11"]
 
@@ -44,7 +44,7 @@ class Marker:
         groups: how many.
         log_bytes: over a checkpoint interval.
         measured: seconds of recovery.
-        planned: what the session's plan had told.
+        planned: seconds of recovery that the session's plan had forecast.
     """
 
     groups: int
@@ -91,7 +91,7 @@ def figure_11(markers: Sequence[Marker], path: Path) -> None:
     sizes = [marker.log_bytes / 1e6 for marker in ordered]
     for name, style, found in (
         ("measured", "o-", [marker.measured for marker in ordered]),
-        ("told by session.plan() before", "s--", [marker.planned for marker in ordered]),
+        ("forecast by session.plan()", "s--", [marker.planned for marker in ordered]),
     ):
         axes.errorbar(sizes, [one.median for one in found], _ranges(found), fmt=style, capsize=3, label=name)
     for marker, size in zip(ordered, sizes, strict=True):

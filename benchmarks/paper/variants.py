@@ -1,20 +1,20 @@
-"""What is compared in figures 9 to 11: each way to survive the loss of a machine, as one entry of a list."""
+"""What figures 9 to 11 compare: a list of variants, each a method to survive the loss of a machine."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import CommandError
-from failure import Failure, SwiftOutcome, plain, swift
-
-from swift_ft.cli.live import Progress
+from benchmarks.lib.results import TRAIN_WITH
+from examples.commands import CommandError
+from examples.disturbed import Failure, SwiftOutcome, plain, swift
+from swift_ft.cli.watch import Progress
 
 __all__ = ["CHECKPOINT", "PIPELINES", "Run", "Span", "Variant"]
 
@@ -36,18 +36,18 @@ class Run:
     """One failure, survived.
 
     Attributes:
-        way: how, in the words of the recovery's report.
+        mode: how the job recovered, as in the recovery's report.
         spans: all iterations, repeated and replayed ones too.
         iteration_s: median of those before the failure.
-        joined_s: from the kill until the replacement had joined: the paper's initialization time.
-        recovery_s: from then until all were back in the interrupted iteration: its recovery time.
-        again: iterations that were computed again.
+        joined_s: from the kill until the replacement joined: the paper's initialization time.
+        recovery_s: from then until all were in the interrupted iteration again: its recovery time.
+        again: iterations that were computed twice.
         logged_bytes: per iteration, all workers, from the sessions' counters.
         logging_bubble_s: per iteration, added up over the workers that log.
-        plan: what the session had told before.
+        plan: the session's plan before the failure.
     """
 
-    way: str
+    mode: str
     spans: tuple[Span, ...]
     iteration_s: float
     joined_s: float
@@ -60,11 +60,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way.
+    """One method to survive a failure.
 
     Attributes:
         name: in figures and tables.
-        build: trains with the failure, in a folder, and tells how that went.
+        build: trains with the failure, in a folder, and returns how that went.
         groups: how many there are; None where there is no log.
         published: its name among the paper's numbers.
     """
@@ -76,14 +76,14 @@ class Variant:
 
 
 def with_torchrun(failure: Failure, folder: Path) -> Run:
-    """Global checkpoints with DCP; torchrun starts everybody anew."""
+    """Global checkpoints with DCP; torchrun restarts all workers."""
     outcome = plain(failure, folder)
     steps = outcome.timeline()
     before = [at - outcome.killed for at in outcome.before]
     after = [at - outcome.killed for at in (outcome.loaded, *outcome.after)]
     spans = (*_spans(before, 1), *_spans(after, failure.kill_iteration - outcome.iterations_lost))
     return Run(
-        way="restart",
+        mode="restart",
         spans=spans,
         iteration_s=_failure_free_s(spans),
         joined_s=steps["joined"],
@@ -94,16 +94,18 @@ def with_torchrun(failure: Failure, folder: Path) -> Run:
 
 def with_session(failure: Failure, folder: Path, session: Mapping[str, Any]) -> Run:
     """swift-run, with these arguments of the session."""
-    outcome = swift(failure, failure.kill_iteration + _ONWARD, folder, session=session)
+    env = {"SESSION": json.dumps(dict(session)), "NOTES": str(folder / "notes")}
+    failure = replace(failure, script=TRAIN_WITH)
+    outcome = swift(failure, failure.kill_iteration + _ONWARD, folder, env=env)
     if len(outcome.recoveries) != 1 or outcome.killed is None or outcome.live is None:
-        raise CommandError(f"the recovery was another one than meant: {outcome.recoveries}")
+        raise CommandError(f"expected one recovery that ends, got {outcome.recoveries}")
     recovery, killed = outcome.recoveries[0], outcome.killed
     spans = tuple(_all_spans(outcome, failure))
     notes = [json.loads(path.read_text()) for path in sorted((folder / "notes").glob("rank*.json"))]
     if len(notes) != failure.machines:
         raise CommandError(f"only {len(notes)} workers left notes in {folder}")
     return Run(
-        way=recovery["way"],
+        mode=recovery["mode"],
         spans=spans,
         iteration_s=_failure_free_s(spans),
         joined_s=recovery["joined"] - killed,
@@ -151,29 +153,29 @@ def _spans(ends: Sequence[float], first: int) -> Iterator[Span]:
 
 
 def _all_spans(outcome: SwiftOutcome, failure: Failure) -> Iterator[Span]:
-    """Before the failure, again (of the slowest that replays, or of all), and live once more."""
+    """Before the failure; repeated, by the slowest that replays or by all; and live again."""
     assert outcome.killed is not None
     killed, interrupted = outcome.killed, failure.kill_iteration
     detected = outcome.recoveries[0]["detected"]
-    everybody = range(failure.machines)
-    before = [(rank, p) for rank, p in outcome.told if p.at < killed]
-    after = [(rank, p) for rank, p in outcome.told if p.at > detected]
+    all_ranks = range(failure.machines)
+    before = [(rank, p) for rank, p in outcome.progress if p.at < killed]
+    after = [(rank, p) for rank, p in outcome.progress if p.at > detected]
     after = [(rank, p) for rank, p in after if p.mode in ("live", "replay", "finished")]
     replaying = {rank for rank, p in after if p.mode == "replay"}
-    lost = replaying or {*everybody}
+    lost = replaying or {*all_ranks}
     first = min(p.iteration for rank, p in after if rank in lost)
-    yield from _spans([at - killed for at in _reached(before, everybody, 0)], 0)
+    yield from _spans([at - killed for at in _reached(before, all_ranks, 0)], 0)
     again = _reached(after, lost, first)[: interrupted - first + 1]
     yield from _spans([at - killed for at in again], first)
     onward = [(rank, p) for rank, p in after if p.mode != "replay"]
-    yield from _spans([at - killed for at in _reached(onward, everybody, interrupted)], interrupted)
+    yield from _spans([at - killed for at in _reached(onward, all_ranks, interrupted)], interrupted)
 
 
-def _reached(told: Sequence[tuple[int, Progress]], ranks: Collection[int], first: int) -> list[float]:
+def _reached(progress: Sequence[tuple[int, Progress]], ranks: Collection[int], first: int) -> list[float]:
     """When the last of some workers had completed ``first`` iterations, one more, and so on."""
     found = []
-    for completed in range(first, max((p.iteration for _, p in told), default=0) + 1):
-        times = [[p.at for r, p in told if r == rank and p.iteration >= completed] for rank in ranks]
+    for completed in range(first, max((p.iteration for _, p in progress), default=0) + 1):
+        times = [[p.at for r, p in progress if r == rank and p.iteration >= completed] for rank in ranks]
         if not all(times):
             break
         found.append(max(map(min, times)))

@@ -1,4 +1,4 @@
-"""What the planning tools share: one line and exit code 2 for bad input, units as arguments, plots."""
+"""Code that the planning tools share: errors in one line with exit code 2, units in arguments, plots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose complaints are one line; ``--help`` tells the rest."""
+    """A parser that reports an error in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raises instead of printing the usage."""
@@ -36,7 +36,7 @@ def unit(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def run_tool(name: str, tool: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None) -> int:
-    """Runs a tool; a mistake of the user's becomes one line on stderr and exit code 2."""
+    """Runs a tool; a usage error becomes one line on stderr and exit code 2."""
     try:
         tool(argv)
     except UsageError as error:

@@ -14,13 +14,13 @@ from rich.table import Table
 from swift_ft.cli.common import OneLineParser, pyplot, run_tool, save_plot, unit
 from swift_ft.errors import UsageError
 from swift_ft.planning.advisor import Advice, LoggingQuestion, advise, bubble_ratio
-from swift_ft.planning.chain import ChainProfile
-from swift_ft.planning.grouping import METHODS, GroupPlan, SweepPoint, plan_groups, sweep_budgets
+from swift_ft.planning.grouping.chain import ChainProfile
+from swift_ft.planning.grouping.groups import METHODS, GroupPlan, SweepPoint, plan_groups, sweep_budgets
 from swift_ft.planning.presets import PROFILE_PRESETS, preset_profile
-from swift_ft.planning.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
-from swift_ft.profile import read_profile, write_groups
+from swift_ft.planning.profile import read_profile, write_groups
+from swift_ft.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,33 +28,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_tool("swift-group", _run, argv)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = OneLineParser(
         prog="swift-group", description="Choose which machines recover together under a storage budget."
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--profile", type=Path, help="profile.json, as swift-run --profile-out writes it")
     source.add_argument("--preset", choices=PROFILE_PRESETS, help="shapes of the paper's models")
-    parser.add_argument("--budget", type=unit(parse_bytes), help="room for the log: 400GB, 400GiB, 4e11")
+    parser.add_argument(
+        "--budget", type=unit(parse_bytes), help="storage budget of the log: 400GB, 400GiB, 4e11"
+    )
     parser.add_argument(
         "--checkpoint-interval", type=int, required=True, help="iterations between checkpoints"
     )
     parser.add_argument(
         "--bandwidth", type=unit(parse_bandwidth), required=True, help="between machines: 5GB/s"
     )
-    parser.add_argument("--method", choices=METHODS, default="optimal")
-    parser.add_argument("--parallel-recovery", action="store_true", help="divide replay by floor(N / |G|)")
-    parser.add_argument("--sweep", action="store_true", help="the whole trade-off curve")
+    parser.add_argument(
+        "--method", choices=METHODS, default="optimal", help="how to choose (default optimal)"
+    )
+    parser.add_argument(
+        "--parallel-recovery", action="store_true", help="divide replay time by floor(N / |G|)"
+    )
+    parser.add_argument("--sweep", action="store_true", help="print recovery time for a range of budgets")
     parser.add_argument("--points", type=int, default=32, help="points of the curve (default 32)")
     parser.add_argument("--plot", type=Path, help="draw the curve into this file")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--out", type=Path, help="write groups.json for the session")
     advice = parser.add_argument_group("is logging worth it?", "give all but --bubble to get advice")
     advice.add_argument("--model-bytes", type=unit(parse_bytes), help="parameters and optimizer state")
-    advice.add_argument("--iteration-time", type=unit(parse_seconds))
+    advice.add_argument("--iteration-time", type=unit(parse_seconds), help="time of an iteration: 1.5s")
     advice.add_argument("--copy-bandwidth", type=unit(parse_bandwidth), help="device to host, per device")
-    advice.add_argument("--stages", type=int)
-    advice.add_argument("--microbatches", type=int)
+    advice.add_argument("--stages", type=int, help="stages of the pipeline")
+    advice.add_argument("--microbatches", type=int, help="microbatches of an iteration")
     advice.add_argument(
         "--bubble", type=float, help="measured idle share, for schedules other than GPipe and 1F1B"
     )
@@ -62,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(argv: Sequence[str] | None) -> None:
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     if args.budget is None and not (args.sweep or args.plot):
         raise UsageError("give --budget, or --sweep for the whole curve")
     if args.budget is None and args.out:
@@ -132,13 +139,18 @@ def _print_plan(console: Console, plan: GroupPlan) -> None:
         table.add_row(str(number), machines, format_seconds(plan.per_machine_recovery_s[group[0]]))
     console.print(table)
     if len(shown) < len(plan.groups):
-        console.print(f"... and {len(plan.groups) - len(shown)} more: --json or --out has them all")
+        console.print(f"... and {len(plan.groups) - len(shown)} more: use --json or --out to get all")
     console.print(f"log: {format_bytes(plan.log_bytes)} of {format_bytes(plan.budget_bytes)}")
     console.print(
         f"expected recovery: {format_seconds(plan.expected_recovery_s)} (half an interval replayed)"
     )
     if plan.gap_s:
-        console.print(f"not proven: another partition could be better by {plan.gap_s:.3g} s at most")
+        share = plan.gap_s / plan.expected_recovery_s
+        console.print(
+            f"not proven optimal: another partition could be faster by {100 * share:.2g} % at most "
+            f"({plan.gap_s:.3g} s)",
+            soft_wrap=True,
+        )
 
 
 def _print_advice(console: Console, advice: Advice | None) -> None:

@@ -3,160 +3,183 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import contextlib
 import io
 import json
 import os
+import signal
 import socket
 import sys
-import uuid
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a closed connection is our daily bread, no warning
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # closed connections are expected: no warnings
 
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
 
-from swift_ft.config import EXIT_USAGE, Timeouts
-from swift_ft.errors import SwiftError, UsageError
+from swift_ft.cli.console import LauncherConsole
+from swift_ft.cli.options import HelpFormatter, add_options, config_from
+from swift_ft.cli.status import add_status_option, show_status
+from swift_ft.config import EXIT_USAGE, RunConfig
+from swift_ft.coordination.runs import find_run
+from swift_ft.coordination.store_client import connect
+from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
+from swift_ft.faults import check_faults
 from swift_ft.launch.agent import AgentSettings
 from swift_ft.launch.cluster import Cluster
-from swift_ft.launch.machine import MachineJob, MachineLogs, run_machine
+from swift_ft.launch.console_log import show_log
+from swift_ft.launch.machine import MachineJob, run_machine
+from swift_ft.launch.setup import is_readable_file
 from swift_ft.launch.store_service import StoreService, is_listening
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.report import recoveries
-from swift_ft.testing.faults import parse_faults
+from swift_ft.recovery.events import Entry
+from swift_ft.recovery.job_state import Verdict
+from swift_ft.recovery.timeline import recoveries
+from swift_ft.torch_adapters.elastic_agent import MachineLogs
 
-__all__ = ["main"]
+__all__ = ["main", "parser", "run_and_exit"]
+
+_STORE_ENDS_S = 10.0
+_POLL_S = 0.2
+
+
+def run_and_exit() -> NoReturn:
+    """The command ``swift-run``. Threads may be blocked in the rendezvous store: no interpreter shutdown."""
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0, the script's own, or 2 for what the user can fix."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
+    show_log("swift-run")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # workers' lines, also into a pipe, as they come
     try:
-        return _run(args)
+        return _run(args) if args.status is None else _status(args)
     except UsageError as error:
-        print(f"swift-run: {error}", file=sys.stderr)
+        for line in str(error).splitlines():  # one per mistake
+            print(f"swift-run: {line}", file=sys.stderr)
         return EXIT_USAGE
     except SwiftError as error:
         print(f"swift-run: {error}", file=sys.stderr)
-        return 1
+        return 1 if args.status is None else EXIT_USAGE
+    except KeyboardInterrupt:  # before the run has begun
+        print("swift-run: stopped by SIGINT", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
-def _parser() -> argparse.ArgumentParser:
+_DESCRIPTION = """\
+Start a distributed training run that survives the loss of machines. swift-run takes
+torchrun's flags. A script with a swift_ft.Session recovers and loses no progress; any
+other script is restarted as torchrun restarts it."""
+
+_EXAMPLES = """\
+examples:
+  four machines and a spare, as processes of this host:
+    swift-run --standalone --machines 4 --spares 1 train.py --lr 0.1
+
+  on each of several hosts; those beyond four wait as spares:
+    swift-run --nnodes 4 --rdzv-endpoint host0:29400 --rdzv-id job7 train.py
+
+  continue from the last checkpoint in the script's store:
+    swift-run --nnodes 4 --rdzv-endpoint host0:29400 --rdzv-id job7 --resume train.py
+
+  kill a machine, to see whether the script survives it:
+    swift-run --standalone --machines 4 --spares 1 \\
+        --inject "kill machine=1 iteration=47 point=forward" train.py
+
+  watch a run from anywhere:
+    swift-run --status job7 --rdzv-endpoint host0:29400
+
+exit codes:
+  0      the run is complete
+  1      the run gave up; one line says why
+  2      a mistake that you can fix; one line per mistake
+  other  the exit code of the script that failed
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line: torchrun's, and one flag per field of the configuration."""
     parser = get_args_parser()
     parser.prog = "swift-run"
-    parser.description = (
-        "Start a distributed training whose machines may die. Takes torchrun's flags; scripts with a "
-        "swift_ft.Session survive without going back, all others are restarted as torchrun does."
-    )
+    parser.usage = "%(prog)s [options] script.py [arguments of the script]"
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.formatter_class = HelpFormatter
+    parser._optionals.title = "torchrun's options"
     parser.set_defaults(tee="3", log_dir="swift-logs", shutdown_timeout=5)
-    own = parser.add_argument_group("swift_ft")
-    own.add_argument("--machines", type=int, help="with --standalone: machines to run on this host")
-    own.add_argument(
-        "--spares", type=int, default=0, help="with --standalone: machines that wait beside them"
-    )
-    own.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the store")
-    own.add_argument("--fresh", action="store_true", help="delete what is in the store, and begin anew")
-    own.add_argument(
-        "--inject", default="", metavar="FAULTS", help="faults to inject (swift_ft.testing.faults)"
-    )
-    own.add_argument(
-        "--heartbeat-timeout", type=float, default=10.0, metavar="S", help="silence that means death"
-    )
-    own.add_argument(
-        "--join-timeout", type=float, default=600.0, metavar="S", help="wait for missing machines"
-    )
-    own.add_argument(
-        "--replay-timeout", type=float, default=300.0, metavar="S", help="replay without progress"
-    )
-    own.add_argument(
-        "--report-timeout", type=float, default=300.0, metavar="S", help="start of a replacement"
-    )
-    own.add_argument(
-        "--group-timeout", type=float, default=300.0, metavar="S", help="forming of a process group"
-    )
-    own.add_argument(
-        "--checkpoint-timeout", type=float, default=3600.0, metavar="S", help="last checkpoint, at the end"
-    )
-    own.add_argument(
-        "--max-failures",
-        type=int,
-        default=16,
-        help="lost machines since the last checkpoint before the job stops",
-    )
-    own.add_argument(
-        "--helpers",
-        type=int,
-        metavar="N",
-        help="survivors that compute for a lost machine in its replay, if the script says how to build its "
-        "stages (default: as many as there are microbatches)",
-    )
-    own.add_argument(
-        "--metrics-port",
-        type=int,
-        metavar="PORT",
-        help="serve Prometheus metrics: worker r at PORT + r (needs swift-ft[metrics])",
-    )
-    own.add_argument(
-        "--profile-out", metavar="FILE", help="write what swift-group needs to know, after a few iterations"
-    )
-    own.add_argument(
-        "--events-out", metavar="FILE", help="with --standalone: write all events and recoveries as JSON"
-    )
-    own.add_argument(
-        "--endpoint-out", metavar="FILE", help="with --standalone: write the rendezvous store's address"
-    )
+    for action in parser._actions:
+        if action.dest == "shutdown_timeout":  # torchrun's text names its own default
+            action.help = "Seconds that workers have to end by themselves before they get SIGKILL."
+    add_options(parser)
+    add_status_option(parser)
     return parser
 
 
+def _status(args: argparse.Namespace) -> int:
+    if args.training_script is not None:
+        raise UsageError("--status shows a run that exists and takes no script: omit one of the two.")
+    if not args.rdzv_endpoint:
+        raise UsageError(
+            "--status needs the --rdzv-endpoint of the run's launchers: --endpoint-out writes it to a file."
+        )
+    try:
+        host, port = _rendezvous_endpoint(args)
+    except ValueError as error:
+        raise UsageError(f"{args.rdzv_endpoint!r} is not an endpoint: write host:port.") from error
+    show_status(args.status, f"{host}:{port}")
+    return 0
+
+
 def _run(args: argparse.Namespace) -> int:
-    if args.resume and args.fresh:
-        raise UsageError("--resume and --fresh exclude each other: choose one.")
-    parse_faults(args.inject)
-    if not args.no_python and not args.module and not Path(args.training_script).is_file():
+    config = config_from(args)
+    if not args.no_python and not args.module and not is_readable_file(args.training_script):
         raise UsageError(f"There is no script {args.training_script!r}: check the path.")
-    _check_metrics(args.metrics_port)
-    if args.helpers is not None and args.helpers < 0:
-        raise UsageError(f"--helpers must be 0 or more, not {args.helpers}.")
-    standalone = args.standalone or args.machines is not None or args.nnodes in ("1", "1:1")
-    if args.machines is not None and args.machines < 1:
-        raise UsageError(f"--machines must be at least 1, not {args.machines}.")
-    machines = args.machines or parse_min_max_nnodes(args.nnodes)[0]
+    standalone = args.standalone or config.machines is not None or args.nnodes in ("1", "1:1")
+    machines = config.machines or parse_min_max_nnodes(args.nnodes)[0]
     if standalone and machines > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for several workers on a host
-        # Each connection to the store looks up its own name; many at once may lose an answer of the resolver.
-        os.environ.setdefault("RES_OPTIONS", "timeout:1")
-    run_id = args.rdzv_id if args.rdzv_id != "none" else f"run-{uuid.uuid4().hex[:8]}"
-    config = _launch_config(args)
-    opened = ev.Opened(machines, config.nproc_per_node, args.max_restarts, args.max_failures)
+    # Each connection to the store looks up its own name; many at once may lose an answer of the resolver.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1")
+    name = args.rdzv_id if args.rdzv_id != "none" else "run"
+    launch_config = _launch_config(args)
+    check_faults(config.inject, machines=machines, workers_per_machine=launch_config.nproc_per_node)
+    opened = ev.JobOpened(
+        machines=machines,
+        workers_per_machine=launch_config.nproc_per_node,
+        restarts=args.max_restarts,
+        max_failures=config.max_failures,
+    )
+    config.check_domains(machines + config.spares if standalone else 1)
     if standalone:
-        job = MachineJob(config, _settings(args, "127.0.0.1", 0), run_id, opened)
-        return _run_cluster(args, job)
-    return _run_one_machine(args, config, run_id, opened)
-
-
-def _check_metrics(port: int | None) -> None:
-    if port is None:
-        return
-    if not 1 <= port <= 65535:
-        raise UsageError(f"--metrics-port must be between 1 and 65535, not {port}.")
-    if importlib.util.find_spec("prometheus_client") is None:
-        raise UsageError("--metrics-port needs prometheus_client: pip install 'swift-ft[metrics]'.")
+        return _run_cluster(MachineJob(launch_config, _settings(args, config, "127.0.0.1", 0), name, opened))
+    if args.rdzv_id == "none":
+        raise UsageError("A run on several hosts needs a name: give all of them the same --rdzv-id.")
+    host, port = _rendezvous_endpoint(args)
+    job = MachineJob(launch_config, _settings(args, config, host, port), name, opened, args.node_rank)
+    return _run_one_machine(job)
 
 
 def _launch_config(args: argparse.Namespace) -> LaunchConfig:
     if args.rdzv_backend not in ("static", "c10d", "swift"):
         raise UsageError(
             f"--rdzv-backend {args.rdzv_backend} is not supported: swift-run uses torch's TCPStore; "
-            "leave the flag away."
+            "omit the flag."
         )
     torchrun_args = argparse.Namespace(**vars(args))
     torchrun_args.rdzv_backend, torchrun_args.rdzv_endpoint = "c10d", "unused:0"  # the rendezvous is our own
+    torchrun_args.node_rank = 0  # torch would warn that its c10d ignores it
     config, _, _ = config_from_args(torchrun_args)
     ranks = {int(rank) for rank in args.local_ranks_filter.split(",") if rank}
     config.logs_specs = MachineLogs(
@@ -168,65 +191,112 @@ def _launch_config(args: argparse.Namespace) -> LaunchConfig:
     return config
 
 
-def _settings(args: argparse.Namespace, host: str, port: int) -> AgentSettings:
+def _settings(args: argparse.Namespace, config: RunConfig, host: str, port: int) -> AgentSettings:
     kind = "program" if args.no_python else "module" if args.module else "script"
     return AgentSettings(
         kind=kind,
         target=args.training_script,
         args=tuple(args.training_script_args),
-        host=host,
-        port=port,
-        store_mode="resume" if args.resume else "fresh" if args.fresh else "",
-        inject=args.inject,
-        helpers=args.helpers,
-        metrics_port=args.metrics_port,
-        profile_out=str(Path(args.profile_out).absolute()) if args.profile_out else "",
-        timeouts=Timeouts(
-            heartbeat_s=args.heartbeat_timeout,
-            join_s=args.join_timeout,
-            replay_s=args.replay_timeout,
-            report_s=args.report_timeout,
-            group_s=args.group_timeout,
-            checkpoint_s=args.checkpoint_timeout,
-        ),
-        shutdown_s=args.shutdown_timeout,
+        store_host=host,
+        store_port=port,
         address=args.local_addr or ("127.0.0.1" if host in ("127.0.0.1", "localhost") else socket.getfqdn()),
+        shutdown_s=args.shutdown_timeout,
+        config=config,
     )
 
 
-def _run_cluster(args: argparse.Namespace, job: MachineJob) -> int:
-    cluster = Cluster(job, spares=args.spares)
-    if args.endpoint_out:
-        Path(args.endpoint_out).write_text(f"{cluster.endpoint} {job.run_id}\n")
-    result = cluster.run()
-    if args.events_out:
-        report = {
-            "ok": result.verdict.ok,
-            "reason": result.verdict.reason,
-            "recoveries": [r.to_dict() for r in recoveries(result.entries)],
-            "events": [entry.to_dict() for entry in result.entries],
-        }
-        Path(args.events_out).write_text(json.dumps(report, indent=1))
-    if result.verdict.ok:
+def _run_cluster(job: MachineJob) -> int:
+    """All machines on this host."""
+    config = job.settings.config
+    with contextlib.ExitStack() as stack:
+        console = LauncherConsole(config)
+        cluster = stack.enter_context(contextlib.closing(Cluster(job)))
+        stack.callback(console.close)  # before the store's end
+        console.follow(cluster.host, cluster.port, cluster.run_id)
+        _write_endpoint(config, cluster.host, cluster.port, cluster.run_id)
+        with _told_of_errors(console):
+            result = cluster.run()
+    _write_events(config, result.verdict, result.entries)
+    return _exit_code(result.verdict)
+
+
+def _run_one_machine(job: MachineJob) -> int:
+    """One machine of several hosts; the user starts swift-run on each of them, as with torchrun."""
+    config, host, port = job.settings.config, job.settings.store_host, job.settings.store_port
+    entries: list[Entry] = []
+    verdict = Verdict(False, "the launcher ended before the run did", 1)
+    with contextlib.closing(LauncherConsole(config)) as console:
+        console.expect(host, port)
+        job = replace(job, run_id=_find_run(host, port, job.run_id, config))
+        console.follow(host, port, job.run_id)
+        _write_endpoint(config, host, port, job.run_id)
+        try:
+            with _told_of_errors(console):
+                verdict = run_machine(replace(job, on_entry=entries.append) if config.events_out else job)
+        finally:
+            _write_events(config, verdict, entries)
+    return _exit_code(verdict)
+
+
+@contextlib.contextmanager
+def _told_of_errors(console: LauncherConsole) -> Iterator[None]:
+    """An error that ends this launcher is an event, too: the journal does not have it."""
+    try:
+        yield
+    except SwiftError as error:
+        console.fail(str(error))
+        raise
+
+
+def _find_run(host: str, port: int, name: str, config: RunConfig) -> str:
+    """The run to join. The store of the run before may just end: then a new one is needed.
+
+    Of several launchers on the host of the store, one starts it.
+    """
+    deadline = time.monotonic() + _STORE_ENDS_S
+    while True:
+        try:
+            if _is_local(host) and not is_listening(host, port):
+                StoreService(host, port, until_over=name)
+            return find_run(partial(connect, host, port, timeout_s=config.join_timeout_s), name)
+        except RendezvousLostError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)
+
+
+def _write_endpoint(config: RunConfig, host: str, port: int, run_id: str) -> None:
+    if config.endpoint_out:
+        Path(config.endpoint_out).write_text(f"{host}:{port} {run_id}\n")
+
+
+def _write_events(config: RunConfig, verdict: Verdict, entries: Sequence[Entry]) -> None:
+    """Write what the journal tells. The file appears whole, also where several launchers share its folder."""
+    if not config.events_out:
+        return
+    report = {
+        "ok": verdict.ok,
+        "reason": verdict.reason,
+        "recoveries": [recovery.to_dict() for recovery in recoveries(entries)],
+        "events": [entry.to_dict() for entry in entries],
+    }
+    path = Path(config.events_out)
+    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    draft.write_text(json.dumps(report, indent=1))
+    draft.replace(path)
+
+
+def _exit_code(verdict: Verdict) -> int:
+    if verdict.ok:
         return 0
-    print(f"swift-run: {result.verdict.reason}", file=sys.stderr)
-    return result.verdict.exit_code
+    print(f"swift-run: {verdict.reason}", file=sys.stderr)
+    return verdict.exit_code
 
 
-def _run_one_machine(args: argparse.Namespace, config: LaunchConfig, run_id: str, opened: ev.Opened) -> int:
-    """One machine of several hosts, started like torchrun on each of them."""
-    if not args.rdzv_endpoint:
-        args.rdzv_endpoint = f"{args.master_addr}:{args.master_port or 29500}"
-    if args.rdzv_id == "none":
-        raise UsageError("On several hosts give all of them the same --rdzv-id.")
-    host, port = parse_rendezvous_endpoint(args.rdzv_endpoint, default_port=29400)
-    if _is_local(host) and not is_listening(host, port):
-        StoreService(host, port, until_over=run_id)
-    job = MachineJob(config, _settings(args, host, port), run_id, opened, args.node_rank)
-    verdict = run_machine(job)
-    if not verdict.ok:
-        print(f"swift-run: {verdict.reason}", file=sys.stderr)
-    return 0 if verdict.ok else verdict.exit_code
+def _rendezvous_endpoint(args: argparse.Namespace) -> tuple[str, int]:
+    endpoint = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port or 29500}"
+    host, port = parse_rendezvous_endpoint(endpoint, default_port=29400)
+    return host, port
 
 
 def _is_local(host: str) -> bool:
@@ -240,4 +310,4 @@ def _is_local(host: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_exit()

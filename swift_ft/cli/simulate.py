@@ -14,20 +14,27 @@ from rich.console import Console
 from rich.table import Table
 
 from swift_ft.cli.common import OneLineParser, pyplot, run_tool, save_plot, unit
+from swift_ft.cli.elastic import add_elastic_options, run_elastic
 from swift_ft.errors import UsageError
-from swift_ft.planning.calibration import calibrate
 from swift_ft.planning.curves import Curve, interval_curves, mtbf_curves
-from swift_ft.planning.failures import Exponential, FailureLaw, Trace, Weibull
 from swift_ft.planning.presets import WORKLOAD_PRESETS, Fact, Workload, cluster_workload, preset_workload
-from swift_ft.planning.simulate import Outcome, simulate
-from swift_ft.planning.strategies import Cluster
-from swift_ft.planning.units import parse_seconds
-from swift_ft.profile import read_calibration, read_failure_trace
+from swift_ft.planning.profile import read_calibration, read_failure_trace
+from swift_ft.planning.simulation.calibration import calibrate
+from swift_ft.planning.simulation.failure_laws import Exponential, FailureLaw, Trace, Weibull
+from swift_ft.planning.simulation.strategies import Cluster
+from swift_ft.planning.simulation.trials import Outcome, simulate
+from swift_ft.units import parse_seconds
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 _START_UP = ("detection", "replacement machine", "join")  # facts that a measured start-up replaces
-_DURATIONS = ("detection", "replacement", "join", "spare", "repair")
+_DURATIONS = {
+    "detection": "from a failure to its detection (default 5s)",
+    "replacement": "until a new machine is ready, without a spare (default 45s)",
+    "join": "until the workers of the new machine have joined (default 40s)",
+    "spare": "instead of --replacement, with a spare (default 0s)",
+    "repair": "until a failed machine is a spare again (default: never)",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,39 +42,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_tool("swift-sim", _run, argv)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = OneLineParser(prog="swift-sim", description="End-to-end training time under failures.")
     seconds = unit(parse_seconds)
     parser.add_argument("--preset", choices=WORKLOAD_PRESETS, help="a job of the paper; else give --machines")
     parser.add_argument(
-        "--machines", type=int, help="how many train (whatever fails alone: machines, or GPUs)"
+        "--machines", type=int, help="number of units that fail independently: machines, or GPUs"
     )
     parser.add_argument("--mtbf-per-machine", type=seconds, help="mean time between failures of one: 50000h")
     parser.add_argument("--training-time", type=seconds, help="without failures: 54d")
-    parser.add_argument("--checkpoint-interval", type=seconds, help="seconds of training between checkpoints")
-    parser.add_argument("--checkpoint-stall", type=seconds, default=30.0, help="(default 30s)")
-    parser.add_argument("--checkpoint-load", type=seconds, default=120.0, help="(default 120s)")
     parser.add_argument(
-        "--law", choices=("exponential", "weibull"), help="default: the preset's, or exponential"
+        "--checkpoint-interval", type=seconds, help="training time between checkpoints (default 1h)"
+    )
+    parser.add_argument(
+        "--checkpoint-stall",
+        type=seconds,
+        default=30.0,
+        help="stall of training per checkpoint (default 30s)",
+    )
+    parser.add_argument(
+        "--checkpoint-load", type=seconds, default=120.0, help="loading a checkpoint (default 120s)"
+    )
+    parser.add_argument(
+        "--law",
+        choices=("exponential", "weibull"),
+        help="of failures (default: the preset's, or exponential)",
     )
     parser.add_argument("--shape", type=float, default=0.7, help="of the Weibull law (default 0.7)")
-    parser.add_argument("--trace", type=Path, help="CSV of failures that happened: time [s], machine")
-    for name in _DURATIONS:
-        parser.add_argument(f"--{name}", type=seconds, help=f"{name} time of the cluster")
-    parser.add_argument("--spares", type=int, help="machines that wait, joined but idle")
-    parser.add_argument("--burst", type=float, help="chance that a failure takes a neighbour along")
-    parser.add_argument("--calibrate", type=Path, help="measured recoveries instead of assumptions")
-    parser.add_argument("--trials", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trace", type=Path, help="CSV of recorded failures: time [s], machine")
+    for name, meaning in _DURATIONS.items():
+        parser.add_argument(f"--{name}", type=seconds, help=meaning)
+    parser.add_argument("--spares", type=int, help="idle machines that have joined already (default 0)")
+    parser.add_argument("--burst", type=float, help="probability that a neighbour fails, too (default 0)")
+    parser.add_argument(
+        "--calibrate", type=Path, help="JSON file of measured recoveries, instead of assumptions"
+    )
+    parser.add_argument("--trials", type=int, default=200, help="simulated trainings (default 200)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the drawn failures (default 0)")
     parser.add_argument(
         "--plot", type=Path, help="draw time against checkpoint interval and failure frequency"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_elastic_options(parser)
     return parser
 
 
 def _run(argv: Sequence[str] | None) -> None:
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
+    if args.elastic is not None:
+        run_elastic(args)
+        return
+    if args.spot or args.lose_every or args.duration or args.hold:
+        raise UsageError("--spot, --lose-every, --duration and --hold are for --elastic JOB: name a job")
     workload = _workload(args)
     if args.calibrate:
         workload = _calibrated(workload, args.calibrate)
@@ -88,7 +115,7 @@ def _run(argv: Sequence[str] | None) -> None:
 
 
 def _calibrated(workload: Workload, path: Path) -> Workload:
-    """The workload with measured recoveries, and its facts with what was measured."""
+    """The workload with measured recoveries and their facts."""
     measured = read_calibration(path)
     strategies, cluster = calibrate(workload.strategies, workload.cluster, measured)
     source, names = f"measured: {path}", {record.strategy for record in measured}
@@ -131,7 +158,7 @@ def _workload(args: argparse.Namespace) -> Workload:
 
 
 def _as_set(fact: Fact, cluster: Cluster) -> Fact:
-    """A start-up fact with the value in force."""
+    """A start-up fact with the value of the cluster."""
     value = {
         "detection": cluster.detection_s,
         "replacement machine": cluster.replacement_s,
@@ -181,7 +208,7 @@ def _print(console: Console, workload: Workload, outcomes: Sequence[Outcome]) ->
         cells = (_hours(o.hours), _hours(o.ci95_hours), _hours(o.expected_hours), _hours(lost))
         table.add_row(o.strategy, *cells, f"{o.goodput:.3f}", f"{o.failures:.1f}", f"{o.finished:.0%}")
     console.print(table)
-    console.print(f"The paper's SWIFT is {workload.swift} here. What this rests on:")
+    console.print(f"The paper's SWIFT is {workload.swift} here. Inputs and their sources:")
     for fact in workload.facts:
         console.print(f"- {fact.name}: {fact.value:.6g} {fact.unit} ({fact.source})")
 

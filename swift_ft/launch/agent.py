@@ -1,78 +1,77 @@
 """The launcher agent of one machine: torchelastic's local agent with another policy.
 
-On a membership change, healthy workers that hold a session are left alone; they follow the journal
-themselves. Only workers of a new slot, or without a session, are started anew. The loop waits for events
-(journal, workers' lines, ends of processes) and never sleeps.
+When the membership changes, healthy workers that hold a session keep running; they follow the journal
+themselves. The agent restarts only workers of a new slot and workers without a session. Its loop waits for
+events (journal, workers' messages, exits of processes) and never sleeps.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
-from swift_ft.config import EXIT_FENCED, Timeouts, WorkerContext
-from swift_ft.launch.control import receive
+from swift_ft.config import RunConfig, WorkerContext
+from swift_ft.errors import RendezvousLostError, UsageError
+from swift_ft.launch.agent_status import AgentStatus, WorkerFacts
 from swift_ft.launch.processes import StandbyContext
 from swift_ft.launch.rendezvous import JournalRendezvous
-from swift_ft.launch.sentinel import Sentinel, neighbour_of
+from swift_ft.launch.run_end import RunEnd
+from swift_ft.launch.sentinel import Sentinel
 from swift_ft.launch.standby import Standby
+from swift_ft.launch.stop_signals import SignalException, ignore_stop_signals, stopped_by
 from swift_ft.launch.worker import WorkerJob
+from swift_ft.launch.worker_channels import WorkerChannels
+from swift_ft.launch.worker_watch import WorkerWatch
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State, Verdict
-from swift_ft.recovery.orders import AgentTodo, agent_order
+from swift_ft.recovery.orders import AgentTodo, agent_order, neighbour_of
+from swift_ft.torch_adapters.elastic_agent import ElasticAgent
 
 __all__ = ["AgentSettings", "MachineAgent"]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What an agent passes on to its workers.
+    """What an agent runs, and where.
 
     Attributes:
         kind: ``script``, ``module`` or ``program`` (see :class:`WorkerJob`).
         target: the script.
         args: its arguments.
-        host: the rendezvous store's host.
-        port: the rendezvous store's port.
-        store_mode: ``""``, ``"resume"`` or ``"fresh"``.
-        inject: faults, as text.
-        timeouts: all deadlines.
-        shutdown_s: seconds that workers get to end before they are killed.
+        store_host: the rendezvous store's host.
+        store_port: the rendezvous store's port.
         address: this host, as the other agents reach it.
-        helpers: see :class:`swift_ft.config.WorkerContext`.
-        metrics_port: see :class:`swift_ft.config.WorkerContext`.
-        profile_out: the same.
+        shutdown_s: seconds that workers get to end before they are killed.
+        config: the run's configuration, which the workers get.
         spare: join only once all slots are filled.
     """
 
     kind: str
     target: str
     args: tuple[str, ...]
-    host: str
-    port: int
-    store_mode: str
-    inject: str
-    timeouts: Timeouts
-    shutdown_s: int
+    store_host: str
+    store_port: int
     address: str
-    helpers: int | None = None
-    metrics_port: int | None = None
-    profile_out: str = ""
+    shutdown_s: int
+    config: RunConfig
     spare: bool = False
 
 
-class MachineAgent(LocalElasticAgent):
+class MachineAgent(ElasticAgent):
     """Runs one machine's workers from the first rendezvous to the end of the job.
 
     Args:
@@ -81,7 +80,13 @@ class MachineAgent(LocalElasticAgent):
         settings: what the workers run.
         standby: forks the workers.
         wake: the reading end of a socket that gets a byte at each change of the journal.
-        lifeline: a descriptor whose end of file means that whoever started this agent is gone.
+        run_end: what is left to do for the store when the run is over.
+        lifeline: a descriptor that reaches end of file when the process that started this agent is gone.
+        status: what is served of this agent, if anything is.
+
+    Attributes:
+        verdict: how the run ended for this machine; None before.
+        run_is_over: no machine goes on.
     """
 
     def __init__(
@@ -91,275 +96,312 @@ class MachineAgent(LocalElasticAgent):
         settings: AgentSettings,
         standby: Standby,
         wake: socket.socket,
+        run_end: RunEnd,
         lifeline: int | None = None,
+        status: AgentStatus | None = None,
     ) -> None:
-        super().__init__(spec, logs_specs, shutdown_timeout=settings.shutdown_s)
+        super().__init__(spec, logs_specs, shutdown_s=settings.shutdown_s)
         assert isinstance(spec.rdzv_handler, JournalRendezvous)
         self._settings = settings
         self._standby = standby
-        self._rendezvous_handler = spec.rdzv_handler
+        self._membership = spec.rdzv_handler
         self._sentinel = Sentinel(
-            silence_s=settings.timeouts.heartbeat_s, on_lost=self._neighbour_lost, host=settings.address
+            silence_s=settings.config.heartbeat_timeout_s,
+            on_lost=self._report_neighbour_lost,
+            host=settings.address,
         )
         self._wake = wake
+        self._run_end = run_end
         self._selector = selectors.DefaultSelector()
         self._selector.register(wake, selectors.EVENT_READ)
         self._selector.register(standby, selectors.EVENT_READ)
         self._lifeline = lifeline
         if lifeline is not None:
             self._selector.register(lifeline, selectors.EVENT_READ)
-        self._lines: dict[int, socket.socket] = {}
-        self._heard: dict[int, float] = {}
-        self._sessions: set[int] = set()
-        self._failed: dict[int, dict[str, Any]] = {}
-        self._told_bare = 0
+        self._heard = WorkerChannels(self._selector, self._run_end.hear)
+        self._watch = WorkerWatch(spec.rdzv_handler, self._heard, settings.config.heartbeat_timeout_s)
+        self._sessionless_in = 0
         self._forming_since: float | None = None
+        self._rejoin_at: float | None = None
+        self._ring: Mapping[str, str] | None = None  # the addresses of which the neighbour is watched
         self._processes: StandbyContext | None = None
+        self._status = status
         self.verdict: Verdict | None = None
+        self.run_is_over = False
 
     # ------------------------------------------------------------------------------------------ the loop
 
-    def _invoke_run(self, role: str = "default") -> RunResult:
+    def supervise(self) -> RunResult:
+        """Follow the journal's orders until the job has ended."""
         try:
             self._join()
             while True:
+                if self._status is not None:
+                    self._status.turn(self._worker_facts)
                 result = self._obey()
                 if result is not None:
                     return result
-                for key, _ in self._selector.select(timeout=self._settings.timeouts.heartbeat_s / 4):
+                for key, _ in self._selector.select(timeout=self._settings.config.heartbeat_timeout_s / 4):
                     self._handle(key.fileobj, key.data)
-                self._check_heartbeats()
+                self._watch_workers()
+        except SignalException as error:
+            return self._hand_over(error.sigval)
+        except UsageError:  # the machine was refused, and the journal says so
+            raise
+        except RendezvousLostError:  # nothing can be reported
+            self._run_end.archive(self._settings.shutdown_s)
+            raise
         except BaseException as error:
-            self._leave(f"its agent ended ({type(error).__name__}: {error})")
+            self._watch.report_loss(f"its agent ended ({type(error).__name__}: {error})")
             raise
         finally:
             self._sentinel.close()
 
+    def _worker_facts(self) -> list[WorkerFacts]:
+        """Called by threads that serve them."""
+        ranks = {worker.local_rank: worker.global_rank for worker in self.workers}
+        ages, beats = self._heard.ages(), self._heard.beats
+        return [WorkerFacts(ranks[i], age, beats.get(i, {})) for i, age in sorted(ages.items()) if i in ranks]
+
+    def _hand_over(self, number: int) -> RunResult:
+        """A signal stops this launcher: Ctrl-C ends the run, and all others take this machine out of it."""
+        ignore_stop_signals()
+        membership, reason = self._membership, stopped_by(number)
+        ending = ev.JobClosed(reason=reason, exit_code=128 + number)
+        left = f"this machine left the run: {reason}"
+        ended: State | None = None
+        with contextlib.suppress(RendezvousLostError):
+            if number == signal.SIGINT:
+                state, left = membership.follower.append(ending), reason
+            else:
+                state = membership.follower.append(ev.MachineLost(machine=membership.machine, reason=reason))
+                if not state.membership.members and not state.membership.spares:  # no machine is left
+                    state = membership.follower.append(ending)
+            self.run_is_over = state.phase == Phase.ENDED
+            ended = state if self.run_is_over else None
+        self._stop()
+        if ended is not None:
+            self._run_end.tidy(ended, ended.slot_of(membership.machine), self._settings.shutdown_s)
+        self.verdict = Verdict(False, left, 128 + number)
+        return self._result(ok=False)
+
+    def _leave(self) -> RunResult:
+        """Leave the run, as somebody asked: a spare takes this machine's place."""
+        membership = self._membership
+        leaving = ev.MachineLost(machine=membership.machine, reason="it was drained", on_request=True)
+        membership.follower.append(leaving)
+        self._stop()
+        self.verdict = Verdict(True, "this machine left the run: it was drained")
+        return self._result(ok=True)
+
     def _join(self) -> None:
         if self._settings.spare:
-            formed = self._rendezvous_handler.follower.wait_for(
-                lambda state: state.generation > 0 or state.phase == Phase.ENDED,
-                self._settings.timeouts.join_s,
+            limit_s = self._settings.config.join_timeout_s
+            formed = self._membership.follower.wait_for(
+                lambda state: state.generation > 0 or state.phase == Phase.ENDED, limit_s
             )
             if formed is None:
-                raise TimeoutError("the job's machines did not come together in time")
-        self._rendezvous_handler.join(self._sentinel.address)
+                raise TimeoutError(f"the job did not start within {limit_s:g} s: some machines did not join")
+        self._membership.join(self._sentinel.address)
 
     def _handle(self, source: Any, local_rank: int | None) -> None:
         if source is self._wake:
             self._wake.recv(4096)
         elif source is self._standby:
-            self._worker_news()
+            self._read_standby()
         elif source == self._lifeline:
             raise ConnectionAbortedError("the launcher of this agent is gone")
         elif local_rank is not None:
-            self._take_messages(local_rank)
+            self._heard.read(local_rank)
 
     def _obey(self) -> RunResult | None:
-        """Do what the state asks of this machine; the job's result when it has ended."""
-        state = self._rendezvous_handler.follower.state
-        handler = self._rendezvous_handler
-        neighbour = neighbour_of(handler.machine, dict(state.addresses))
-        self._sentinel.watch(neighbour, state.addresses.get(neighbour or "", ""))
-        order = agent_order(state, machine=handler.machine, launched=handler.launched)
+        """Do what the state asks of this machine; returns the job's result when it has ended."""
+        membership = self._membership
+        state = membership.follower.state
+        self._watch_neighbour(state.membership.addresses)
+        order = agent_order(state, machine=membership.machine, started_in=membership.started_in)
         match order.todo:
             case AgentTodo.STOP:
                 self.verdict = state.verdict
-                self._stop_workers(self._worker_group)
-                ok = state.verdict is not None and state.verdict.ok
-                results = {worker.global_rank: None for worker in self._worker_group.workers}
-                return RunResult(WorkerState.SUCCEEDED if ok else WorkerState.FAILED, return_values=results)
+                self._stop()
+                self._run_end.tidy(state, state.slot_of(membership.machine), self._settings.shutdown_s)
+                self.run_is_over = True
+                return self._result(ok=state.verdict is not None and state.verdict.ok)
+            case AgentTodo.REFUSED:
+                self._stop()
+                raise UsageError(order.reason)
+            case AgentTodo.LEAVE:
+                return self._leave()
             case AgentTodo.REJOIN:
-                self._stop_workers(self._worker_group)
-                handler.rejoin(self._sentinel.address)
+                self._stop()
+                self._rejoin(order.wait_s)
+            case AgentTodo.LAUNCH if self._joins_others(state, order.generation) and membership.has_changed():
+                self._watch.report_loss("its script or its setup has changed since it joined")
             case AgentTodo.LAUNCH:
-                self._stop_workers(self._worker_group)
-                with contextlib.suppress(RendezvousClosedError, RendezvousStateError):  # overtaken by events
-                    self._initialize_workers(self._worker_group)
+                self._stop()
+                with contextlib.suppress(RendezvousClosedError, RendezvousStateError):  # outdated
+                    self.start_workers()
+                    assert self._processes is not None
+                    self._heard.open(self._processes.channels)
+                    self._sessionless_in = 0
+            case AgentTodo.WAIT if self._has_lost_bootstrap(state):
+                server = membership.bootstrap.server
+                self._watch.report_loss(
+                    f"its workers' init_process_group needs a store that was lost with {server}"
+                )
             case AgentTodo.WAIT:
-                self._tell_bare(state)
+                self._report_sessionless(state)
                 self._check_forming(state)
         return None
 
-    def _leave(self, reason: str) -> None:
-        """Tell the others at once, instead of letting them find out."""
-        self._rendezvous_handler.journal.append(ev.Lost(self._rendezvous_handler.machine, reason))
+    def _has_lost_bootstrap(self, state: State) -> bool:
+        """Whether workers may wait for a lost machine in ``init_process_group``, which tries again for long.
 
-    # ------------------------------------------------------------------------------------ workers' lives
+        Without any session all workers start again together.
+        """
+        fenced = self._membership.bootstrap.server in state.membership.fenced
+        return fenced and state.has_sessions and self._heard.without_session() > 0
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        state = self._rendezvous_handler.follower.state
-        generation = self._rendezvous_handler.launched or 0
-        envs = {
-            worker.local_rank: self._env(worker, worker_group, generation) for worker in worker_group.workers
-        }
-        joins = any(launched != generation for launched in state.launched)
+    def _result(self, *, ok: bool) -> RunResult:
+        results = {worker.global_rank: None for worker in self.workers}
+        return RunResult(WorkerState.SUCCEEDED if ok else WorkerState.FAILED, return_values=results)
+
+    def _rejoin(self, wait_s: float) -> None:
+        """Join under a new name, now or once the machine has stayed away for so long."""
+        now = time.monotonic()
+        if self._rejoin_at is None:
+            self._rejoin_at = now + wait_s
+            if wait_s:
+                _logger.warning(
+                    "other machines lost sight of this one again and again: it stays away for %.0f s. "
+                    "Can they connect to %s?",
+                    wait_s,
+                    self._sentinel.address,
+                    extra={"event": "machine_stays_away"},
+                )
+        if now >= self._rejoin_at:
+            self._rejoin_at = None
+            self._membership.rejoin(self._sentinel.address)
+
+    def _watch_neighbour(self, addresses: Mapping[str, str]) -> None:
+        if addresses is self._ring:
+            return
+        self._ring = addresses
+        neighbour = neighbour_of(self._membership.machine, addresses)
+        self._sentinel.watch(neighbour, addresses.get(neighbour or "", ""))
+
+    # ------------------------------------------------------------------------------------ start and stop
+
+    def make_processes(self) -> StandbyContext:
+        """The workers of the generation that this machine was just given a slot in."""
+        state = self._membership.follower.state
+        generation = self._membership.started_in or 0
+        joins = self._joins_others(state, generation)
         settings = self._settings
         jobs = {
-            rank: WorkerJob(env, settings.target, settings.args, settings.kind, joins=joins)
-            for rank, env in envs.items()
+            worker.local_rank: WorkerJob(
+                self._env(worker, state.shape.workers_per_machine, generation),
+                settings.target,
+                settings.args,
+                settings.kind,
+                joins=joins,
+            )
+            for worker in self.workers
         }
-        single = state.workers == 1
-        prefixes = {
-            worker.local_rank: f"[machine {worker_group.group_rank}] "
-            if single
-            else f"[machine {worker_group.group_rank} rank {worker.global_rank}] "
-            for worker in worker_group.workers
-        }
-        self._processes = StandbyContext(self._standby, jobs, self._logs_specs, prefixes)
-        self._pcontext = self._processes
-        self._processes.start()
-        self._sessions, self._failed, self._told_bare = set(), {}, 0
-        self._lines = dict(self._processes.lines)
-        for local_rank, line in self._lines.items():
-            line.setblocking(False)
-            self._heard[local_rank] = time.monotonic()
-            self._selector.register(line, selectors.EVENT_READ, data=local_rank)
-        return self._processes.pids()
+        self._processes = StandbyContext(
+            self._standby, jobs, self.logs_specs, self._prefixes(state.shape.workers_per_machine)
+        )
+        return self._processes
 
-    def _env(self, worker: Any, group: WorkerGroup, generation: int) -> dict[str, str]:
+    def _joins_others(self, state: State, generation: int) -> bool:
+        """Whether other workers were started before those that are started in a generation."""
+        return any(started_in != generation for started_in in state.membership.started_in.values())
+
+    def _prefixes(self, workers_per_machine: int) -> dict[int, str]:
+        """What each line of a worker's output begins with, by local rank."""
+        machine = f"machine {self.group_rank}"
+        if workers_per_machine == 1:
+            return {worker.local_rank: f"[{machine}] " for worker in self.workers}
+        return {worker.local_rank: f"[{machine} rank {worker.global_rank}] " for worker in self.workers}
+
+    def _env(self, worker: Worker, workers_per_machine: int, generation: int) -> dict[str, str]:
         """What one worker finds in its environment: torchrun's variables and our own."""
         settings = self._settings
         context = WorkerContext(
-            run_id=self._rendezvous_handler.get_run_id(),
-            host=settings.host,
-            port=settings.port,
-            machine=self._rendezvous_handler.machine,
+            run_id=self._membership.get_run_id(),
+            store_host=settings.store_host,
+            store_port=settings.store_port,
+            machine=self._membership.machine,
+            address=settings.address,
             agent_pid=os.getpid(),
             rank=worker.global_rank,
-            world=worker.world_size,
-            workers=group.spec.local_world_size,
-            launched=generation,
-            store_mode=settings.store_mode,
-            inject=settings.inject,
-            helpers=settings.helpers,
-            metrics_port=settings.metrics_port,
-            profile_out=settings.profile_out,
-            address=settings.address,
-            timeouts=settings.timeouts,
+            world_size=worker.world_size,
+            workers_per_machine=workers_per_machine,
+            started_in=generation,
+            config=settings.config,
         )
-        env = {
-            **context.to_env(),
-            "MASTER_ADDR": str(group.master_addr),
-            "MASTER_PORT": str(group.master_port),
-            "GROUP_RANK": str(group.group_rank),
-            "GROUP_WORLD_SIZE": str(group.group_world_size),
-            "ROLE_RANK": str(worker.role_rank),
-            "ROLE_WORLD_SIZE": str(worker.role_world_size),
-            "ROLE_NAME": group.spec.role,
-            "TORCHELASTIC_RESTART_COUNT": str(generation),
-            "TORCHELASTIC_MAX_RESTARTS": str(group.spec.max_restarts),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
-        local: dict[str, str | None] = {}
-        self._set_local_rank_env(local, worker.local_rank, group.spec)
-        return {**env, **{name: value for name, value in local.items() if value is not None}}
+        restarts = {"TORCHELASTIC_RESTART_COUNT": str(generation)}
+        return {**context.to_env(), **self.torch_env(worker), **restarts}
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        for local_rank in list(self._lines):
-            self._hang_up(local_rank)
-        if self._processes is not None:
-            super()._stop_workers(worker_group)
-        self._processes = self._pcontext = None
-        self._heard.clear()
+    def _stop(self) -> None:
+        self._heard.close()
+        self.stop_workers()
+        self._processes = None
+        self._heard.forget()
 
-    def _hang_up(self, local_rank: int) -> None:
-        self._selector.unregister(self._lines.pop(local_rank))
+    # ------------------------------------------------------------------------------- messages and exits
 
-    def _worker_news(self) -> None:
+    def _read_standby(self) -> None:
         """A worker ended, or the standby did."""
-        news = self._standby.receive()
-        if news is None:
+        report = self._standby.receive()
+        if report is None:
             raise ChildProcessError("the standby process died")
         if self._processes is None:
             return
-        local_rank = self._processes.take_news(news)
+        local_rank = self._processes.note(report)
         if local_rank is None:
             return
-        self._take_messages(local_rank)  # its last words
-        self._worker_ended(local_rank, self._processes.exit_codes[local_rank])
+        self._heard.read(local_rank)  # those that it sent before it ended
+        rank, code = self.workers[local_rank].global_rank, self._processes.exit_codes[local_rank]
+        self._watch.ended(local_rank, rank, code)
 
-    def _worker_ended(self, local_rank: int, code: int) -> None:
-        assert self._processes is not None
-        handler = self._rendezvous_handler
-        rank = self._worker_group.workers[local_rank].global_rank
-        self._heard.pop(local_rank, None)
-        if code == 0:
-            codes = self._processes.exit_codes
-            if len(codes) == len(self._processes.lines) and not any(codes.values()):
-                handler.journal.append(ev.Exited(handler.machine, handler.launched or 0))
-        elif code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-            handler.journal.append(ev.Lost(handler.machine, f"worker {rank} {how}"))
-        elif not self._found_itself_replaced(local_rank, code):
-            words = self._failed.get(local_rank, {})
-            reason = words.get("failed", f"exited with code {code}")
-            usage = bool(words.get("usage"))
-            text = reason if usage else f"worker {rank}: {reason}"
-            code = words.get("exit_code", code)
-            handler.journal.append(ev.Failed(handler.machine, handler.launched or 0, text, code, usage))
+    def _watch_workers(self) -> None:
+        processes = self._processes if self._settings.kind != "program" else None
+        ranks = {worker.local_rank: worker.global_rank for worker in self.workers}
+        self._watch.check(processes, ranks, self._read_standby)
 
-    def _found_itself_replaced(self, local_rank: int, code: int) -> bool:
-        """It read that in the journal, so it is no news. A script of its own may end with any code."""
-        return code == EXIT_FENCED and local_rank in self._sessions and local_rank not in self._failed
+    def _report_neighbour_lost(self, machine: str, reason: str) -> None:
+        """Called in the sentinel's thread."""
+        with contextlib.suppress(RendezvousLostError):  # then the agent's own thread sees it, and ends
+            state = self._membership.follower.state
+            if machine not in state.membership.fenced and state.phase != Phase.ENDED:
+                self._membership.journal.append(
+                    ev.MachineLost(machine=machine, reason=reason, reporter=self._membership.machine)
+                )
 
-    def _take_messages(self, local_rank: int) -> None:
-        """Take all that a worker has said so far."""
-        while (line := self._lines.get(local_rank)) is not None:
-            try:
-                message = receive(line)
-            except BlockingIOError:
-                return
-            if message is None:
-                self._hang_up(local_rank)
-                return
-            self._heard[local_rank] = time.monotonic()
-            if "failed" in message:
-                self._failed[local_rank] = message
-            if "session" in message:
-                self._sessions.add(local_rank)
-
-    # -------------------------------------------------------------------------------------- detection
-
-    def _check_heartbeats(self) -> None:
-        """A worker that is stopped, or hangs, is killed: its machine then counts as lost."""
-        if self._processes is None or self._settings.kind == "program":
-            return
-        limit = time.monotonic() - self._settings.timeouts.heartbeat_s
-        for local_rank, heard in list(self._heard.items()):
-            if heard < limit:
-                rank = self._worker_group.workers[local_rank].global_rank
-                silence = self._settings.timeouts.heartbeat_s
-                self._heard.pop(local_rank)
-                os.kill(self._processes.pids()[local_rank], signal.SIGKILL)
-                self._leave(f"worker {rank} was silent for {silence:g} s")
-
-    def _neighbour_lost(self, machine: str, reason: str) -> None:
-        """In the sentinel's thread."""
-        state = self._rendezvous_handler.follower.state
-        if machine not in state.fenced and state.phase != Phase.ENDED:
-            reporter = self._rendezvous_handler.machine
-            self._rendezvous_handler.journal.append(ev.Lost(machine, reason, reporter))
-
-    def _tell_bare(self, state: State) -> None:
-        """Workers without a session cannot answer for themselves when a generation begins."""
-        handler = self._rendezvous_handler
-        outdated = handler.launched is not None and handler.launched < state.generation
-        bare = len(self._sessions) < state.workers
-        if state.phase == Phase.AGREEING and outdated and bare and self._told_bare < state.generation:
-            self._told_bare = state.generation
-            handler.journal.append(ev.Bare(handler.machine, state.generation))
+    def _report_sessionless(self, state: State) -> None:
+        """Workers without a session cannot report their own status when a generation begins."""
+        membership = self._membership
+        outdated = membership.started_in is not None and membership.started_in < state.generation
+        sessionless = len(self._heard.sessions) < state.shape.workers_per_machine
+        reported = self._sessionless_in >= state.generation
+        if state.phase == Phase.AGREEING and outdated and sessionless and not reported:
+            self._sessionless_in = state.generation
+            membership.journal.append(
+                ev.SessionlessWorkers(machine=membership.machine, generation=state.generation)
+            )
 
     def _check_forming(self, state: State) -> None:
         if state.phase != Phase.FORMING:
             self._forming_since = None
             return
         self._forming_since = self._forming_since or time.monotonic()
-        if time.monotonic() - self._forming_since > self._settings.timeouts.join_s:
-            holes = [slot for slot, member in enumerate(state.members) if member is None]
-            self._rendezvous_handler.journal.append(
-                ev.Closed(
-                    f"no machine came for slots {holes} within {self._settings.timeouts.join_s:g} s; "
+        limit_s = self._settings.config.join_timeout_s
+        if time.monotonic() - self._forming_since > limit_s:
+            empty = [slot for slot, member in enumerate(state.members) if member is None]
+            self._membership.journal.append(
+                ev.JobClosed(
+                    reason=f"no machine joined for slots {empty} within {limit_s:g} s: "
                     "start one more `swift-run` with the same --rdzv-endpoint, or keep spares"
                 )
             )

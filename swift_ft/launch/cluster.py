@@ -1,119 +1,154 @@
 """A whole cluster on one host: ``swift-run --standalone --machines N``.
 
-Plays the part of the scheduler: one process group per machine, the rendezvous store beside them, and a fresh
-machine for each one that was killed. It stays single-threaded, so that it can fork at any time.
+Acts as the scheduler: it starts the rendezvous store and one process group per machine, and replaces machines
+that were killed. It stays single-threaded, so that it can fork at any time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 from swift_ft.config import EXIT_USAGE
+from swift_ft.coordination.follower import Follower
+from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.runs import find_run
+from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.standby import preload
-from swift_ft.launch.store_service import StoreService, connect
+from swift_ft.launch.stop_signals import (
+    SignalException,
+    ignore_stop_signals,
+    raise_stop_signals,
+    stopped_by,
+)
+from swift_ft.launch.store_service import StoreService
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Verdict
-from swift_ft.recovery.journal import Follower, Journal
 
 __all__ = ["Cluster", "ClusterResult"]
 
+_logger = logging.getLogger(__name__)
+
 _GRACE_S = 5.0
+_CONNECT_S = 30.0
+
+_STORE_ENDS_S = 2.0
+
+_EXIT_RENDEZVOUS_LOST = 76
+"""Exit code of a machine that lost the rendezvous store."""
 _POLL_S = 0.02
+_SIGNALLED = 128
+"""An exit code above this one is that of a signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult:
-    """How a standalone run ended, and all that happened."""
+    """How a standalone run ended, and all entries of its journal."""
 
     verdict: Verdict
     entries: tuple[Entry, ...]
 
 
-class _Signalled(Exception):
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
 class Cluster:
-    """Machines on this host, each with an agent of its own in a process group of its own.
+    """Machines on this host, each with its own agent in its own process group.
 
     Args:
-        job: what each machine runs; the store's address in it is filled in here.
-        spares: machines that wait beside the job.
+        job: what each machine runs; the store's address and the run's number are filled in here.
     """
 
-    def __init__(self, job: MachineJob, *, spares: int) -> None:
+    def __init__(self, job: MachineJob) -> None:
         preload()  # once for all machines, which are forked from here
         self._lifeline_r, self._lifeline_w = os.pipe()
         self._store = StoreService("127.0.0.1", 0)
-        settings = replace(job.settings, host="127.0.0.1", port=self._store.port)
-        self._job = replace(job, settings=settings, lifeline=self._lifeline_r)
-        self._spares = spares
-        self._agents: dict[int, int | None] = {}
+        settings = replace(job.settings, store_host="127.0.0.1", store_port=self._store.port)
+        run_id = find_run(partial(connect, self._store.host, self._store.port), job.run_id)
+        self._job = replace(job, settings=settings, run_id=run_id, lifeline=self._lifeline_r)
+        self._agents: dict[int, int] = {}  # number of the machine on this host, by process
 
     @property
-    def endpoint(self) -> str:
+    def run_id(self) -> str:
+        """The run, with its number."""
+        return self._job.run_id
+
+    @property
+    def host(self) -> str:
         """Where the rendezvous store listens."""
-        return f"127.0.0.1:{self._store.port}"
+        return self._store.host
+
+    @property
+    def port(self) -> int:
+        """The port that the rendezvous store listens at."""
+        return self._store.port
 
     def run(self) -> ClusterResult:
-        """Run to the end. Leaves no process behind, whatever happens.
+        """Runs the job to its end. Leaves no process of a machine behind, even after an error.
 
         Raises:
             RendezvousLostError: if the rendezvous store died.
         """
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _raise_signalled)
+        raise_stop_signals()
         try:
             self._run_machines()
+            ignore_stop_signals()
             return self._result()
         finally:
+            ignore_stop_signals()
             self._kill_agents()
-            self._store.close()
-            os.close(self._lifeline_w)
+
+    def close(self) -> None:
+        """End the rendezvous store."""
+        self._store.close()
+        os.close(self._lifeline_w)
 
     def _run_machines(self) -> None:
         try:
-            for slot in range(self._job.opened.machines):
-                self._start_machine(slot)
-            for _ in range(self._spares):
-                self._start_machine(None)
+            machines = self._job.opened.machines
+            for slot in range(machines):
+                self._start_machine(slot, slot)
+            for index in range(self._job.settings.config.spares):
+                self._start_machine(None, machines + index)
             self._wait_for_agents()
-        except _Signalled as signalled:
-            self._close(signalled.number)
+        except SignalException as error:
+            self._close(error.sigval)
 
-    def _start_machine(self, slot: int | None) -> None:
+    def _start_machine(self, slot: int | None, index: int) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become_machine(slot)
-        self._agents[pid] = slot
+            self._become_machine(slot, index)
+        self._agents[pid] = index
 
-    def _become_machine(self, slot: int | None) -> NoReturn:
+    def _become_machine(self, slot: int | None, index: int) -> NoReturn:
         os.close(self._lifeline_w)
-        os.setsid()  # a group of its own: a terminal's Ctrl-C reaches the supervisor alone
+        os.setsid()  # its own process group: Ctrl-C in a terminal reaches only the supervisor
         code = 1
         try:
             job = replace(
                 self._job,
                 preferred_slot=slot,
+                index=index,
                 settings=replace(self._job.settings, spare=slot is None),
             )
             verdict = run_machine(job)
             code = 0 if verdict.ok else verdict.exit_code
         except UsageError as error:
-            print(f"swift-run: {error}", file=sys.stderr)
+            _logger.error("%s", error, extra={"event": "machine_refused"})  # noqa: TRY400  (the line is enough)
             code = EXIT_USAGE
-        except (SwiftError, Exception) as error:
-            print(f"swift-run: machine {slot}: {type(error).__name__}: {error}", file=sys.stderr)
+        except RendezvousLostError:
+            code = _EXIT_RENDEZVOUS_LOST  # all machines lose it: the supervisor says so once
+        except Exception as error:
+            name = "a spare machine" if slot is None else f"machine {slot}"
+            text = f"{name}: {type(error).__name__}: {error}"
+            _logger.error("%s", text, extra={"event": "machine_failed"})  # noqa: TRY400  (the line is enough)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -124,20 +159,37 @@ class Cluster:
             pid, status = os.waitpid(-1, 0)
             if pid == self._store.pid or self._store.ended():  # agents may have noticed first
                 raise RendezvousLostError(
-                    "The rendezvous store died, and what the machines knew of each other with it: "
+                    "The rendezvous store died, and with it the journal of the run: "
                     "start the run again with --resume."
                 )
             if pid not in self._agents:
                 continue
-            del self._agents[pid]
+            index = self._agents.pop(pid)  # who replaces it gets its port
+            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _EXIT_RENDEZVOUS_LOST:
+                happened = "died" if self._store_ends() else "fell silent"
+                raise RendezvousLostError(
+                    f"The rendezvous store {happened}, and with it the journal of the run: "
+                    "start the run again with --resume."
+                )
             if os.WIFSIGNALED(status):
-                _kill_group(pid)  # what a dead machine leaves running is no part of the job any more
-                self._start_machine(None)
+                _kill_group(pid)  # a machine fails as a whole: kill the processes that it leaves behind
+                self._start_machine(None, index)
             elif self._verdict() is not None:
                 self._wait_for_the_rest()
+            elif os.waitstatus_to_exitcode(status) > _SIGNALLED:  # it was stopped, and has handed over
+                self._start_machine(None, index)
+
+    def _store_ends(self) -> bool:
+        """Whether the store has died. Its connections end a moment before its process does."""
+        deadline = time.monotonic() + _STORE_ENDS_S
+        while not self._store.ended():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
 
     def _wait_for_the_rest(self) -> None:
-        """The job has ended: give the other agents time to see it. A stopped one never will."""
+        """Waits until the other agents see that the job has ended. Kills those that do not (stopped ones)."""
         deadline = time.monotonic() + self._job.settings.shutdown_s + _GRACE_S
         while self._agents and time.monotonic() < deadline:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -146,10 +198,8 @@ class Cluster:
         self._kill_agents()
 
     def _close(self, number: int) -> None:
-        name = signal.Signals(number).name
-        with contextlib.suppress(SwiftError):
-            self._journal().append(ev.Closed(f"stopped by {name}", 128 + number))
-        with contextlib.suppress(_Signalled):  # a second signal: at once
+        with contextlib.suppress(SwiftError, SignalException):  # a second signal: at once
+            self._journal().append(ev.JobClosed(reason=stopped_by(number), exit_code=128 + number))
             self._wait_for_the_rest()
 
     def _kill_agents(self) -> None:
@@ -162,7 +212,14 @@ class Cluster:
 
     def _journal(self) -> Journal:
         settings = self._job.settings
-        return Journal(lambda: connect(settings.host, settings.port, self._job.run_id), by="supervisor")
+        client = partial(
+            connect,
+            settings.store_host,
+            settings.store_port,
+            self._job.run_id,
+            timeout_s=min(_CONNECT_S, settings.config.rendezvous_timeout_s),
+        )
+        return Journal(client, by="supervisor")
 
     def _verdict(self) -> Verdict | None:
         return Follower(self._journal()).state.verdict
@@ -172,10 +229,6 @@ class Cluster:
         follower = Follower(self._journal(), on_entry=entries.append)
         verdict = follower.state.verdict or Verdict(False, "all machines ended before the job did", 1)
         return ClusterResult(verdict, tuple(entries))
-
-
-def _raise_signalled(number: int, frame: object) -> NoReturn:
-    raise _Signalled(number)
 
 
 def _kill_group(pid: int) -> None:

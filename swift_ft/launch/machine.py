@@ -1,29 +1,44 @@
-"""One machine's launcher process, put together: standby, rendezvous, agent."""
+"""Assembles one machine's launcher process: standby, rendezvous, agent."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.api import LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig
 
-from swift_ft.errors import SwiftError, UsageError
+from swift_ft.coordination.store_client import connect
+from swift_ft.errors import SwiftError
 from swift_ft.launch.agent import AgentSettings, MachineAgent
+from swift_ft.launch.agent_endpoint import AgentEndpoint
+from swift_ft.launch.agent_status import AgentStatus
 from swift_ft.launch.rendezvous import JournalRendezvous
+from swift_ft.launch.run_end import RunEnd
+from swift_ft.launch.setup import setup_of
 from swift_ft.launch.standby import Standby
-from swift_ft.launch.store_service import connect, run_is_over
+from swift_ft.launch.stop_signals import (
+    SignalException,
+    default_stop_signals,
+    ignore_stop_signals,
+    raise_stop_signals,
+    stopped_by,
+)
+from swift_ft.launch.store_service import run_is_over
+from swift_ft.launch.store_watch import StoreWatch
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import State, Verdict
+from swift_ft.torch_adapters.connections import connections_to, shut_down
 
-__all__ = ["MachineJob", "MachineLogs", "run_machine"]
+__all__ = ["MachineJob", "run_machine"]
 
 _FIRST_EVENT_S = 60.0
+_LOOP_MARGIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,40 +46,34 @@ class MachineJob:
     """What one machine's launcher needs to know.
 
     Attributes:
-        config: torchrun's own launch configuration.
-        settings: what the workers run.
-        run_id: name of the run.
+        launch_config: torchrun's own launch configuration.
+        settings: what the agent runs, and where.
+        run_id: the run, or before it is found (`coordination/runs.py`) the name under which it is looked for.
         opened: the job's shape.
         preferred_slot: the slot to ask for.
         lifeline: see :class:`MachineAgent`.
+        on_entry: called in a thread of the launcher with each entry of the journal.
+        index: number of this machine among those of this host.
     """
 
-    config: LaunchConfig
+    launch_config: LaunchConfig
     settings: AgentSettings
     run_id: str
-    opened: ev.Opened
+    opened: ev.JobOpened
     preferred_slot: int | None = None
     lifeline: int | None = None
-
-
-class MachineLogs(DefaultLogsSpecs):
-    """torchelastic's log folders, under the names of the run and the machine's slot."""
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """``<log_dir>/<run_id>/machine-<slot>/attempt_<generation>/<local_rank>/stdout.log``."""
-        if self._root_log_dir != os.devnull:
-            place = f"{envs[0]['TORCHELASTIC_RUN_ID']}/machine-{envs[0]['GROUP_RANK']}"
-            self._run_log_dir = f"{self._root_log_dir}/{place}"  # type: ignore[assignment]  # torch says None
-        return super().reify(envs)
+    on_entry: Callable[[Entry], None] | None = None
+    index: int = 0
 
 
 def run_machine(job: MachineJob) -> Verdict:
     """Run one machine until the job ends. Must be called while the process has a single thread.
 
     Raises:
-        UsageError: if the job that this machine joins has another shape.
+        UsageError: if this machine differs from the others of the job.
     """
-    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # ranks follow from the slot: no exchange about them
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # ranks follow from slots
+    default_stop_signals()  # until this machine is in the journal there is nothing to hand over
     standby = Standby()
     wake_r, wake_w = socket.socketpair()
     wake_w.setblocking(False)
@@ -73,50 +82,99 @@ def run_machine(job: MachineJob) -> Verdict:
         try:
             wake_w.send(b"j")
         except BlockingIOError:
-            return  # enough bytes wait there already
+            return  # bytes that wake the agent wait there already
 
-    settings, config = job.settings, job.config
+    run_end = RunEnd(job.run_id)
+    status = _status(job)
+
+    def on_entry(entry: Entry) -> None:
+        run_end.on_entry(entry)
+        if status is not None:
+            status.on_entry(entry)
+        if job.on_entry is not None:
+            job.on_entry(entry)
+
+    settings, launch_config = job.settings, job.launch_config
+    connect_to_store = partial(
+        connect,
+        settings.store_host,
+        settings.store_port,
+        job.run_id,
+        timeout_s=settings.config.join_timeout_s,
+        silence_s=settings.config.rendezvous_timeout_s,
+    )
+    setup = partial(setup_of, job.opened, settings.config, settings.kind, settings.target)
     handler = JournalRendezvous(
-        partial(connect, settings.host, settings.port, job.run_id, timeout_s=settings.timeouts.join_s),
+        connect_to_store,
         address=settings.address,
         run_id=job.run_id,
         opened=job.opened,
         preferred_slot=job.preferred_slot,
-        join_s=settings.timeouts.join_s,
+        join_s=settings.config.join_timeout_s,
         on_change=on_change,
+        on_entry=on_entry,
+        setup=setup,
+        domain=settings.config.domain_of(job.index),
     )
+    watch = StoreWatch(
+        handler.store,
+        f"{settings.store_host}:{settings.store_port}",
+        limit_s=settings.config.rendezvous_timeout_s,
+        on_lost=lambda: shut_down(connections_to(settings.store_port)),
+    )
+    endpoint = _endpoint(job, status, watch)
     try:
-        _check_shape(handler, job.opened)
+        raise_stop_signals()
+        _wait_until_opened(handler)
         spec = WorkerSpec(
-            role=config.role,
-            local_world_size=config.nproc_per_node,
+            role=launch_config.role,
+            local_world_size=launch_config.nproc_per_node,
             entrypoint=settings.target,
             args=settings.args,
             rdzv_handler=handler,
-            max_restarts=config.max_restarts,
-            monitor_interval=config.monitor_interval,
-            local_addr=config.local_addr,
-            event_log_handler=config.event_log_handler,
-            virtual_local_rank=config.virtual_local_rank,
+            max_restarts=launch_config.max_restarts,
+            monitor_interval=launch_config.monitor_interval,
+            local_addr=launch_config.local_addr,
+            event_log_handler=launch_config.event_log_handler,
+            virtual_local_rank=launch_config.virtual_local_rank,
         )
-        assert config.logs_specs is not None
-        agent = MachineAgent(spec, config.logs_specs, settings, standby, wake_r, job.lifeline)
+        assert launch_config.logs_specs is not None
+        agent = MachineAgent(
+            spec, launch_config.logs_specs, settings, standby, wake_r, run_end, job.lifeline, status
+        )
         agent.run()
-        run_is_over(connect(settings.host, settings.port, job.run_id))
+        if agent.run_is_over:
+            run_is_over(connect(settings.store_host, settings.store_port, job.run_id))
     except ChildFailedError as error:
         return Verdict(False, str(error), 1)
+    except SignalException as error:  # before this machine joined, or after the run's end
+        return Verdict(False, stopped_by(error.sigval), 128 + error.sigval)
     finally:
+        ignore_stop_signals()
+        watch.close()
+        if endpoint is not None:
+            endpoint.close()
         standby.close()
     return agent.verdict or Verdict(False, "the agent ended without a verdict", 1)
 
 
-def _check_shape(handler: JournalRendezvous, opened: ev.Opened) -> None:
-    state = handler.follower.wait_for(lambda state: state.machines > 0, _FIRST_EVENT_S)
+def _status(job: MachineJob) -> AgentStatus | None:
+    config = job.settings.config
+    if not config.metrics_port:
+        return None
+    # The loop waits for a silent worker's answer, and for workers to end: longer is stuck.
+    loop_limit_s = 3 * config.heartbeat_timeout_s + job.settings.shutdown_s + _LOOP_MARGIN_S
+    return AgentStatus(loop_limit_s=loop_limit_s)
+
+
+def _endpoint(job: MachineJob, status: AgentStatus | None, watch: StoreWatch) -> AgentEndpoint | None:
+    if status is None:
+        return None
+    status.observe_store(watch.silence_s, watch.notice_s)
+    return AgentEndpoint(job.settings.config.metrics_port + job.index, status)
+
+
+def _wait_until_opened(handler: JournalRendezvous) -> None:
+    state = handler.follower.wait_for(lambda state: state.shape.machines > 0, _FIRST_EVENT_S)
     if state is None:
         raise SwiftError(f"The journal of run {handler.get_run_id()} stayed empty for {_FIRST_EVENT_S:g} s.")
-    if (state.machines, state.workers) != (opened.machines, opened.workers):
-        raise UsageError(
-            f"Run {handler.get_run_id()} has {state.machines} machines with {state.workers} workers each, "
-            f"but this one was started for {opened.machines} with {opened.workers}: "
-            "give all of them the same --nnodes and --nproc-per-node."
-        )

@@ -8,26 +8,40 @@ import select
 import signal
 import socket
 import time
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from swift_ft.launch.control import line_pair
+from swift_ft.coordination.agent_channel import channel_pair
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.worker import WorkerJob
+from swift_ft.waits import waiting
 
-__all__ = ["StandbyContext"]
+__all__ = ["StandbyContext", "is_stopped"]
 
 _POLL_S = 0.01
+_KILL_S = 5.0
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal, or gone. False where the system does not tell."""
+    if not Path("/proc/self/stat").exists():
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "TtZX"
 
 
 class StandbyContext(PContext):
-    """One machine's set of running workers: their pids, lines, logs and ends.
+    """One machine's set of running workers: their pids, channels, logs and exit codes.
 
     Args:
         standby: forks them.
-        jobs: by local rank.
-        logs_specs: where their output goes; torchelastic's own rules.
+        jobs: what they run, by local rank.
+        logs_specs: where their output goes, by torchelastic's rules.
         prefixes: what precedes each line of a worker's output, by local rank.
     """
 
@@ -49,33 +63,38 @@ class StandbyContext(PContext):
         self._standby = standby
         self._jobs = jobs
         self._pids: dict[int, int] = {}
-        self.lines: dict[int, socket.socket] = {}
+        self.channels: dict[int, socket.socket] = {}
         self.exit_codes: dict[int, int] = {}
 
     def _start(self) -> None:
         for local_rank, job in self._jobs.items():
-            ours, theirs = line_pair()
-            self.lines[local_rank] = ours
+            ours, theirs = channel_pair()
+            self.channels[local_rank] = ours
             self._standby.launch(
-                job, stdout=self.stdouts[local_rank], stderr=self.stderrs[local_rank], line=theirs
+                job,
+                local_rank=local_rank,
+                stdout=self.stdouts[local_rank],
+                stderr=self.stderrs[local_rank],
+                channel=theirs,
             )
-        while len(self._pids) < self.nprocs:
-            self.take_news(self._standby.receive())
+        with waiting("the standby process to start the workers"):
+            while len(self._pids) < self.nprocs:
+                self.note(self._standby.receive())
 
-    def take_news(self, news: dict[str, int] | None) -> int | None:
-        """Note a start or an end that the standby told of. Returns the local rank that ended, if one of ours.
+    def note(self, report: dict[str, int] | None) -> int | None:
+        """Note a start or an end that the standby reports. Returns the local rank of the worker that ended.
 
         Raises:
             ChildProcessError: if the standby is gone, and with it the workers.
         """
-        if news is None:
-            raise ChildProcessError("the standby process died")
-        if "started" in news:
-            self._pids[news["local_rank"]] = news["started"]
+        if report is None:
+            raise ChildProcessError("the standby process died, and the workers with it")
+        if "started" in report:
+            self._pids[report["local_rank"]] = report["started"]
             return None
         for local_rank, pid in self._pids.items():
-            if pid == news["ended"]:
-                self.exit_codes[local_rank] = news["status"]
+            if pid == report["ended"]:
+                self.exit_codes[local_rank] = report["status"]
                 return local_rank
         return None
 
@@ -93,18 +112,24 @@ class StandbyContext(PContext):
         """Pids by local rank."""
         return dict(self._pids)
 
+    def kill(self, local_rank: int) -> None:
+        """Kill a worker, unless it has ended already, which the standby may not have reported yet."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pids[local_rank], signal.SIGKILL)
+
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        """Signal what still runs, wait for it, kill what is left."""
+        """Signal the workers that still run, wait for them, and kill those that remain."""
         deadline = time.monotonic() + timeout
         self._signal_running(death_sig)
         self._signal_running(signal.SIGCONT)  # a stopped worker must get the signal too
         while self._running() and time.monotonic() < deadline:
-            self._wait_for_news()
+            self._wait_for_report()
         self._signal_running(signal.SIGKILL)
-        while self._running():
-            self._wait_for_news()
-        for line in self.lines.values():
-            line.close()
+        deadline = time.monotonic() + _KILL_S  # a report may be lost where a signal interrupted the launcher
+        while self._running() and time.monotonic() < deadline:
+            self._wait_for_report()
+        for channel in self.channels.values():
+            channel.close()
 
     def _running(self) -> list[int]:
         return [pid for rank, pid in self._pids.items() if rank not in self.exit_codes]
@@ -114,11 +139,11 @@ class StandbyContext(PContext):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _wait_for_news(self) -> None:
+    def _wait_for_report(self) -> None:
         if not select.select([self._standby], [], [], _POLL_S)[0]:
             return
-        news = self._standby.receive()
-        if news is None:  # the standby is gone and took the workers with it
+        report = self._standby.receive()
+        if report is None:  # the standby is gone and took the workers with it
             self.exit_codes.update(dict.fromkeys(self._pids, -int(signal.SIGKILL)))
         else:
-            self.take_news(news)
+            self.note(report)

@@ -1,4 +1,4 @@
-"""torchelastic's rendezvous interface over the journal: event-driven, with slots that stay.
+"""torchelastic's rendezvous interface over the journal: event-driven, with stable slots.
 
 A machine that keeps its slot keeps its ranks; a newcomer fills the slot that a lost machine left.
 """
@@ -7,32 +7,29 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import replace
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousStateError,
-    RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
 
+from swift_ft.coordination.follower import Follower
+from swift_ft.coordination.journal import Journal
+from swift_ft.launch.bootstrap import Bootstrap
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.journal import Follower, Journal
 from swift_ft.recovery.orders import AgentTodo, agent_order
+from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore
 
 __all__ = ["JournalRendezvous"]
 
-_BOOTSTRAP_LOOK = timedelta(seconds=1)
-"""How often the wait for a bootstrap store looks whether its generation is over."""
-
 
 class JournalRendezvous(RendezvousHandler):
-    """One machine's membership: joins, learns its slot, joins again under a new name after a loss.
+    """One machine's membership: it joins, gets a slot, and joins again under a new name after a loss.
 
     Args:
         connect: opens a client of the rendezvous store.
@@ -41,97 +38,99 @@ class JournalRendezvous(RendezvousHandler):
         opened: the job's shape; the first machine writes it, all others must agree.
         preferred_slot: the slot to ask for.
         join_s: how long :meth:`next_rendezvous` waits for a slot.
-        on_change: told about every change of state, in the follower's thread.
+        on_change: called in the follower's thread at every change of state.
+        setup: what this machine must have in common with all others, as it is now.
+        domain: this machine's failure domain; empty if it is one of its own.
+        on_entry: called in the follower's thread with each entry of the journal.
+
+    Attributes:
+        store: this machine's client of the rendezvous store.
+        bootstrap: where the scripts of this machine's workers meet in ``init_process_group``.
     """
 
     def __init__(
         self,
-        connect: Callable[[], Store],
+        connect: Callable[[], RendezvousStore],
         *,
         address: str,
         run_id: str,
-        opened: ev.Opened,
+        opened: ev.JobOpened,
         preferred_slot: int | None,
         join_s: float,
         on_change: Callable[[State, State], None],
+        setup: Callable[[], tuple[str, ...]],
+        domain: str = "",
+        on_entry: Callable[[Entry], None] | None = None,
     ) -> None:
-        self._store = connect()
-        self._address = address
-        self._bootstrap: TCPStore | None = None
+        self.store = connect()
+        self.bootstrap = Bootstrap(self.store, address)
         self._run_id = run_id
         self._preferred_slot = preferred_slot
         self._join_s = join_s
+        self._setup = setup
+        self._domain = domain
+        self._joined_with = setup()
         self._base_name = f"m-{uuid.uuid4().hex[:8]}"
         self._incarnation = 0
         self.machine = f"{self._base_name}.0"
-        self.launched: int | None = None
+        self.started_in: int | None = None
         self.journal = Journal(connect, by=f"agent {self._base_name}")
         if not self.journal.has(0):
-            self.journal.append(opened)
-        self.follower = Follower(self.journal, on_change=on_change)
+            self.journal.append(replace(opened, setup=self._joined_with))
+        self.follower = Follower(self.journal, on_change=on_change, on_entry=on_entry)
         self.follower.start()
 
     def join(self, address: str) -> None:
         """Offer this machine; ``address`` is where its sentinel listens."""
-        self.journal.append(ev.Joined(self.machine, self._preferred_slot, address))
+        self._joined_with = self._setup()
+        self.journal.append(
+            ev.MachineJoined(
+                machine=self.machine,
+                preferred_slot=self._preferred_slot,
+                address=address,
+                setup=self._joined_with,
+                domain=self._domain,
+            )
+        )
+
+    def has_changed(self) -> bool:
+        """Whether this machine is not what it was when it joined: someone edited the script, for example."""
+        return self._setup() != self._joined_with
 
     def rejoin(self, address: str) -> None:
         """Offer this machine again, under a new name: the old one is fenced."""
         self._incarnation += 1
         self.machine = f"{self._base_name}.{self._incarnation}"
-        self.launched = None
+        self.started_in = None
         self.join(address)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait until this machine's workers have to be started; rank and size count machines.
+        """Waits until this machine has to start its workers; rank and size count machines.
 
         Raises:
             RendezvousClosedError: if the job has ended.
             RendezvousTimeoutError: if no slot came free in time.
+            RendezvousStateError: if the slot was lost again, or the generation is over.
         """
 
         def due(state: State) -> bool:
-            order = agent_order(state, machine=self.machine, launched=self.launched)
+            order = agent_order(state, machine=self.machine, started_in=self.started_in)
             return order.todo in (AgentTodo.LAUNCH, AgentTodo.STOP)
 
         state = self.follower.wait_for(due, self._join_s)
         if state is None:
             raise RendezvousTimeoutError(f"No slot for machine {self.machine} within {self._join_s:g} s.")
-        order = agent_order(state, machine=self.machine, launched=self.launched)
+        order = agent_order(state, machine=self.machine, started_in=self.started_in)
         if order.todo == AgentTodo.STOP or order.slot is None:
             raise RendezvousClosedError("The job has ended.")
-        self.launched = order.generation
-        store = PrefixStore(f"agents/{order.generation}", self._store)
-        bootstrap = self._bootstrap_store(state, order.slot, order.generation)
-        return RendezvousInfo(store, order.slot, state.machines, bootstrap)
-
-    def _bootstrap_store(self, state: State, slot: int, generation: int) -> RendezvousStoreInfo:
-        """The store for the script's own ``init_process_group``: a new one for each start of workers.
-
-        torch puts no prefix before its keys there, so workers that are started anew must not meet the
-        addresses of dead ones. The lowest slot that starts workers in this generation serves it.
-
-        Raises:
-            RendezvousStateError: if the generation is over before the store is there.
-        """
-        key = f"bootstrap/{generation}"
-        while True:
-            if slot == min(s for s, launched in enumerate(state.launched) if launched == generation):
-                self._bootstrap = TCPStore(self._address, 0, None, True, wait_for_workers=False)
-                self._store.set(key, f"{self._address}:{self._bootstrap.port}")
-            try:
-                self._store.wait([key], _BOOTSTRAP_LOOK)
-            except DistError as error:
-                state = self.follower.state
-                if agent_order(state, machine=self.machine, launched=generation).todo != AgentTodo.WAIT:
-                    raise RendezvousStateError(f"Generation {generation} is over.") from error
-            else:
-                host, _, port = self._store.get(key).decode().rpartition(":")
-                return RendezvousStoreInfo(host, int(port))
+        self.started_in = order.generation
+        store = PrefixStore(f"agents/{order.generation}", self.store.connection())
+        place = self.bootstrap.place(self.machine, order.generation, lambda: self.follower.state)
+        return RendezvousInfo(store, order.slot, state.shape.machines, place)
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers use the store outside of all workers: losing rank 0 loses no bootstrap address."""
+        """The bootstrap store lives outside all workers, so the loss of rank 0 does not lose it."""
         return True
 
     def get_backend(self) -> str:
@@ -148,12 +147,12 @@ class JournalRendezvous(RendezvousHandler):
 
     def set_closed(self) -> None:
         """End the job."""
-        self.journal.append(ev.Closed("the rendezvous was closed"))
+        self.journal.append(ev.JobClosed(reason="the rendezvous was closed"))
 
     def num_nodes_waiting(self) -> int:
-        """Spares wait without disturbing anybody, so for torchelastic's question the answer is none."""
+        """Always 0: torchelastic restarts workers for waiting machines, and spares must not cause that."""
         return 0
 
     def shutdown(self) -> bool:
-        """Nothing stays open but the store's clients, which end with the process."""
+        """Does nothing: only the store's clients are open, and they end with the process."""
         return True

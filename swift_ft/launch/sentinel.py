@@ -1,8 +1,8 @@
 """The ring of agents: each watches the next one over a TCP connection.
 
 A killed agent's connection ends within milliseconds; a silent one (power, network, SIGSTOP) misses its
-heartbeats. Whoever finds its neighbour gone says so, and then watches the next one, so that any number of
-failures is found one after the other.
+heartbeats. An agent that loses its neighbour reports it and then watches the next one. So any number of
+failures is found, one after the other.
 """
 
 from __future__ import annotations
@@ -15,17 +15,11 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Sentinel", "neighbour_of"]
+from swift_ft.addresses import family_of, listen_address
+
+__all__ = ["Sentinel"]
 
 _BEAT, _BYE = b".", b"!"
-
-
-def neighbour_of(machine: str, addresses: dict[str, str]) -> str | None:
-    """The machine that ``machine`` watches: the next one by name, in a ring. None if it is alone."""
-    ring = sorted(addresses)
-    if machine not in ring or len(ring) < 2:
-        return None
-    return ring[(ring.index(machine) + 1) % len(ring)]
 
 
 class Sentinel:
@@ -34,14 +28,15 @@ class Sentinel:
     Args:
         silence_s: a watched machine that sends nothing for so long counts as lost.
         on_lost: called in the sentinel's thread with the machine and the reason.
-        host: the address to listen at, reachable by the other agents.
+        host: by which the other agents know this one (see :func:`swift_ft.addresses.listen_address`).
     """
 
     def __init__(self, *, silence_s: float, on_lost: Callable[[str, str], None], host: str) -> None:
         self._silence_s = silence_s
         self._beat_s = min(0.5, silence_s / 4)
         self._on_lost = on_lost
-        self._listener = socket.create_server(("", 0))
+        address = listen_address(host)
+        self._listener = socket.create_server((address, 0), family=family_of(address))
         self._listener.setblocking(False)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._lock = threading.Lock()
@@ -58,16 +53,18 @@ class Sentinel:
         self._thread.start()
 
     def watch(self, machine: str | None, address: str = "") -> None:
-        """Watch this machine from now on, and nobody else; None for nobody."""
+        """Watch only this machine from now on; None for no machine."""
         with self._lock:
             self._wanted = (machine, address) if machine else None
         os.write(self._wake_w, b"w")
 
     def close(self) -> None:
-        """Say goodbye to whoever watches, and stop."""
+        """Send a goodbye to the agents that watch this one, and stop."""
         self._closing = True
         os.write(self._wake_w, b"c")
         self._thread.join(timeout=5.0)
+        if not self._thread.is_alive():
+            self._listener.close()
 
     def _run(self) -> None:
         next_beat = time.monotonic()
@@ -77,7 +74,7 @@ class Sentinel:
             now = time.monotonic()
             if now >= next_beat:
                 if now - next_beat > self._silence_s / 2:
-                    self._heard = now  # this process was frozen: the silence was its own
+                    self._heard = now  # this process was frozen, not its neighbour
                 next_beat = now + self._beat_s
                 self._send_to_watchers(_BEAT)
                 self._check_silence()
@@ -150,7 +147,7 @@ class Sentinel:
             try:
                 watcher.send(data)
             except BlockingIOError:
-                continue  # its buffer is full: it is the one that does not listen
+                continue  # its buffer is full, because it does not read
             except OSError:
                 self._watchers.remove(watcher)
                 watcher.close()

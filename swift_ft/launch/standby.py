@@ -2,8 +2,8 @@
 
 It is forked from the agent while that still has a single thread, imports what a worker needs, and stays
 single-threaded itself, so that forking from it is safe. It never touches an accelerator. It is the parent of
-its workers: it reaps them and tells the agent how they ended. When the agent dies, however it dies, the
-standby's socket ends, and the standby kills the workers: a machine fails as a whole.
+its workers: it reaps them and reports to the agent how they ended. When the agent dies, for whatever reason,
+the standby's socket closes and the standby kills the workers: a machine fails as a whole.
 """
 
 from __future__ import annotations
@@ -38,47 +38,50 @@ _ANSWER_S = 120.0
 
 
 def preload() -> None:
-    """Import what a worker needs, before anybody forks from this process."""
+    """Import what a worker needs, before this process forks."""
     for module in _PRELOAD:
         importlib.import_module(module)
-    # A recovery collects garbage while everybody waits; what was imported here never becomes any.
+    # A recovery collects garbage while all workers wait. Imported modules never become garbage: skip them.
     gc.collect()
     gc.freeze()
 
 
 class Standby:
-    """The agent's handle on its standby process. Must be made while the agent has a single thread."""
+    """The agent's handle on its standby process. Create it while the agent has a single thread."""
 
     def __init__(self, *, close_in_child: Callable[[], None] | None = None) -> None:
-        self._line, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
-            self._line.close()
+            self._channel.close()
             if close_in_child is not None:
                 close_in_child()
             _serve(child)
         child.close()
-        self._line.settimeout(_ANSWER_S)
+        self._channel.settimeout(_ANSWER_S)
 
     def fileno(self) -> int:
         """For a selector: readable when a worker ended."""
-        return self._line.fileno()
+        return self._channel.fileno()
 
-    def launch(self, job: WorkerJob, *, stdout: str, stderr: str, line: socket.socket) -> None:
+    def launch(
+        self, job: WorkerJob, *, local_rank: int, stdout: str, stderr: str, channel: socket.socket
+    ) -> None:
         """Fork a worker. Its pid comes back through :meth:`receive`.
 
         Args:
             job: what it runs.
+            local_rank: the number that the news of its start carries.
             stdout: file to append its output to; empty for the agent's own.
             stderr: the same for errors.
-            line: the worker's end of its line to the agent; closed here.
+            channel: the worker's end of its channel to the agent; closed here.
         """
-        order = json.dumps({"job": job.to_dict(), "stdout": stdout, "stderr": stderr}).encode()
-        socket.send_fds(self._line, [order], [line.fileno()])
-        line.close()
+        request = {"job": job.to_dict(), "local_rank": local_rank, "stdout": stdout, "stderr": stderr}
+        socket.send_fds(self._channel, [json.dumps(request).encode()], [channel.fileno()])
+        channel.close()
 
     def receive(self) -> dict[str, int] | None:
-        """The next piece of news: ``{"started": pid, "local_rank": n}`` or ``{"ended": pid, "status": n}``.
+        """The next report: ``{"started": pid, "local_rank": n}`` or ``{"ended": pid, "status": n}``.
 
         ``status`` is negative for a signal. None when the standby itself is gone.
 
@@ -86,15 +89,15 @@ class Standby:
             TimeoutError: if it does not answer.
         """
         with contextlib.suppress(ConnectionError):
-            packet = self._line.recv(_MAX_PACKET)
+            packet = self._channel.recv(_MAX_PACKET)
             if packet:
-                news: dict[str, int] = json.loads(packet)
-                return news
+                report: dict[str, int] = json.loads(packet)
+                return report
         return None
 
     def close(self) -> None:
         """End the standby and with it all its workers."""
-        self._line.close()
+        self._channel.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
@@ -143,18 +146,18 @@ def _fork_worker(agent: socket.socket, wake: tuple[int, int]) -> int | None:
     packet, fds, _, _ = socket.recv_fds(agent, _MAX_PACKET, 1)
     if not packet:
         return None
-    order = json.loads(packet)
+    request = json.loads(packet)
     pid = os.fork()
     if pid == 0:
         agent.close()
-        _become_worker(order, fds[0], wake)
+        _become_worker(request, fds[0], wake)
     os.close(fds[0])
-    news = {"started": pid, "local_rank": int(order["job"]["env"]["LOCAL_RANK"])}
-    agent.send(json.dumps(news).encode())
+    report = {"started": pid, "local_rank": request["local_rank"]}
+    agent.send(json.dumps(report).encode())
     return pid
 
 
-def _become_worker(order: dict[str, object], line_fd: int, wake: tuple[int, int]) -> NoReturn:
+def _become_worker(request: dict[str, object], channel_fd: int, wake: tuple[int, int]) -> NoReturn:
     signal.set_wakeup_fd(-1)
     for fd in wake:
         os.close(fd)
@@ -162,12 +165,12 @@ def _become_worker(order: dict[str, object], line_fd: int, wake: tuple[int, int]
         signal.signal(name, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream, fd in (("stdout", 1), ("stderr", 2)):
-        if path := str(order[stream]):
+        if path := str(request[stream]):
             target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(target, fd)
             os.close(target)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    job = order["job"]
+    job = request["job"]
     assert isinstance(job, dict)
-    run_worker(WorkerJob.from_dict(job), socket.socket(fileno=line_fd))
+    run_worker(WorkerJob.from_dict(job), socket.socket(fileno=channel_fd))

@@ -9,38 +9,23 @@ import contextlib
 import os
 import signal
 import socket
-import threading
 import time
 from datetime import timedelta
+from functools import partial
 from typing import NoReturn
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from swift_ft.errors import RendezvousLostError
+from swift_ft.addresses import listen_address
+from swift_ft.coordination.runs import close_after_run
+from swift_ft.coordination.store_client import connect
+from swift_ft.errors import RendezvousLostError, first_line
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, serve_store
 
-__all__ = ["StoreService", "connect", "is_listening", "run_is_over"]
+__all__ = ["StoreService", "is_listening", "run_is_over"]
 
-_ANSWER_TIMEOUT = timedelta(seconds=60)
 _OVER = "over"
 _LINGER_S = 10.0
-
-
-def connect(host: str, port: int, run_id: str, *, timeout_s: float = 30.0) -> Store:
-    """A new client of the rendezvous store, confined to the names of one run.
-
-    Raises:
-        RendezvousLostError: if nothing answers within the deadline.
-    """
-    try:
-        client = TCPStore(host, port, None, False, timeout=timedelta(seconds=timeout_s))
-    except (DistError, RuntimeError) as error:
-        raise RendezvousLostError(
-            f"No rendezvous store answers at {host}:{port} ({str(error).splitlines()[0]}). "
-            "Start one with `python -m swift_ft.launch.store_service`, or check --rdzv-endpoint."
-        ) from error
-    client.set_timeout(_ANSWER_TIMEOUT)
-    return PrefixStore(f"swift/{run_id}", client)
 
 
 def is_listening(host: str, port: int) -> bool:
@@ -56,8 +41,8 @@ class StoreService:
     Args:
         host: address to listen at.
         port: port to listen at; 0 for a free one.
-        until_over: serve on, whatever becomes of the parent, until this run is over (:func:`run_is_over`);
-            without it the service ends with its parent, or at :meth:`close`.
+        until_over: serve on, whatever becomes of the parent, until the newest run of this name is over
+            (:func:`run_is_over`); without it the service ends with its parent, or at :meth:`close`.
     """
 
     def __init__(self, host: str, port: int, *, until_over: str | None = None) -> None:
@@ -80,7 +65,7 @@ class StoreService:
         self.port = int(answer)
 
     def ended(self) -> bool:
-        """Whether the service has died, as its parent is told."""
+        """Whether the service has died. Only its parent can ask."""
         return os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
 
     def close(self) -> None:
@@ -91,47 +76,42 @@ class StoreService:
             os.waitpid(self.pid, 0)
 
 
-def run_is_over(store: Store) -> None:
-    """Tell a service that serves one run that nobody needs it any more."""
+def run_is_over(store: RendezvousStore) -> None:
+    """Let the service of one run end: its machines no longer need it."""
     store.set(_OVER, "1")
 
 
 def _serve_child(host: str, port: int, report_w: int, lifeline_r: int, until_over: str | None) -> NoReturn:
     """Serve until the lifeline closes, or until the run is over and its machines have read so."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # the lifeline decides, so that nobody loses the store too early
+        signal.signal(name, signal.SIG_IGN)  # the lifeline decides: no machine loses the store too early
     try:
-        store = TCPStore(host, port, None, True, wait_for_workers=False)
-    except (DistError, RuntimeError) as error:
-        os.write(report_w, str(error).splitlines()[0].encode())
+        store = serve_store(host, port)
+    except (OSError, DistError, RuntimeError) as error:
+        os.write(report_w, first_line(error).encode())
         os._exit(1)
     os.write(report_w, str(store.port).encode())
     os.close(report_w)
     if until_over is None:
         os.read(lifeline_r, 1)
     else:
-        client = connect("127.0.0.1", store.port, until_over)
-        client.set_timeout(timedelta(days=365))
-        client.get(_OVER)
-        time.sleep(_LINGER_S)
+        close_after_run(
+            partial(_patient_client, _own_address(host), store.port), until_over, _wait_until_over
+        )
     os._exit(0)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Serve in the foreground: what a scheduler keeps running on a cluster."""
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="python -m swift_ft.launch.store_service", description=__doc__)
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen at")
-    parser.add_argument("--port", type=int, default=29400)
-    args = parser.parse_args(argv)
-    store = TCPStore(args.host, args.port, None, True, wait_for_workers=False)
-    print(f"rendezvous store at {args.host}:{store.port}", flush=True)
-    ended = threading.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: ended.set())
-    ended.wait()
+def _own_address(host: str) -> str:
+    """Where this process reaches its own store (see :func:`serve_store`)."""
+    return listen_address(host) or "127.0.0.1"
 
 
-if __name__ == "__main__":
-    main()
+def _patient_client(host: str, port: int, run_id: str) -> RendezvousStore:
+    client = connect(host, port, run_id)
+    client.set_timeout(timedelta(days=365))
+    return client
+
+
+def _wait_until_over(store: RendezvousStore) -> None:
+    store.get(_OVER)
+    time.sleep(_LINGER_S)

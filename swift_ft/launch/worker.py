@@ -1,11 +1,13 @@
-"""What runs inside a worker process: the user's script, under the eyes of the agent."""
+"""What runs inside a worker process: the user's script, watched by the agent."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import runpy
+import signal
 import socket
 import sys
 import time
@@ -15,16 +17,23 @@ from typing import Any, NoReturn
 
 import torch
 
-from swift_ft.config import EXIT_USAGE
-from swift_ft.data_parallel import join_without_sync
+from swift_ft.config import EXIT_USAGE, WorkerContext
+from swift_ft.coordination.agent_channel import AgentChannel, set_agent_channel
+from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.errors import GaveUpError, UsageError
-from swift_ft.launch.control import WorkerLine
-from swift_ft.recovery.failures import is_broken_communication
+from swift_ft.launch.console_log import show_log
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
+from swift_ft.torch_adapters.ddp import construct_within, join_without_sync
+from swift_ft.torch_adapters.distribution import distribute_within
+from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.script_groups import be_given_own_objects, script_groups
 
-__all__ = ["WorkerJob", "run_worker", "worker_line"]
+__all__ = ["WorkerJob", "run_worker"]
+
+_logger = logging.getLogger(__name__)
 
 _FOLLOWS_S = 1.0
-"""A broken connection may follow from what another worker fails of: that one tells first, and is named."""
+"""Wait after a broken connection. Another worker's failure may have caused it: that worker reports first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +41,12 @@ class WorkerJob:
     """What a worker runs.
 
     Attributes:
-        env: variables that differ from the agent's own environment.
+        env: variables to add to the agent's environment.
         target: the script's path, or a module's name.
         args: the script's arguments.
         kind: ``script``, ``module`` (``-m``) or ``program`` (``--no-python``).
         beat_s: seconds between heartbeats to the agent.
-        joins: the other workers of the job are in the middle of their work.
+        joins: the job's other workers are already training.
     """
 
     env: dict[str, str]
@@ -57,36 +66,42 @@ class WorkerJob:
         return cls(**{**data, "args": tuple(data["args"])})
 
 
-_line: WorkerLine | None = None
-
-
-def worker_line() -> WorkerLine | None:
-    """The line of this process to its agent; None outside of a worker."""
-    return _line
-
-
-def run_worker(job: WorkerJob, line: socket.socket) -> NoReturn:
+def run_worker(job: WorkerJob, connection: socket.socket) -> NoReturn:
     """Run the script and end the process with its exit code."""
-    global _line
     os.environ.update(job.env)
     if job.kind == "program":
-        os.set_inheritable(line.fileno(), True)  # its closing still tells the agent of the program's end
+        os.set_inheritable(connection.fileno(), True)  # it closes when the program ends
         os.execvp(job.target, [job.target, *job.args])
-    if job.joins:  # whatever the script forms before its session must wait for nobody
+    if job.joins:  # process groups formed before the session must not wait for the others
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
         join_without_sync()
+    script_groups.install()
+    LastingGroup.interceptor = setup = SetupCommunication.of(WorkerContext.from_env(), joins=job.joins)
+    construct_within(setup.left_out)
+    distribute_within(setup.left_out, alone=job.joins)
+    if job.joins:
+        be_given_own_objects(lambda: LastingGroup.interceptor is setup)
+    show_log("swift_ft")
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))  # torch was imported before, in the standby
-    # The agent's death is the machine's death: nothing is cleaned up, nothing more is sent.
-    _line = WorkerLine(line, beat_s=job.beat_s, on_agent_lost=lambda: os._exit(1))
-    code = _run_script(job, _line)
+    # When the agent dies the machine counts as lost: clean nothing up, send nothing more.
+    channel = AgentChannel(connection, beat_s=job.beat_s, on_agent_lost=lambda: os._exit(1))
+    set_agent_channel(channel)
+    try:
+        code = _run_script(job, channel)
+    except KeyboardInterrupt:  # the signal is this worker's failure, and the agent sees which one it was
+        code = -signal.SIGINT
+    channel.send_last_beat()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)  # daemon threads may be blocked in the store: no interpreter shutdown
 
 
-def _run_script(job: WorkerJob, line: WorkerLine) -> int:
+def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
     sys.argv = [job.target, *job.args]
     try:
         if job.kind == "module":
@@ -99,28 +114,30 @@ def _run_script(job: WorkerJob, line: WorkerLine) -> int:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if code:
             detail = f": {error.code}" if isinstance(error.code, str) else ""
-            line.tell(failed=f"the script exited with code {code}{detail}", exit_code=code)
+            channel.send(failed=f"the script exited with code {code}{detail}", exit_code=code)
         return code
     except UsageError as error:
-        print(f"swift_ft: {error}", file=sys.stderr)
-        line.tell(failed=str(error), exit_code=EXIT_USAGE, usage=True)
+        _logger.error("%s", error, extra={"event": "script_misused"})  # noqa: TRY400  (the line is enough)
+        channel.send(failed=str(error), exit_code=EXIT_USAGE, usage=True)
         return EXIT_USAGE
     except GaveUpError as error:
-        print(f"swift_ft: {error}", file=sys.stderr)
-        line.tell(failed=str(error), exit_code=1)
+        _logger.error("%s", error, extra={"event": "recovery_gave_up"})  # noqa: TRY400  (the line is enough)
+        channel.send(failed=str(error), exit_code=1)
         return 1
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
         traceback.print_exc()
         if is_broken_communication(error):
             time.sleep(_FOLLOWS_S)
-        line.tell(failed=f"{type(error).__name__}: {error}"[:2000], exit_code=1)
+        channel.send(failed=f"{type(error).__name__}: {error}"[:2000], exit_code=1)
         return 1
     _run_exit_handlers()
     return 0
 
 
 def _run_exit_handlers() -> None:
-    """What the interpreter would do at its end, short of joining threads that wait for the store."""
+    """Run exit handlers as the interpreter does, but do not join threads: they may wait for the store."""
     import atexit
 
     atexit._run_exitfuncs()

@@ -1,76 +1,47 @@
-"""The log of messages: what is kept, how it is written, and how a replay reads it."""
+"""The log of messages: its format, its writer, and its reader.
 
-from swift_ft.logging.choice import CodecChoice
-from swift_ft.logging.codec import Codec, codec_for, pack, unpack
-from swift_ft.logging.ledger import Account, Ledger
-from swift_ft.logging.message_log import MessageLog
+These are the names that other packages use. ``format/`` defines the log byte by byte (docs/log-format.md),
+``writing/`` writes a worker's messages to the store, ``reading/`` provides them to a replay.
+"""
+
+from swift_ft.logging.format.record import THROUGH_PIPELINE, Direction, MessageKey, checksum_of, copy_into
+from swift_ft.logging.format.segment import SegmentIdentity, parse_segment_name, read_segment
 from swift_ft.logging.options import Compress, LogBudget, LogOptions, Ship
-from swift_ft.logging.peers import Peer, SegmentServer
-from swift_ft.logging.reader import LogReader
-from swift_ft.logging.record import (
-    Direction,
-    Kind,
-    MessageKey,
-    Record,
-    checksum_of,
-    copy_into,
-    dtype_name,
-    tensor_bytes,
-    verify,
-)
-from swift_ft.logging.segment import (
-    FORMAT_VERSION,
-    SegmentIdentity,
-    SegmentName,
-    SegmentWriter,
-    format_segment_name,
-    parse_segment_name,
-    read_segment,
-)
-from swift_ft.logging.shipping import LogTimeoutError, Shipper
-from swift_ft.logging.sources import Fetched, Offer, Peers
-from swift_ft.logging.store import PendingFile, Store
-from swift_ft.logging.writer import LogWriter, LogWriterMetrics
+from swift_ft.logging.reading.peer_log import PeerLog
+from swift_ft.logging.reading.reader import LogReader
+from swift_ft.logging.reading.segment_provider import FetchStats, PeerSources, SegmentSource
+from swift_ft.logging.reading.segment_server import SegmentServer
+from swift_ft.logging.stats import IterationStats, LogStats, LogWriterMetrics
+from swift_ft.logging.writing.codec_policy import CodecPolicy
+from swift_ft.logging.writing.message_log import MessageLog
+from swift_ft.logging.writing.uploader import LogTimeoutError, SegmentUploader
+from swift_ft.logging.writing.writer import LogWriter
 
 __all__ = [
-    "FORMAT_VERSION",
-    "Account",
-    "Codec",
-    "CodecChoice",
+    "THROUGH_PIPELINE",
+    "CodecPolicy",
     "Compress",
     "Direction",
-    "Fetched",
-    "Kind",
-    "Ledger",
+    "FetchStats",
+    "IterationStats",
     "LogBudget",
     "LogOptions",
     "LogReader",
+    "LogStats",
     "LogTimeoutError",
     "LogWriter",
     "LogWriterMetrics",
     "MessageKey",
     "MessageLog",
-    "Offer",
-    "Peer",
-    "Peers",
-    "PendingFile",
-    "Record",
+    "PeerLog",
+    "PeerSources",
     "SegmentIdentity",
-    "SegmentName",
     "SegmentServer",
-    "SegmentWriter",
+    "SegmentSource",
+    "SegmentUploader",
     "Ship",
-    "Shipper",
-    "Store",
     "checksum_of",
-    "codec_for",
     "copy_into",
-    "dtype_name",
-    "format_segment_name",
-    "pack",
     "parse_segment_name",
     "read_segment",
-    "tensor_bytes",
-    "unpack",
-    "verify",
 ]

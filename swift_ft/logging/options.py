@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from swift_ft.logging.store import Store
+from swift_ft.storage.store import Store
 
 __all__ = ["Compress", "LogBudget", "LogOptions", "Ship"]
 
 
 class Ship(StrEnum):
-    """When segments go from the local disk to the store."""
+    """When segments are uploaded from the local disk to the store."""
 
     ALWAYS = "always"
     """As soon as they are complete."""
@@ -24,21 +24,21 @@ class Compress(StrEnum):
     """Whether payloads are packed."""
 
     AUTO = "auto"
-    """Where the store was measured to take fewer bytes a second than a core packs."""
+    """If measurements show that the store takes fewer bytes per second than a core packs."""
     NEVER = "never"
     ALWAYS = "always"
 
 
 @dataclass(frozen=True, slots=True)
 class LogBudget:
-    """What the log of one machine may take; its workers share it evenly.
+    """Limits for the log of one machine, which its workers share evenly.
 
     Attributes:
-        memory_bytes: messages that wait to be written, page-locked buffers included. At this limit senders
-            wait.
-        disk_bytes: segments on the tier that is written to: the local disk where there are two tiers, else
-            the store. None for no limit. When it is nearly used up a checkpoint is taken early, which lets
-            older segments go; at the limit senders wait.
+        memory_bytes: limit for messages that wait to be written, page-locked buffers included. At the limit
+            senders wait.
+        disk_bytes: limit for segments on the tier that is written to: the local disk if there are two tiers,
+            else the store. None for no limit. When it is nearly used up, an early checkpoint makes older
+            segments deletable. At the limit senders wait.
     """
 
     memory_bytes: int = 256 << 20
@@ -57,14 +57,14 @@ class LogOptions:
     """How one worker's log is written.
 
     Attributes:
-        budget: what it may take. A message larger than the memory is admitted alone.
-        segment_bytes: a segment is closed when it is as large as this.
-        stall_timeout_s: how long a sender waits for room, and the writer for a disk that is full or must not
-            be written, before they give up.
-        ship: when segments go from the local disk to the store, where there are two tiers.
-        local: folder for the local tier. A store behind a network has one in any case, by default among the
-            system's temporary files; any other has one if this is given.
-        compress: whether payloads are packed as :func:`swift_ft.logging.codec.codec_for` says.
+        budget: limits for memory and disk. A message larger than the memory limit is admitted alone.
+        segment_bytes: a segment is closed when it reaches this size.
+        stall_timeout_s: longest wait of a sender for room, and of the writer for room in its disk budget.
+        outage_patience_s: how long the writer waits for a disk that is full, not writable, or gone.
+        ship: when segments are uploaded from the local disk to the store, if there are two tiers.
+        local: folder for the local tier. A store behind a network always has a local tier, by default among
+            the system's temporary files. Any other store has one only if this is given.
+        compress: whether payloads are packed as :func:`swift_ft.logging.format.codec.codec_for` says.
     """
 
     budget: LogBudget = field(default_factory=LogBudget)
@@ -73,6 +73,7 @@ class LogOptions:
     ship: Ship = Ship.ALWAYS
     local: Path | None = None
     compress: Compress = Compress.NEVER
+    outage_patience_s: float = 30.0
 
     def two_tiers(self, store: Store) -> bool:
         """Whether segments are written to the local disk first."""

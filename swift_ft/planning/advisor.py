@@ -33,7 +33,7 @@ def boundary_bytes(
 
 @dataclass(frozen=True)
 class LoggingQuestion:
-    """What the advice rests on.
+    """The numbers that the advice is based on.
 
     Attributes:
         log_bytes_per_iteration: bytes logged per iteration over all boundaries.
@@ -67,16 +67,16 @@ class LoggingQuestion:
 
 @dataclass(frozen=True)
 class Advice:
-    """The three comparisons of §5.4, and what follows from them.
+    """The three comparisons of §5.4, and the conclusion.
 
     Attributes:
-        worth_it: whether all three speak for logging.
+        worth_it: whether all three are in favour of logging.
         log_to_model: log bytes of one iteration divided by the model's.
         copy_s: seconds per iteration to copy the busiest device's messages to the host.
         bubble_s: idle seconds per iteration to do it in.
         replay_to_recompute: a replayed iteration's time divided by a recomputed one's.
         log_bytes: the log's largest size, one checkpoint interval.
-        reasons: the same in words.
+        reasons: the comparisons in words.
     """
 
     worth_it: bool
@@ -102,14 +102,14 @@ def advise(question: LoggingQuestion) -> Advice:
     reasons = (
         f"An iteration logs {size:.2g} times the model's bytes: "
         + (
-            "that does not far exceed the model."
+            "this does not far exceed the model."
             if small
             else f"more than {_FAR_EXCEEDS:g} times; checkpoint more often instead."
         ),
         f"Copying takes {copy_s * 1e3:.3g} ms of {bubble_s * 1e3:.3g} ms of bubble per iteration: "
         + ("it is off the critical path." if hidden else "it would slow training down."),
         f"A replayed iteration takes {speed:.0%} of a recomputed one: "
-        + ("logging shortens recovery." if faster else "nothing is gained."),
+        + ("logging shortens recovery." if faster else "logging does not shorten recovery."),
     )
     return Advice(
         worth_it=small and hidden and faster,

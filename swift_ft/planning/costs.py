@@ -1,4 +1,4 @@
-"""Seconds that a way back takes, from what the workers of a job have measured (paper §5.3, §5.4). Pure."""
+"""Seconds that a recovery takes, from the measurements of a job's workers (paper §5.3, §5.4). Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Costs", "times", "total"]
 
 
 class Costs:
-    """What things take. All workers are taken to measure alike where one has not; None where nobody has.
+    """Measured rates and times. A worker without a measurement counts like the others; None if none has one.
 
     Args:
         job: the training.
@@ -44,21 +44,23 @@ class Costs:
         return None if None in sizes else [size for size in sizes if size is not None]
 
     def load_s(self, ranks: Set[int]) -> float | None:
-        """Each loads its own part, all at once, as fast as one was written."""
+        """Seconds to load: each worker loads its own part, all in parallel, at the speed of writing."""
         sizes = self._state(ranks)
         return _over(max(sizes, default=0), self.save) if sizes is not None else None
 
     def transfer_s(self, ranks: Set[int]) -> float | None:
-        """Over the one link of the lost machine."""
+        """Seconds to receive the state over the one link of the lost machine."""
         sizes = self._state(ranks)
         return _over(sum(sizes), self.link) if sizes is not None else None
 
     def replay_s(self, tasks: Mapping[int, Task]) -> float | None:
-        """Seconds per iteration of the slowest portion, each as a group of §5.3."""
-        replaying = {rank: task.portion or (rank,) for rank, task in tasks.items() if task.load is not None}
-        return _largest([self._portion_s(ranks) for ranks in set(replaying.values())])
+        """Seconds per iteration of the slowest replay group, each as a group of §5.3."""
+        replaying = {
+            rank: task.replay_group or (rank,) for rank, task in tasks.items() if task.load is not None
+        }
+        return _largest([self._replay_group_s(ranks) for ranks in set(replaying.values())])
 
-    def _portion_s(self, ranks: tuple[int, ...]) -> float | None:
+    def _replay_group_s(self, ranks: tuple[int, ...]) -> float | None:
         """``R(G)``: the computation of its machines, and what they send each other over the link."""
         by_slot: dict[int, list[float | None]] = {}
         for rank in ranks:
@@ -76,7 +78,7 @@ class Costs:
         """Whether logging is worth it (§5.4).
 
         Args:
-            replays: seconds of the replay, for each of the machines that it would bring back.
+            replays: seconds of the replay, for each machine that a replay would rebuild.
         """
         job, ranks = self.job, range(len(self.job.workers))
         parts = {worker.holds: rank for rank, worker in enumerate(job.workers)}
@@ -86,7 +88,7 @@ class Costs:
         if not again or not state or self.copy is None or not self.iteration_s or None in bubbles:
             return None
         copy = self.copy
-        # The sender whose bubble leaves least room: the one that would slow the others down.
+        # The sender whose bubble leaves the least room would slow the others down.
         tight = max(ranks, key=lambda rank: job.logged(rank) / copy - (bubbles[rank] or 0.0))
         return advise(
             LoggingQuestion(
@@ -102,7 +104,7 @@ class Costs:
         )
 
     def facts(self) -> tuple[Fact, ...]:
-        """What was measured, and what was assumed."""
+        """The numbers measured and assumed."""
         job = self.job
         logged = sum(map(job.logged, range(len(job.workers))))
         found = (
@@ -121,7 +123,7 @@ class Costs:
         return self._of(lambda m: m.state_bytes, max)
 
     def unknown(self) -> tuple[str, ...]:
-        """What is missing for an answer in seconds."""
+        """Missing measurements, without which there is no answer in seconds."""
         if any(worker.measured.iteration_s is None for worker in self.job.workers):
             return ("Not all is measured yet: ask again after the first ten iterations.",)
         if self.save is None:
@@ -130,19 +132,19 @@ class Costs:
 
 
 def times(count: float, seconds: float | None) -> float | None:
-    """Seconds, so often."""
+    """The product, or None without a measurement."""
     return None if seconds is None else count * seconds
 
 
 def _over(size: float, rate: float | None) -> float | None:
-    """Seconds for some bytes; nothing takes no time at any rate."""
+    """Seconds for ``size`` bytes; zero bytes take no time even at an unknown rate."""
     if not size:
         return 0.0
     return None if not rate else size / rate
 
 
 def total(*parts: float | None) -> float | None:
-    """Seconds, one after the other."""
+    """The sum, or None if one part is not measured."""
     return None if None in parts else sum(part for part in parts if part is not None)
 
 

@@ -6,17 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from swift_ft.planning.expectation import expected_s
-from swift_ft.planning.failures import FailureLaw, UniformCount
 from swift_ft.planning.presets import Workload
-from swift_ft.planning.strategies import Strategy
+from swift_ft.planning.simulation.expectation import expected_s
+from swift_ft.planning.simulation.failure_laws import FailureLaw, UniformCount
+from swift_ft.planning.simulation.strategies import Strategy
 
 __all__ = ["Curve", "best_intervals", "interval_curves", "mtbf_curves"]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Expected hours of a strategy, by what is varied (hours too)."""
+    """Expected hours of a strategy against the varied quantity (in hours, too)."""
 
     strategy: str
     x_hours: tuple[float, ...]

@@ -1,9 +1,9 @@
-"""Which way each machine would come back, and what that would cost (paper §3, §5.4). Pure.
+"""How each machine would recover, and what that would cost (paper §3, §5.4). Pure.
 
-The way is not guessed: the loss of the machine is put to the function that plans recoveries
-(:func:`swift_ft.recovery.plan.make_plan`), as the reports of an ordinary one, so that both cannot disagree.
+The forecast asks the function that plans recoveries (:func:`swift_ft.recovery.plan.make_plan`), with the
+reports of an ordinary loss. So forecast and recovery cannot disagree.
 
-Seconds are the paper's recovery time (§7): from when the replacement has joined until all are back in the
+Seconds are the paper's recovery time (§7): from the replacement's join until all workers are back in the
 iteration of the failure, half a checkpoint interval after the last checkpoint.
 """
 
@@ -16,44 +16,48 @@ from typing import Any
 
 from swift_ft.planning.advisor import Advice
 from swift_ft.planning.costs import Costs, times, total
-from swift_ft.planning.job import Job
+from swift_ft.planning.job import Job, ScriptGroup
 from swift_ft.planning.presets import Fact
-from swift_ft.planning.units import format_bytes, format_seconds
-from swift_ft.recovery.events import Reported
-from swift_ft.recovery.plan import Plan, Way, make_plan
+from swift_ft.recovery.events import StatusReported
+from swift_ft.recovery.memory import CopyPlacement
+from swift_ft.recovery.plan import Plan, RecoveryMode, make_plan
+from swift_ft.recovery.waits import named
+from swift_ft.units import format_bytes, format_seconds
 
-__all__ = ["Forecast", "Protection", "WayBack", "forecast"]
+__all__ = ["Forecast", "MachineForecast", "Protection", "ScriptGroupForecast", "forecast"]
 
 
 class Protection(StrEnum):
-    """What brings a machine's state back (§3)."""
+    """How a machine's state is recovered (§3)."""
 
     REPLICATION = "replication"
-    """A replica on another machine gives it."""
+    """A replica on another machine sends it."""
     LOGGING = "logging"
-    """It is rebuilt from the checkpoint and the logs of others, who keep theirs."""
+    """It is rebuilt from the checkpoint and the logs of survivors, which keep their state."""
+    MEMORY = "memory"
+    """All workers return to copies in memory, of a few iterations ago; the lost one is on another machine."""
     CHECKPOINT = "checkpoint"
-    """Everybody goes back to the global checkpoint."""
+    """All workers roll back to the global checkpoint."""
 
 
 @dataclass(frozen=True)
-class WayBack:
-    """How one machine would come back.
+class MachineForecast:
+    """How one machine would recover.
 
     Attributes:
         machine: its slot.
-        way: what brings its state back.
-        why: in words.
-        rolled_back: the machines whose state goes back to the checkpoint.
+        protection: how its state is recovered.
+        why: the reason, in words.
+        rolled_back: the machines whose state rolls back to the checkpoint, or to a copy in memory.
         expected_s: seconds until all are back; None where something was not measured.
         load_s: of these, loading the checkpoint.
-        transfer_s: of these, receiving from replicas.
-        again_s: of these, computing again what was lost: replayed, or repeated by everybody.
-        checkpoint_s: what it would take if everybody went back to the checkpoint.
+        transfer_s: of these, receiving from replicas, or from the memory of another machine.
+        again_s: of these, recomputing lost iterations: replayed by some workers, or repeated by all.
+        checkpoint_s: seconds if all workers rolled back to the checkpoint.
     """
 
     machine: int
-    way: Protection
+    protection: Protection
     why: str
     rolled_back: tuple[int, ...]
     expected_s: float | None
@@ -62,6 +66,33 @@ class WayBack:
     again_s: float | None
     checkpoint_s: float | None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ScriptGroupForecast:
+    """What becomes of what the script itself communicates on a group.
+
+    Attributes:
+        members: global ranks.
+        way: in words: logged, replayed together, or the checkpoint.
+        nbytes: what it gives to a worker in one iteration, at most.
+        why: the call that let its members replay together; empty if they do not.
+    """
+
+    members: tuple[int, ...]
+    way: str
+    nbytes: int
+    why: str
+
+    def __str__(self) -> str:
+        """A line for people."""
+        because = f" ({self.why})" if self.why else ""
+        size = format_bytes(self.nbytes)
+        return f"The script's group of {named('worker', self.members)}: {size}/iteration, {self.way}{because}"
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -69,12 +100,14 @@ class Forecast:
 
     Attributes:
         machines: by slot.
-        logging: whether logging is worth doing (§5.4); None where nothing is logged, or nothing is measured.
-        facts: the numbers that this rests on, each with its source.
-        unknown: what was not measured, and how it can be had.
+        script: what becomes of what the script itself communicates, by group.
+        logging: whether logging is worth it (§5.4); None if nothing is logged or measured.
+        facts: the numbers behind the forecast, each with its source.
+        unknown: what was not measured, and how to measure it.
     """
 
-    machines: tuple[WayBack, ...]
+    machines: tuple[MachineForecast, ...]
+    script: tuple[ScriptGroupForecast, ...]
     logging: Advice | None
     facts: tuple[Fact, ...]
     unknown: tuple[str, ...]
@@ -82,11 +115,12 @@ class Forecast:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         advice = self.logging.to_dict() if self.logging is not None else None
-        return {**asdict(self), "logging": advice}
+        machines = [machine.to_dict() for machine in self.machines]
+        return {**asdict(self), "machines": machines, "logging": advice}
 
     def __str__(self) -> str:
         """A table for people."""
-        head = ("machine", "way back", "takes", "load", "transfer", "again", "by checkpoint", "because")
+        head = ("machine", "protection", "takes", "load", "transfer", "again", "by checkpoint", "because")
         rows = [head, *map(_row, self.machines)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = [
@@ -94,6 +128,7 @@ class Forecast:
             for row in rows
         ]
         notes = [f"{fact.name}: {_amount(fact)} ({fact.source})" for fact in self.facts]
+        notes = [*map(str, self.script), *notes]
         if self.logging is not None:
             worth = "is" if self.logging.worth_it else "is not"
             notes = [f"Logging {worth} worth it.", *self.logging.reasons, *notes]
@@ -101,46 +136,64 @@ class Forecast:
 
 
 def forecast(job: Job) -> Forecast:
-    """What the loss of each machine would mean."""
+    """Forecasts the recovery from the loss of each machine."""
     costs = Costs(job)
-    ways = tuple(_way_back(costs, slot) for slot in range(job.machines))
-    advice = costs.advice([way.again_s for way in ways if way.way == Protection.LOGGING])
-    return Forecast(ways, advice, costs.facts(), costs.unknown())
+    machines = tuple(_machine_forecast(costs, slot) for slot in range(job.machines))
+    advice = costs.advice(
+        [machine.again_s for machine in machines if machine.protection == Protection.LOGGING]
+    )
+    script = tuple(_script_forecast(job, group, machines) for group in job.script)
+    return Forecast(machines, script, advice, costs.facts(), costs.unknown())
 
 
-def _way_back(costs: Costs, slot: int) -> WayBack:
+def _script_forecast(
+    job: Job, group: ScriptGroup, machines: Sequence[MachineForecast]
+) -> ScriptGroupForecast:
+    way = "logged"
+    if group.together:
+        ways = {machines[rank // job.per_machine].protection for rank in group.members}
+        way = "all return to the checkpoint" if Protection.CHECKPOINT in ways else "replayed together"
+    return ScriptGroupForecast(group.members, way, group.nbytes, group.why)
+
+
+def _machine_forecast(costs: Costs, slot: int) -> MachineForecast:
     job = costs.job
     plan = _plan_of_loss(job, slot)
     rebuilt = {rank for rank, task in plan.tasks.items() if task.load is not None}
     moved = {rank for transfer in plan.transfers for rank in transfer.targets}
-    everybody = {*range(len(job.workers))}
+    all_ranks = {*range(len(job.workers))}
+    back = {rank // job.per_machine for rank in rebuilt}
     repeat_s = times(job.lost_iterations, costs.iteration_s)
     again_s: float | None = 0.0
-    if plan.way == Way.REPLICA:
-        way = Protection.REPLICATION
-    elif plan.way == Way.REPLAY:
-        way, again_s = Protection.LOGGING, times(job.lost_iterations, costs.replay_s(plan.tasks))
+    if plan.mode == RecoveryMode.REPLICA:
+        protection = Protection.REPLICATION
+    elif plan.mode == RecoveryMode.REPLAY:
+        protection, again_s = Protection.LOGGING, times(job.lost_iterations, costs.replay_s(plan.tasks))
+    elif plan.mode == RecoveryMode.MEMORY:
+        protection, again_s, rebuilt = Protection.MEMORY, times(_interval(job) / 2, costs.iteration_s), set()
+        moved = {rank for rank, task in plan.tasks.items() if task.holder != rank}
     else:
-        way, again_s, rebuilt = Protection.CHECKPOINT, repeat_s, everybody
+        protection, again_s, rebuilt = Protection.CHECKPOINT, repeat_s, all_ranks
+        back = {*range(job.machines)}
     load_s, transfer_s = costs.load_s(rebuilt), costs.transfer_s(moved - rebuilt)
-    return WayBack(
+    return MachineForecast(
         machine=slot,
-        way=way,
-        why=_why(job, slot, way, plan),
-        rolled_back=tuple(sorted({rank // job.per_machine for rank in rebuilt})),
+        protection=protection,
+        why=_why(job, slot, protection, plan),
+        rolled_back=tuple(sorted(back)),
         expected_s=total(load_s, transfer_s, again_s),
         load_s=load_s,
         transfer_s=transfer_s,
         again_s=again_s,
-        checkpoint_s=total(costs.load_s(everybody), repeat_s),
+        checkpoint_s=total(costs.load_s(all_ranks), repeat_s),
     )
 
 
 def _plan_of_loss(job: Job, slot: int) -> Plan:
     """The plan for an ordinary loss: one machine, some iterations after a committed checkpoint."""
-    standings = {
-        rank: Reported(
-            rank,
+    statuses = {
+        rank: StatusReported(
+            rank=rank,
             generation=2,
             iteration=None if rank in job.ranks(slot) else 1,
             live=rank not in job.ranks(slot),
@@ -149,24 +202,46 @@ def _plan_of_loss(job: Job, slot: int) -> Plan:
             holds=worker.holds,
             pipeline=worker.pipeline,
             group=job.group(rank // job.per_machine),
+            together=tuple({r for g in job.script if g.together and rank in g.members for r in g.members}),
+            together_reason=next((g.why for g in job.script if g.why and rank in g.members), ""),
+            **_copies(job, rank, slot),
         )
         for rank, worker in enumerate(job.workers)
     }
-    return make_plan(standings, workers=job.per_machine, committed=0)
+    return make_plan(statuses, workers_per_machine=job.per_machine, committed=0)
 
 
-def _why(job: Job, slot: int, way: Protection, plan: Plan) -> str:
-    if way == Protection.CHECKPOINT:
+def _interval(job: Job) -> int:
+    assert job.snapshot_every is not None
+    return job.snapshot_every
+
+
+def _copies(job: Job, rank: int, lost: int) -> dict[str, Any]:
+    """What a worker's report says of copies: all are of the same iteration."""
+    placement = CopyPlacement.of(job.domains or ("",) * job.machines, job.per_machine)
+    if job.snapshot_every is None or placement is None or rank in job.ranks(lost):
+        return {}
+    return {"kept": (1,), "held": (1,), "held_of": placement.owners[rank]}
+
+
+def _why(job: Job, slot: int, protection: Protection, plan: Plan) -> str:
+    if protection == Protection.CHECKPOINT:
         return plan.reason or "no other machine has any state"
     here = job.ranks(slot)
+    if protection == Protection.MEMORY:
+        holders = {task.holder for rank, task in plan.tasks.items() if task.holder not in (None, rank)}
+        where = _machines({holder // job.per_machine for holder in holders if holder is not None})
+        return f"{plan.reason}; {where} holds a copy, at most {_interval(job)} iterations old"
     elsewhere = {worker.holds for rank, worker in enumerate(job.workers) if rank not in here}
-    if way == Protection.REPLICATION:
+    if protection == Protection.REPLICATION:
         sources = {transfer.source // job.per_machine for transfer in plan.transfers}
         return f"{_parts(job, here)}: a replica is on {_machines(sources)}"
     alone = _parts(job, [rank for rank in here if job.workers[rank].holds not in elsewhere])
     back = {rank // job.per_machine for rank, task in plan.tasks.items() if task.load is not None} - {slot}
-    together = f"; back with it: {_machines(back)}" if back else ""
-    return f"{alone}: no replica is elsewhere, and what it received is in the logs of others{together}"
+    together = f"; also rolled back: {_machines(back)}" if back else ""
+    return (
+        f"{alone}: no replica elsewhere, and the logs of others hold the messages that it received{together}"
+    )
 
 
 def _parts(job: Job, ranks: Sequence[int]) -> str:
@@ -177,10 +252,10 @@ def _machines(slots: Set[int]) -> str:
     return f"machine{'s' * (len(slots) > 1)} {', '.join(map(str, sorted(slots)))}"
 
 
-def _row(way: WayBack) -> tuple[str, ...]:
-    spans = (way.expected_s, way.load_s, way.transfer_s, way.again_s, way.checkpoint_s)
+def _row(machine: MachineForecast) -> tuple[str, ...]:
+    spans = (machine.expected_s, machine.load_s, machine.transfer_s, machine.again_s, machine.checkpoint_s)
     shown = ["?" if seconds is None else format_seconds(seconds) for seconds in spans]
-    return (str(way.machine), way.way, *shown, way.why)
+    return (str(machine.machine), machine.protection, *shown, machine.why)
 
 
 def _amount(fact: Fact) -> str:

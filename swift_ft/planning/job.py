@@ -1,4 +1,4 @@
-"""A training in which nothing has failed: what is where, and what its workers measured. Pure."""
+"""A job without failures: what each worker holds, and what it measured. Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from dataclasses import dataclass, field
 
 from swift_ft.errors import UsageError
 
-__all__ = ["Job", "Measured", "Worker"]
+__all__ = ["Job", "Measured", "ScriptGroup", "Worker"]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one worker measured in its first iterations; None for what it has not.
+    """What one worker measured in its first iterations; None for missing measurements.
 
     Attributes:
         iteration_s: seconds per iteration.
-        compute_s: of these, at work.
+        compute_s: of these, computing.
         bubble_s: of these, waiting for messages.
         sent: payload bytes per iteration to each other machine, by slot.
         state_bytes: parameters, buffers and optimizer state.
-        save_bytes_per_s: at which its part of a checkpoint was written.
-        link_bytes_per_s: to the next machine.
-        copy_bytes_per_s: from its device to the host.
+        save_bytes_per_s: throughput of writing its part of a checkpoint.
+        link_bytes_per_s: throughput to the next machine.
+        copy_bytes_per_s: throughput from its device to the host.
+        snapshot_every: iterations between two copies of its state to another machine's memory, as chosen
+            last; None without copies.
     """
 
     iteration_s: float | None = None
@@ -33,6 +35,7 @@ class Measured:
     save_bytes_per_s: float | None = None
     link_bytes_per_s: float | None = None
     copy_bytes_per_s: float | None = None
+    snapshot_every: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class Worker:
     """What is on one worker.
 
     Attributes:
-        holds: names of the parts whose whole state it has; who holds the same is a replica.
+        holds: names of the parts whose whole state it has; workers that hold the same are replicas.
         stages: its pipeline stages.
-        pipeline: tells the pipeline of its stages from the replicas of that pipeline.
+        pipeline: the number of its pipeline among that pipeline's replicas.
         measured: in its first iterations.
     """
 
@@ -53,34 +56,61 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class ScriptGroup:
+    """A group on which the script itself communicates.
+
+    Attributes:
+        members: global ranks.
+        together: no log has what it communicates, so its members are rebuilt and replay together.
+        nbytes: what it gives to a worker in one iteration, at most.
+        why: the call that let its members replay together; empty if they do not, and if they are lost
+            together anyway.
+    """
+
+    members: tuple[int, ...]
+    together: bool
+    nbytes: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Job:
-    """A training in which nothing has failed.
+    """A job without failures.
 
     Attributes:
         workers: by rank; each machine has as many, in order.
         per_machine: workers per machine.
         checkpoint_interval: iterations between two global checkpoints.
-        groups: by machine; those of one group recover together (§5.3). Empty where each is one of its own.
+        groups: by machine; the machines of a group recover together (§5.3). Empty if each is its own group.
+        script: the groups on which the script itself communicates, as far as it has used them.
+        snapshot_every: iterations between two copies to another machine's memory; None without copies.
+        domains: by machine, its failure domain; empty if each is one of its own.
     """
 
     workers: tuple[Worker, ...]
     per_machine: int
     checkpoint_interval: int
     groups: tuple[int, ...] = ()
+    script: tuple[ScriptGroup, ...] = ()
+    snapshot_every: int | None = None
+    domains: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.per_machine < 1 or not self.workers or len(self.workers) % self.per_machine:
             raise UsageError(
-                f"{len(self.workers)} workers are on no machines of {self.per_machine}: each has as many"
+                f"{len(self.workers)} workers do not fill machines of {self.per_machine}: "
+                "give all machines the same number of workers"
             )
         if self.checkpoint_interval < 1:
             raise UsageError("the checkpoint interval must be at least one iteration")
         if self.groups and len(self.groups) != self.machines:
-            raise UsageError(f"{len(self.groups)} groups are told for {self.machines} machines: one for each")
+            raise UsageError(
+                f"{len(self.groups)} groups are given for {self.machines} machines: give one per machine"
+            )
 
     @property
     def machines(self) -> int:
-        """How many there are."""
+        """The number of machines."""
         return len(self.workers) // self.per_machine
 
     @property

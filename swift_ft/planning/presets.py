@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from swift_ft.errors import UsageError
 from swift_ft.planning.advisor import boundary_bytes
-from swift_ft.planning.chain import ChainProfile
-from swift_ft.planning.failures import Exponential, FailureLaw, UniformCount
-from swift_ft.planning.strategies import Cluster, Strategy
+from swift_ft.planning.grouping.chain import ChainProfile
+from swift_ft.planning.simulation.failure_laws import Exponential, FailureLaw, UniformCount
+from swift_ft.planning.simulation.strategies import Cluster, Strategy
 
 __all__ = [
     "PROFILE_PRESETS",
@@ -26,7 +26,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Fact:
-    """A number that a result rests on; its source says ``assumed`` where nobody published it."""
+    """An input of a result. Its source says ``assumed`` if no published number exists."""
 
     name: str
     value: float
@@ -36,14 +36,14 @@ class Fact:
 
 @dataclass(frozen=True)
 class Workload:
-    """A training job: how long it takes without failures, what fails, and what each strategy costs it."""
+    """A training job: its duration without failures, its failures, and what each strategy costs."""
 
     name: str
     work_s: float
     cluster: Cluster
     law: FailureLaw
     strategies: tuple[Strategy, ...]
-    swift: str  # which of the strategies the paper's "SWIFT" is here
+    swift: str  # the strategy that the paper calls "SWIFT" for this job
     facts: tuple[Fact, ...]
 
 
@@ -78,8 +78,8 @@ class _Pipeline:
         return ChainProfile((replay_s,) * self.machines, (boundary,) * (self.machines - 1))
 
 
-# tokens: 7 x 7 patches of ViT-Large/32, sequences of 128 for BERT; they give table 3's 24.66 and 8.05 GB
-# exactly
+# tokens: 7 x 7 patches of ViT-Large/32, sequences of 128 for BERT. With these the log sizes are exactly
+# those of table 3, 24.66 and 8.05 GB.
 _PIPELINES = {
     "vit-128": _Pipeline(batch=4096, tokens=49, microbatches=16, hours=85.6, iterations=93_600),
     "bert-128": _Pipeline(batch=512, tokens=128, microbatches=4, hours=461.1, iterations=500_000),
@@ -140,7 +140,7 @@ def _wide_resnet() -> Workload:
     snapshot_restore_s = max(0.0, replica_s / (1 - 0.981) - 30 * iteration_s)
     every = 30 * iteration_s
     snapshots = iterations / 30
-    # what §7.3 leaves for stalls, once failures (15 iterations and a start-up each) are taken off
+    # stalls: the hours of §7.3 minus the cost of failures (15 iterations and a start-up each)
     cluster = Cluster(machines=2)
     per_failure = cluster.startup_s + snapshot_restore_s + every / 2
     checkfreq_s = ((518.9 - 479.4) * HOUR - count * per_failure) / snapshots
@@ -235,15 +235,15 @@ def cluster_workload(
 ) -> Workload:
     """A job of any size on machines that fail exponentially.
 
-    Start-up times are the cluster's; snapshots, undo and replay cost what the facts of the result say.
+    Start-up times are the cluster's. The facts of the result say what snapshots, undo and replay cost.
 
     Args:
         machines: how many train.
         mtbf_s: mean seconds between failures of one machine.
         work_s: training time without failures, seconds.
         checkpoint_interval_s: seconds of training between global checkpoints.
-        checkpoint_stall_s: seconds that one holds up training.
-        load_s: seconds to load one everywhere.
+        checkpoint_stall_s: seconds that one stalls training.
+        load_s: seconds to load one on all machines.
         cluster: start-up times and spares; its number of machines is replaced.
     """
     cluster = cluster or Cluster(machines=machines)

@@ -1,7 +1,8 @@
 """What can happen to a job: the vocabulary of the journal.
 
-Every participant reads the same events in the same order (`recovery/journal.py`) and feeds them to the same
-pure state machine (`recovery/protocol.py`). Events are facts, told by whoever saw them first.
+Every participant reads the same events in the same order (`coordination/journal.py`) and feeds them to the
+same pure state machine (`recovery/protocol.py`). Events are facts; the participant that
+observes one first records it.
 """
 
 from __future__ import annotations
@@ -15,88 +16,120 @@ from swift_ft.errors import SwiftError
 
 __all__ = [
     "EVENTS",
-    "WANTED_AHEAD",
-    "Bare",
-    "CannotHelp",
-    "CannotReplay",
-    "CheckpointWanted",
-    "Closed",
-    "Committed",
-    "Durable",
+    "OF_A_GENERATION",
+    "REQUESTED_AHEAD",
+    "CheckpointCommitted",
+    "CheckpointDamaged",
+    "CheckpointRequested",
+    "CommunicationFailed",
+    "DeadlinePassed",
+    "DrainRequested",
     "Entry",
     "Event",
-    "Exited",
-    "Failed",
-    "Finished",
-    "Injected",
-    "Interrupted",
-    "Joined",
-    "Lost",
-    "Opened",
-    "Ready",
-    "Reported",
-    "TimedOut",
+    "FaultInjected",
+    "HelpDeclined",
+    "JobClosed",
+    "JobOpened",
+    "MachineJoined",
+    "MachineLost",
+    "PartPersisted",
+    "ReplayFailed",
+    "ScriptExited",
+    "ScriptFailed",
+    "SessionlessWorkers",
+    "StatusReported",
+    "WorkerCameBack",
+    "WorkerFinished",
+    "WorkerReady",
+    "entry_from_dict",
     "event_from_dict",
     "event_to_dict",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOpened:
     """The job's shape. The first event of every journal.
 
     Attributes:
         machines: number of slots to be filled.
-        workers: workers per machine; a worker's rank is ``slot * workers + local_rank``.
+        workers_per_machine: a worker's rank is ``slot * workers_per_machine + local_rank``.
         restarts: how often a failing script may be started again (torchrun's ``--max-restarts``).
         max_failures: machines lost since the last committed checkpoint after which the job stops; None for no
             limit.
         checkpoint: iteration of the last committed global checkpoint in the store, if there is one.
+        setup: what all machines must have in common, as ``name: value`` (versions, script, flags).
     """
 
     machines: int
-    workers: int = 1
+    workers_per_machine: int = 1
     restarts: int = 0
     max_failures: int | None = None
     checkpoint: int | None = None
+    setup: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineJoined:
     """A machine offers itself, for the slot it prefers or for any.
 
-    ``address`` (``host:port``) is where its neighbour watches it (`launch/sentinel.py`).
+    ``address`` (``host:port``) is where its neighbour watches it (`launch/sentinel.py`). A machine whose
+    ``setup`` is not that of :class:`JobOpened` is refused. Machines of one ``domain`` may be lost together;
+    one without a name is a failure domain of its own.
     """
 
     machine: str
     preferred_slot: int | None = None
     address: str = ""
+    setup: tuple[str, ...] = ()
+    domain: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A machine counts as failed, whatever showed it. It can come back only under another name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineLost:
+    """A machine counts as failed, however that was detected. It can return only under a new name.
 
-    ``reporter`` is the machine that found it, empty for one that tells of itself: what a fenced machine says
-    of others when it wakes up does not count.
+    ``reporter`` is the machine that found it, empty for one that reports itself. A fenced machine that wakes
+    up may still report others; such a report is ignored. ``on_request`` marks a machine that leaves because
+    it was asked to (:class:`DrainRequested`), which is no failure.
     """
 
     machine: str
     reason: str
     reporter: str = ""
+    on_request: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Bare:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested:
+    """Somebody asks a machine to leave. It hands over to a spare after the next checkpoint."""
+
+    machine: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCameBack:
+    """A worker answers after all, although its machine was just reported lost because the worker was silent.
+
+    It was held up by a call that holds the interpreter, most likely: the deadline was too short.
+    """
+
+    machine: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionlessWorkers:
     """The workers of a machine run a script without a session: they can only be restarted."""
 
     machine: str
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """A worker has left its old groups and flushed its log, and says where it stands.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusReported:
+    """A worker has left its old groups, has flushed its log, and reports its status.
 
     Attributes:
         rank: the worker.
@@ -105,18 +138,32 @@ class Reported:
         live: False while its state is still being replayed.
         stages: the pipeline stages on this worker.
         pipeline_known: the shapes of its stages' messages are known, so no live warm-up is needed.
-        dirty: why its state is neither before nor after an iteration and cannot be brought back, if so.
-        holds: names of the parts whose whole state is on this worker; who holds the same is a replica.
+        dirty: why its state lies between two iterations and cannot be rolled back; None if it does not.
+        holds: names of the parts whose whole state is on this worker; workers that hold the same parts are
+            replicas of each other.
         undoable: indices of the parameters that the last completed iteration updated, where that can still be
-            undone. Told in pipelines only, where stages may be apart.
-        pipeline: tells the pipeline of its stages from the replicas of that pipeline.
+            undone. Reported in pipelines only, where stages may be at different iterations.
+        pipeline: distinguishes the pipeline of its stages from the replicas of that pipeline.
         updated: indices of the parameters that the interrupted iteration has updated, and that can be undone.
-        group: machines of one group recover together, and log no messages to each other; None where each
+        group: machines of one group recover together and log no messages to each other; None where each
             machine is a group of its own.
-        serves: it has all that it sent in its last completed iteration, in its log or in memory.
+        can_resend: its log or its memory holds every message that it sent in its last completed iteration.
+        max_replay_shards: the number of workers that can share a replay of its stages; 1 if it cannot be
+            shared. A worker with 1 cannot help in another replay either.
         linked: stages of other workers, besides the neighbouring ones, to which it also sends messages.
-        parts: among how many workers a replay of its stages can be spread, and it can help another; 1 where
-            it cannot.
+        steps: iterations that its script asks for in all (``session.steps()``); None if that is unknown.
+        own_statistics: its modules keep running statistics of its own data, which no replica has.
+        log_gap_before: its log lacks messages of iterations before this one, because it could not be written;
+            0 if it lacks none.
+        log_gap_reason: why.
+        kept: iterations of which it keeps a copy of its own state in memory.
+        held: iterations of which it holds another worker's copy in memory.
+        held_of: that worker; None if it holds no copy.
+        together: other workers with which its script communicates in a way that no log has: they are rebuilt
+            and replay together.
+        together_reason: which call of the script that is.
+        parts_done: how many of the script's parts between the last completed iteration and the next it has
+            done (``session.between()``); None if it has done all that are due.
     """
 
     rank: int
@@ -130,22 +177,32 @@ class Reported:
     pipeline: int = 0
     undoable: tuple[int, ...] = ()
     updated: tuple[int, ...] = ()
-    serves: bool = True
+    can_resend: bool = True
     group: int | None = None
-    parts: int = 1
+    max_replay_shards: int = 1
     linked: tuple[int, ...] = ()
+    steps: int | None = None
+    own_statistics: bool = False
+    log_gap_before: int = 0
+    log_gap_reason: str = ""
+    kept: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
+    held_of: int | None = None
+    together: tuple[int, ...] = ()
+    together_reason: str = ""
+    parts_done: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady:
     """A worker has done its part of the plan and can go live.
 
     Attributes:
         rank: the worker.
         generation: of the plan.
         replayed: iterations that it has replayed.
-        from_peers: bytes of segments that it got for that from those who wrote them.
-        from_store: and from the store.
+        from_peers: bytes of log segments that it read for the replay from the workers that wrote them.
+        from_store: bytes of log segments that it read from the store.
     """
 
     rank: int
@@ -155,40 +212,56 @@ class Ready:
     from_store: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CannotReplay:
-    """A worker's replay is impossible: a log is missing, torn, corrupt, or diverged."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayFailed:
+    """A worker's replay is impossible: a log is missing, torn, corrupt, or diverged.
+
+    ``doubts`` is the checkpoint that a divergence puts in doubt: the state comes from it, and no digest
+    vouches for it. None if there is none.
+    """
+
+    rank: int
+    generation: int
+    reason: str
+    doubts: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDamaged:
+    """A worker's part of a committed checkpoint is not what was saved, or it is gone."""
+
+    rank: int
+    generation: int
+    iteration: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelpDeclined:
+    """A survivor cannot compute microbatches of a replay. The replay continues without helpers."""
 
     rank: int
     generation: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CannotHelp:
-    """A survivor cannot take over microbatches of a replay: it goes on without helpers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationFailed:
+    """Communication failed in a worker, and no machine was found dead within the deadline."""
 
     rank: int
     generation: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupted:
-    """Communication broke in a worker, and nobody was found dead within the deadline."""
-
-    rank: int
-    generation: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Durable:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartPersisted:
     """A worker's part of a global checkpoint is in the store.
 
     ``epoch`` counts the fallbacks: parts of different histories never make one checkpoint. ``generation`` is
-    the one that it was saved in, however long it took to be written: a part does not count if its worker was
-    replaced since, or has taken the iteration back.
+    the one in which the part was saved, even if the write ended in a later one. A part does not count if its
+    worker was replaced since, or has undone the iteration. ``digest`` is that of the list of the part's
+    files; empty if a replica saves the part for this worker.
     """
 
     rank: int
@@ -196,30 +269,40 @@ class Durable:
     epoch: int
     generation: int
     path: str
+    digest: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """The marker of a global checkpoint is in the store."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    """The marker of a global checkpoint is in the store.
+
+    Attributes:
+        iteration: completed iterations.
+        epoch: of its parts.
+        keep: committed checkpoints that this run keeps, including this one.
+        earlier: older ones that a resumed run found in the store, oldest first.
+    """
 
     iteration: int
     epoch: int
+    keep: int = 1
+    earlier: tuple[int, ...] = ()
 
 
-WANTED_AHEAD = 2
-"""How far before its asker an early checkpoint is: the iteration in which all learn of it lies between."""
+REQUESTED_AHEAD = 2
+"""Iterations from a request to its early checkpoint. In the iteration between, all workers learn of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointWanted:
-    """A worker asks that everybody saves before the regular checkpoint is due: its log nears its budget.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequested:
+    """A worker whose log nears its budget asks all workers to save before the regular checkpoint is due.
 
-    It asks between two steps, so all others have completed as many iterations as itself, or one less.
+    It asks between two steps, so every other worker has completed as many iterations as it has, or one less.
 
     Attributes:
-        rank: who asks.
-        iteration: completed iterations to save: :data:`WANTED_AHEAD` more than the asker has completed.
-        generation: that it trains in.
+        rank: the worker that asks.
+        iteration: completed iterations to save: :data:`REQUESTED_AHEAD` more than that worker has completed.
+        generation: the one in which it trains.
         reason: why, in words.
     """
 
@@ -229,39 +312,48 @@ class CheckpointWanted:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A worker has completed its last iteration; it stays until everybody has."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFinished:
+    """A worker has completed its last iteration. It stays until all workers have."""
 
     rank: int
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """All workers of a machine, as started in generation ``launched``, ended with exit code 0."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptExited:
+    """The script of a worker ended with exit code 0.
+
+    Attributes:
+        machine: the worker's machine.
+        started_in: the generation in which the worker was started.
+        rank: the worker; None for all workers of the machine.
+        iteration: iterations that it had completed; None if that is unknown.
+    """
 
     machine: str
-    launched: int
+    started_in: int
+    rank: int | None = None
+    iteration: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A script, as started in generation ``launched``, raised or exited with an error of its own.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptFailed:
+    """A script, as started in generation ``started_in``, raised or exited with an error of its own.
 
     That is no machine's death.
     """
 
     machine: str
-    launched: int
+    started_in: int
     reason: str
     exit_code: int = 1
     usage: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
-    """Machines did not answer before a deadline of a phase: in the next one they may be in time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlinePassed:
+    """Machines did not answer before the deadline of a phase. The event counts in that phase only."""
 
     generation: int
     phase: str
@@ -269,41 +361,60 @@ class TimedOut:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """The job ends by will (Ctrl-C, SIGTERM) or because no way on is left."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobClosed:
+    """The job ends on request (Ctrl-C, SIGTERM), or because it cannot continue."""
 
     reason: str
     exit_code: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Injected:
-    """A fault of a test is about to happen; each happens once in a run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultInjected:
+    """A test is about to inject a fault. Each fault happens once in a run."""
 
     fault: str
 
 
 Event = (
-    Opened
-    | Joined
-    | Lost
-    | Bare
-    | Reported
-    | Ready
-    | CannotReplay
-    | CannotHelp
-    | Interrupted
-    | Durable
-    | Committed
-    | CheckpointWanted
-    | Finished
-    | Exited
-    | Failed
-    | TimedOut
-    | Closed
-    | Injected
+    JobOpened
+    | MachineJoined
+    | MachineLost
+    | DrainRequested
+    | WorkerCameBack
+    | SessionlessWorkers
+    | StatusReported
+    | WorkerReady
+    | ReplayFailed
+    | CheckpointDamaged
+    | HelpDeclined
+    | CommunicationFailed
+    | PartPersisted
+    | CheckpointCommitted
+    | CheckpointRequested
+    | WorkerFinished
+    | ScriptExited
+    | ScriptFailed
+    | DeadlinePassed
+    | JobClosed
+    | FaultInjected
 )
+
+OF_A_GENERATION: frozenset[type[Event]] = frozenset(
+    {
+        SessionlessWorkers,
+        StatusReported,
+        WorkerReady,
+        ReplayFailed,
+        CheckpointDamaged,
+        HelpDeclined,
+        CommunicationFailed,
+        CheckpointRequested,
+        WorkerFinished,
+        DeadlinePassed,
+    }
+)
+"""Events that count only in the generation that they name."""
 
 EVENTS: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
 
@@ -335,13 +446,13 @@ def event_from_dict(data: dict[str, Any]) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event in its place.
+    """One event at its position in the journal.
 
     Attributes:
         position: 0 for the first.
         event: what happened.
-        at: Unix time in seconds, by the clock of whoever wrote it.
-        by: who wrote it.
+        at: Unix time in seconds, by the writer's clock.
+        by: the participant that wrote it.
     """
 
     position: int
@@ -352,3 +463,12 @@ class Entry:
     def to_dict(self) -> dict[str, object]:
         """A JSON-ready dictionary."""
         return {"position": self.position, "at": self.at, "by": self.by, **event_to_dict(self.event)}
+
+
+def entry_from_dict(data: dict[str, Any]) -> Entry:
+    """The inverse of :meth:`Entry.to_dict`, also after a passage through JSON.
+
+    Raises:
+        SwiftError: for an event that this version does not know.
+    """
+    return Entry(data["position"], event_from_dict(data), data["at"], data["by"])

@@ -1,25 +1,57 @@
-"""What every participant of a job knows: the state that the protocol steps from event to event. Pure."""
+"""What every participant of a job knows: the state that the protocol steps from event to event. Pure.
+
+The state is one frozen value that falls into parts. What grows with the job is kept in persistent maps: a
+change costs the logarithm of the job's size and leaves the value before it as it was, so that both can be
+compared. Iterate over such a map in sorted order wherever the order matters: all participants must agree.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from swift_ft.recovery import events as ev
+from immutables import Map
+
+from swift_ft.recovery.attempts import Attempts
+from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import Plan
 
-__all__ = ["Phase", "State", "Verdict"]
+__all__ = [
+    "MAX_PATIENCE",
+    "Checkpoints",
+    "JobShape",
+    "Membership",
+    "Numbers",
+    "Phase",
+    "RecoveryRound",
+    "SavedPart",
+    "Spare",
+    "State",
+    "Tries",
+    "Verdict",
+    "base_of",
+]
+
+MAX_PATIENCE = 8
+"""How far the deadline for heartbeats grows: a worker that hangs is found all the same."""
+
+Numbers = Map[int, None]
+"""A persistent set of ranks, or of slots."""
 
 
 class Phase(StrEnum):
-    """Where the job stands."""
+    """The phase of the job."""
 
     FORMING = "forming"
+    """A slot is empty: the job waits for a machine."""
     AGREEING = "agreeing"
+    """Every worker reports its status."""
     RECOVERING = "recovering"
+    """The plan is carried out."""
     LIVE = "live"
+    """All workers train."""
     ENDED = "ended"
+    """Final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,85 +64,277 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What every participant knows. Never changed in place.
+class JobShape:
+    """What the first event of the journal fixes for the whole job.
 
-    Invariants:
-        a machine is in at most one of ``members``, ``spares``, ``fenced``;
-        ``launched[slot] <= generation``; ``committed`` never decreases;
-        ``plan`` is set exactly in RECOVERING and LIVE;
-        log segments of generations before ``log_since`` belong to a history that was given up;
-        ``must_fall_back`` stays until a fallback is done: in the middle of it, states are of two histories;
-        ``wanted``, an early checkpoint that was asked for, is of this generation, and after ``committed``;
-        a part of an iteration that its worker took back counts only if it was saved in the generation that
-        ``taken_back`` names, by iteration and rank, or later; all these iterations are after ``committed``;
-        ``rebuilding`` says up to where the last plan replays, by rank, until everybody is live;
-        ``unaided`` says why nobody helps in replays, until everybody is live;
-        ``restored`` are iterations, by rank, before which a worker's log has gaps, since a replica gave it
-        its state; all of them are after ``committed``;
-        ``sessions`` is set once any worker has reported: the script is the same for all.
+    Attributes:
+        machines: number of slots.
+        workers_per_machine: the same on every machine.
+        max_failures: machines lost since the last committed checkpoint after which the job stops; None for no
+            limit.
+        setup: what all machines must have in common, as ``name: value``.
     """
 
     machines: int = 0
-    workers: int = 1
-    restarts_left: int = 0
+    workers_per_machine: int = 1
     max_failures: int | None = None
+    setup: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A machine without a slot.
+
+    Attributes:
+        arrival: its number among all machines that ever joined; the earliest spare goes first.
+        preferred_slot: the slot that it would rather fill; None for any.
+        domain: its failure domain; empty if it is one of its own.
+    """
+
+    arrival: int
+    preferred_slot: int | None
+    domain: str = ""
+
+
+def base_of(machine: str) -> str:
+    """What all names of a machine begin with: it joins as ``m-1.0``, and after a loss as ``m-1.1``."""
+    return machine.rpartition(".")[0] or machine
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Which machine fills which slot. A machine is a member, a spare, fenced, or refused: never two of these.
+
+    The one exception: a machine that is lost after its script has exited stays a member, and is fenced, too.
+    """
+
+    members: Map[int, str] = field(default_factory=Map)
+    """The machine of each slot. An empty slot is missing here."""
+    slots: Map[str, int] = field(default_factory=Map)
+    """The inverse of ``members``."""
+    started_in: Map[int, int] = field(default_factory=Map)
+    """By slot, the generation in which its workers were started: 0 for never, and at most the current one."""
+    domains: Map[int, str] = field(default_factory=Map)
+    """By slot, the failure domain of the machine that fills it, or filled it last; empty without a name."""
+    spares: Map[str, Spare] = field(default_factory=Map)
+    """Machines that wait for a slot."""
+    arrivals: int = 0
+    """Machines that ever joined. Never decreases."""
+    addresses: Map[str, str] = field(default_factory=Map)
+    """Where each member and spare is watched (``host:port``). Fenced machines have none."""
+    fenced: Map[str, None] = field(default_factory=Map)
+    """Lost machines. They return under another name, or not at all."""
+    refused: Map[str, str] = field(default_factory=Map)
+    """Machines that differ from the job, with the reason. They never return."""
+    silenced: Map[str, int] = field(default_factory=Map)
+    """By machine, under all its names: how often others have lost sight of it. Forgotten once it is a member
+    when a checkpoint is committed."""
+    draining: Map[str, int] = field(default_factory=Map)
+    """Machines that were asked to leave: the last committed checkpoint at that time, -1 for none."""
+    exited: Numbers = field(default_factory=Map)
+    """Slots whose scripts have all ended with exit code 0."""
+    ended: Map[int, int | None] = field(default_factory=Map)
+    """By rank: iterations that a worker had completed whose script has ended with exit code 0."""
+    restart_all: bool = False
+    """The next generation starts all processes anew, not only those of empty slots."""
+
+    def knows(self, machine: str) -> bool:
+        """Whether a machine of this name has joined before."""
+        return any(machine in of for of in (self.slots, self.spares, self.fenced, self.refused))
+
+    def silence(self, machine: str) -> Membership:
+        """Note that others have lost sight of a machine."""
+        base = base_of(machine)
+        return replace(self, silenced=self.silenced.set(base, self.silenced.get(base, 0) + 1))
+
+    def waiting(self) -> list[str]:
+        """The spares, the earliest first."""
+        return sorted(self.spares, key=lambda machine: self.spares[machine].arrival)
+
+    def without(self, machine: str) -> Membership:
+        """The membership once a machine's slot is empty."""
+        return replace(
+            self, members=self.members.delete(self.slots[machine]), slots=self.slots.delete(machine)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryRound:
+    """What a generation has agreed on so far. Begins anew with each generation.
+
+    Attributes:
+        statuses: the report of each rank; complete when AGREEING ends.
+        sessionless: slots whose workers run a script without a session.
+        plan: set exactly in RECOVERING and LIVE.
+        ready: ranks that have done their part of the plan; all of them in LIVE.
+        finished: ranks that have completed their last iteration.
+    """
+
+    statuses: Map[int, StatusReported] = field(default_factory=Map)
+    sessionless: Numbers = field(default_factory=Map)
+    plan: Plan | None = None
+    ready: Numbers = field(default_factory=Map)
+    finished: Numbers = field(default_factory=Map)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """A worker's part of a checkpoint that is durable: its place, and the digest of the list of its files."""
+
+    path: str
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Which checkpoints and logs count."""
+
+    committed: int | None = None
+    """Iteration of the last committed checkpoint. Decreases only if that one is given up."""
+    earlier: tuple[int, ...] = ()
+    """Older committed checkpoints, oldest first, to which all workers can return if newer ones are damaged.
+
+    All of them are before ``committed``, and in the store: they are not deleted.
+    """
+    requested: int | None = None
+    """An early checkpoint that was asked for: of this generation, and after ``committed``."""
+    parts: Map[int, Map[int, SavedPart]] = field(default_factory=Map)
+    """Each rank's persisted part, by iteration. All iterations are after ``committed``."""
+    revoked: Map[tuple[int, int], int] = field(default_factory=Map)
+    """By iteration and rank: a part counts only if it was saved in this generation, or later.
+
+    The worker has taken the iteration back, or saves it again. All these iterations are after ``committed``.
+    """
+    log_gap_before: Map[int, int] = field(default_factory=Map)
+    """By rank: the worker's log has gaps before this iteration, since a replica gave it its state.
+
+    All these iterations are after ``committed``.
+    """
+    epoch: int = 0
+    """Counts the returns of all workers to a checkpoint: parts of two epochs never make one checkpoint."""
+    log_since: int = 0
+    """Log segments of generations before this one belong to an abandoned history."""
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """All committed checkpoints that count, oldest first."""
+        return self.earlier if self.committed is None else (*self.earlier, self.committed)
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What must not go on for ever, and what the current recovery must not forget.
+
+    Attributes:
+        restarts_left: how often a failing script may still be started again.
+        failures: machines lost since the last committed checkpoint.
+        attempts: ways back that were tried for the same loss.
+        came_back: workers that answered just after they were declared silent.
+        fallback_reason: why the logs cannot be used, until a fallback is done: in the middle of it, states
+            are of two histories.
+        no_helpers_reason: why no worker helps in replays, until all are live.
+        distrusts_memory: copies in memory come from a checkpoint that is in doubt, until all are live.
+        replay_targets: by rank, the iteration up to which the last plan replays, until all are live.
+    """
+
+    restarts_left: int = 0
+    failures: int = 0
+    attempts: Attempts = field(default_factory=Attempts)
+    came_back: int = 0
+    fallback_reason: str | None = None
+    no_helpers_reason: str | None = None
+    distrusts_memory: bool = False
+    replay_targets: Map[int, int] = field(default_factory=Map)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that a participant knows. Never changed in place.
+
+    Attributes:
+        phase: the phase of the job.
+        generation: number of the current membership; grows by one each time AGREEING begins.
+        shape: what never changes.
+        membership: which machine fills which slot.
+        round: what this generation has agreed on.
+        checkpoints: which checkpoints and logs count.
+        tries: counters and reasons that outlive a generation.
+        has_sessions: some worker has reported: the script, which is the same for all, has a session.
+        injected: faults of a test that have happened.
+        verdict: set exactly in ENDED.
+    """
+
     phase: Phase = Phase.FORMING
     generation: int = 0
-    epoch: int = 0
-    log_since: int = 0
-    members: tuple[str | None, ...] = ()
-    launched: tuple[int, ...] = ()
-    spares: tuple[tuple[str, int | None], ...] = ()
-    addresses: Mapping[str, str] = field(default_factory=dict)
-    fenced: frozenset[str] = frozenset()
-    restart_all: bool = False
+    shape: JobShape = field(default_factory=JobShape)
+    membership: Membership = field(default_factory=Membership)
+    round: RecoveryRound = field(default_factory=RecoveryRound)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    tries: Tries = field(default_factory=Tries)
+    has_sessions: bool = False
     injected: frozenset[str] = frozenset()
-    reports: Mapping[int, ev.Reported] = field(default_factory=dict)
-    rebuilding: Mapping[int, int] = field(default_factory=dict)
-    restored: Mapping[int, int] = field(default_factory=dict)
-    sessions: bool = False
-    bare: frozenset[int] = frozenset()
-    plan: Plan | None = None
-    ready: frozenset[int] = frozenset()
-    must_fall_back: str | None = None
-    unaided: str | None = None
-    committed: int | None = None
-    wanted: int | None = None
-    durable: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
-    taken_back: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    finished: frozenset[int] = frozenset()
-    exited: frozenset[int] = frozenset()
-    failures: int = 0
-    resumed: int = 0
-    interruptions: int = 0
-    failed_fallbacks: int = 0
     verdict: Verdict | None = None
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """Number of workers."""
-        return self.machines * self.workers
+        return self.shape.machines * self.shape.workers_per_machine
+
+    @property
+    def patience(self) -> int:
+        """By how much the deadline for heartbeats has grown: it doubles from the second false alarm on."""
+        doublings = max(0, self.tries.came_back - 1)
+        return min(1 << doublings, MAX_PATIENCE)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of this generation; None outside of RECOVERING and LIVE."""
+        return self.round.plan
+
+    @property
+    def members(self) -> tuple[str | None, ...]:
+        """The machine of each slot, None where it is empty. Costs the size of the job."""
+        return tuple(self.membership.members.get(slot) for slot in range(self.shape.machines))
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The failure domain of each slot's machine, empty without a name. Costs the size of the job."""
+        return tuple(self.membership.domains.get(slot, "") for slot in range(self.shape.machines))
 
     def slot_of(self, machine: str) -> int | None:
         """The slot that a machine fills, or None."""
-        return self.members.index(machine) if machine in self.members else None
+        return self.membership.slots.get(machine)
+
+    def slot_of_rank(self, rank: int) -> int:
+        """The slot whose machine runs a worker."""
+        return rank // self.shape.workers_per_machine
 
     def ranks_of(self, slot: int) -> range:
         """The ranks of the workers on a slot's machine."""
-        return range(slot * self.workers, (slot + 1) * self.workers)
+        workers = self.shape.workers_per_machine
+        return range(slot * workers, (slot + 1) * workers)
 
     def missing(self) -> tuple[str, ...]:
-        """Machines whose answer the current phase waits for."""
-        if self.phase == Phase.AGREEING:
-            open_ranks = set(range(self.world)) - set(self.reports)
-            open_slots = {r // self.workers for r in open_ranks} - self.bare
-        elif self.phase == Phase.RECOVERING:
-            open_ranks = set(range(self.world)) - self.ready
-            shared = self.plan.shared if self.plan is not None else ()
-            helpers = {rank for replay in shared for rank in replay.helpers}
-            # A helper is done when those are whom it helps.
-            open_slots = {r // self.workers for r in open_ranks - helpers or open_ranks}
-        else:
-            return ()
-        return tuple(m for slot in sorted(open_slots) if (m := self.members[slot]) is not None)
+        """Machines whose answer the current phase waits for, by slot. Costs the size of the job."""
+        slots = sorted({self.slot_of_rank(rank) for rank in self.missing_ranks()})
+        members = self.membership.members
+        return tuple(members[slot] for slot in slots if slot in members)
+
+    def missing_ranks(self) -> list[int]:
+        """Workers whose answer the current phase waits for. Costs the size of the job."""
+        match self.phase:
+            case Phase.AGREEING:
+                late = self._ranks_outside(self.round.statuses)
+                return sorted(r for r in late if self.slot_of_rank(r) not in self.round.sessionless)
+            case Phase.RECOVERING:
+                return sorted(self._not_ready())
+        return []
+
+    def _ranks_outside(self, ranks: Map[int, object]) -> set[int]:
+        return {rank for rank in range(self.world_size) if rank not in ranks}
+
+    def _not_ready(self) -> set[int]:
+        """Without helpers, unless only they are left: they are done when the workers that they help are."""
+        open_ranks = self._ranks_outside(self.round.ready)
+        replays = self.plan.parallel_replays if self.plan is not None else ()
+        return open_ranks - {rank for replay in replays for rank in replay.helpers} or open_ranks

@@ -1,13 +1,28 @@
-"""What follows from the protocol's state: what each worker and each agent has to do now. Pure."""
+"""Orders for each worker and each agent, derived from the protocol's state. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.job_state import Phase, State, base_of
 
-__all__ = ["AgentOrder", "AgentTodo", "WorkerOrder", "agent_order", "commit_due", "worker_order"]
+__all__ = [
+    "AgentOrder",
+    "AgentTodo",
+    "WorkerOrder",
+    "agent_order",
+    "commit_due",
+    "leaves_after_checkpoint",
+    "neighbour_of",
+    "saves_again",
+    "worker_order",
+]
+
+
+_KEPT_OUT_S = 10.0
+_KEPT_OUT_AT_MOST_S = 300.0
 
 
 class WorkerOrder(StrEnum):
@@ -20,17 +35,17 @@ class WorkerOrder(StrEnum):
     HOLD = "hold"
     """Leave the groups and wait: a slot is empty, or others have not answered yet."""
     REPORT = "report"
-    """Leave the groups, flush the log, say where it stands."""
+    """Leave the groups, flush the log, report the status."""
     EXECUTE = "execute"
-    """Do its task of the plan, then say that it is ready."""
+    """Do its task of the plan, then report that it is ready."""
     RUN = "run"
     """Form the group of this generation and train."""
 
 
-def worker_order(state: State, *, machine: str, rank: int, launched: int) -> WorkerOrder:
-    """What the worker ``rank``, started by ``machine`` in generation ``launched``, has to do."""
+def worker_order(state: State, *, machine: str, rank: int, started_in: int) -> WorkerOrder:
+    """What the worker ``rank``, started by ``machine`` in generation ``started_in``, has to do."""
     slot = state.slot_of(machine)
-    if slot is None or state.launched[slot] != launched:
+    if slot is None or state.membership.started_in[slot] != started_in:
         return WorkerOrder.STOP if state.phase == Phase.ENDED and slot is not None else WorkerOrder.DIE
     match state.phase:
         case Phase.ENDED:
@@ -38,9 +53,9 @@ def worker_order(state: State, *, machine: str, rank: int, launched: int) -> Wor
         case Phase.FORMING:
             return WorkerOrder.HOLD
         case Phase.AGREEING:
-            return WorkerOrder.HOLD if rank in state.reports else WorkerOrder.REPORT
+            return WorkerOrder.HOLD if rank in state.round.statuses else WorkerOrder.REPORT
         case Phase.RECOVERING:
-            return WorkerOrder.HOLD if rank in state.ready else WorkerOrder.EXECUTE
+            return WorkerOrder.HOLD if rank in state.round.ready else WorkerOrder.EXECUTE
         case Phase.LIVE:
             return WorkerOrder.RUN
 
@@ -49,44 +64,116 @@ class AgentTodo(StrEnum):
     """What an agent has to do now."""
 
     WAIT = "wait"
-    """A spare, or the machine's workers run as they should."""
+    """The machine is a spare, or its workers run as they should."""
     LAUNCH = "launch"
     """Stop what runs, if anything, and start the slot's workers."""
+    REFUSED = "refused"
+    """Its machine differs from the job: stop all workers and end, with the reason."""
     REJOIN = "rejoin"
     """Its machine was fenced: stop all workers and offer itself under a new name."""
+    LEAVE = "leave"
+    """It was asked to leave, and can: report it, stop all workers and end."""
     STOP = "stop"
     """The job has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOrder:
-    """An agent's order, with the slot and the generation to launch for."""
+    """What an agent has to do.
+
+    Attributes:
+        todo: the order.
+        slot: to launch for.
+        generation: to launch for.
+        reason: why the machine is refused.
+        wait_s: seconds to stay away before the machine joins again.
+    """
 
     todo: AgentTodo
     slot: int | None = None
     generation: int = 0
+    reason: str = ""
+    wait_s: float = 0.0
 
 
-def agent_order(state: State, *, machine: str, launched: int | None) -> AgentOrder:
-    """What the agent of ``machine`` has to do; ``launched`` is the generation its workers were started in."""
+def agent_order(state: State, *, machine: str, started_in: int | None) -> AgentOrder:
+    """What the agent of ``machine`` has to do, whose workers were started in generation ``started_in``."""
     if state.phase == Phase.ENDED:
         return AgentOrder(AgentTodo.STOP)
-    if machine in state.fenced:
-        return AgentOrder(AgentTodo.REJOIN)
+    if machine in state.membership.refused:
+        return AgentOrder(AgentTodo.REFUSED, reason=state.membership.refused[machine])
+    if machine in state.membership.fenced:
+        losses = state.membership.silenced.get(base_of(machine), 0)
+        return AgentOrder(AgentTodo.REJOIN, wait_s=_kept_out_s(losses))
+    if machine in state.membership.draining and _may_leave(state, machine):
+        return AgentOrder(AgentTodo.LEAVE)
     slot = state.slot_of(machine)
-    if slot is None or state.phase == Phase.FORMING or launched == state.launched[slot]:
+    if slot is None or state.phase == Phase.FORMING or started_in == state.membership.started_in[slot]:
         return AgentOrder(AgentTodo.WAIT, slot, state.generation)
-    if slot in state.exited:
+    if slot in state.membership.exited:
         return AgentOrder(AgentTodo.WAIT, slot, state.generation)
-    return AgentOrder(AgentTodo.LAUNCH, slot, state.launched[slot])
+    return AgentOrder(AgentTodo.LAUNCH, slot, state.membership.started_in[slot])
+
+
+def _may_leave(state: State, machine: str) -> bool:
+    """Whether a machine that was asked to leave can do so without a loss: a spare at once.
+
+    A member waits for a spare, for the end of a recovery, and for a checkpoint: its replacement then replays
+    the few iterations since.
+    """
+    membership, committed = state.membership, state.checkpoints.committed
+    if machine in membership.spares:
+        return True
+    spare = any(spare not in membership.draining for spare in membership.spares)
+    saved = committed is not None and committed > membership.draining[machine]
+    return spare and saved and state.phase == Phase.LIVE
+
+
+def leaves_after_checkpoint(state: State) -> tuple[str, ...]:
+    """Members that were asked to leave, and wait for a checkpoint of all workers."""
+    committed = -1 if state.checkpoints.committed is None else state.checkpoints.committed
+    draining, slots = state.membership.draining, state.membership.slots
+    return tuple(sorted(m for m, since in draining.items() if m in slots and committed <= since))
+
+
+def _kept_out_s(losses: int) -> float:
+    """How long a machine stays away that others have lost sight of so often.
+
+    One that is reachable in one direction only joins again at once, and is lost again at once. Each time that
+    costs all others a recovery.
+    """
+    return min(_KEPT_OUT_S * 2 ** (losses - 2), _KEPT_OUT_AT_MOST_S) if losses > 1 else 0.0
 
 
 def commit_due(state: State, rank: int) -> int | None:
     """The iteration whose checkpoint marker this worker has to write, if any.
 
-    The lowest rank commits, once every worker's part is durable; a replacement inherits the duty.
+    The lowest rank commits once every worker's part is durable. A replacement inherits the duty.
     """
     if rank != 0:
         return None
-    complete = [i for i, parts in state.durable.items() if len(parts) == state.world]
+    complete = [i for i, parts in state.checkpoints.parts.items() if len(parts) == state.world_size]
     return max(complete, default=None)
+
+
+def saves_again(state: State, rank: int) -> bool:
+    """Whether a worker that begins to train has to save the state it begins with, if that is to be saved.
+
+    It has received that state from a replica, or is a replica of such a worker. None of them has a part of
+    that checkpoint which counts.
+    """
+    checkpoints = state.checkpoints
+    if state.phase != Phase.LIVE or state.plan is None:
+        return False
+    begin = state.plan.resume
+    return (begin, rank) in checkpoints.revoked and rank not in checkpoints.parts.get(begin, {})
+
+
+def neighbour_of(machine: str, addresses: Mapping[str, str]) -> str | None:
+    """The machine that ``machine`` watches: the next one by name, in a ring. None if it is alone.
+
+    The cost grows with the size of the job: call it again only when the addresses have changed.
+    """
+    if machine not in addresses or len(addresses) < 2:
+        return None
+    return min((name for name in addresses if name > machine), default=min(addresses))

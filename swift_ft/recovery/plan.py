@@ -1,36 +1,53 @@
-"""Which way back: a pure function from where everybody stands to who does what (paper §3, §5.1).
+"""From the workers' reports to the plan of a recovery: a pure function (paper §3, §5.1).
 
-The plan is a frozen value that can be printed, tested and costed before anything moves.
+:func:`make_plan` chooses the cheapest :class:`RecoveryMode` that is possible, in six stages:
+
+1. Reconcile replicas (§4). A worker whose state is lost or half updated gets a replica's.
+2. Choose replay targets (§5.1). A part without a usable replica is rebuilt from its checkpoint and from the
+   logs of its neighbours. A neighbour that did not log what this needs is rebuilt as well.
+3. Form replay groups (Appendix B). Rebuilt workers that need each other replay together.
+4. Check whether survivors can keep their state. If not, all workers return to the newest state that is in
+   the memory of the living, or else load the committed checkpoint.
+5. Assign a task to each worker.
+6. Assign helpers to the replays (§5.2).
+
+Stages 1 to 3 are in `recovery/targets.py`. The plan is a frozen value that can be printed, tested and costed
+before anything moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from swift_ft.recovery.events import Reported
-from swift_ft.recovery.ladder import Transfer, agree, groups_by_part, retreat
-from swift_ft.recovery.sharing import SharedReplay, share_replays
+from swift_ft.recovery.events import StatusReported
+from swift_ft.recovery.helpers import ParallelReplay, assign_helpers
+from swift_ft.recovery.memory import MemoryCheckpoint, newest_in_memory
+from swift_ft.recovery.reconcile import Transfer
+from swift_ft.recovery.targets import Target, choose_replays, reconcile
+from swift_ft.recovery.topology import Topology
 
-__all__ = ["Plan", "Task", "Way", "make_plan"]
+__all__ = ["Plan", "RecoveryMode", "Task", "make_plan"]
 
 
-class Way(StrEnum):
-    """How the job gets back to work."""
+class RecoveryMode(StrEnum):
+    """How the job resumes training."""
 
     START = "start"
-    """Nobody has state: everybody begins, from the committed checkpoint if there is one."""
+    """No worker has state. All load the committed checkpoint, or begin from scratch if there is none."""
     CONTINUE = "continue"
-    """Everybody still has its state (the network broke, nobody died)."""
+    """All workers still have their state: the network broke, but no machine died."""
     REPLICA = "replica"
-    """The lost part comes from a living replica; nothing is computed again but the interrupted iteration."""
+    """Lost state comes from live replicas (§4). Only the interrupted iteration is computed again."""
     REPLAY = "replay"
-    """The lost part is rebuilt from its checkpoint and the logs; nobody else goes back."""
+    """Lost state is rebuilt from its checkpoint and the logs (§5). Survivors keep theirs."""
+    MEMORY = "memory"
+    """All workers return, in their processes, to a recent state that is in the memory of the living."""
     FALLBACK = "fallback"
-    """Everybody returns to the committed global checkpoint."""
+    """All workers load the committed global checkpoint."""
     RESTART = "restart"
-    """All processes start again: there is no checkpoint to return to, or there is no session."""
+    """All processes start again: there is no checkpoint to load, or the script has no session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,310 +55,295 @@ class Task:
     """One worker's part of a plan.
 
     Attributes:
-        load: iteration of the checkpoint to load first; None to keep the state at hand.
-        begin: completed iterations after loading.
+        load: iteration of the checkpoint to load first; None to keep the present state.
+        begin: iterations that the state has completed after loading.
         replay_until: iterations ``begin .. replay_until - 1`` are replayed from the log.
-        serve: the worker is one iteration ahead: it serves the interrupted iteration from its own log.
-        portion: the workers with which it replays jointly, itself included: their messages to each other are
-            sent again instead of being read, and replicas among them average their gradients. Empty where it
-            replays alone.
-        undo: parameters whose last update is taken back, before any transfer.
+        resend_from_log: the worker is one iteration ahead. It resends its messages of the interrupted
+            iteration from its log instead of computing them again.
+        replay_group: the workers that replay together, including this one. They send messages to each other
+            again instead of reading them from a log, and replicas among them average their gradients. Empty
+            if the worker replays alone.
+        undo: parameters whose last update is undone, before any transfer.
+        holder: the worker in whose memory the state to load is, this one if it kept a copy; None if the state
+            to load is in the store.
     """
 
     load: int | None
     begin: int
     replay_until: int
-    serve: bool = False
-    portion: tuple[int, ...] = ()
+    resend_from_log: bool = False
+    replay_group: tuple[int, ...] = ()
     undo: tuple[int, ...] = ()
+    holder: int | None = None
 
     @property
     def end(self) -> int:
-        """Iterations that the state has completed when all are live."""
+        """Iterations that the state has completed when all workers are live."""
         return max(self.begin, self.replay_until)
 
     @property
+    def replays(self) -> bool:
+        """The worker replays at least one iteration."""
+        return self.begin < self.replay_until
+
+    @property
     def idle(self) -> bool:
-        """Nothing to do before going live."""
-        return self.load is None and self.begin >= self.replay_until
+        """The worker has nothing to load and nothing to replay."""
+        return self.load is None and not self.replays
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who does what to get everybody to the consensus iteration.
+    """What each worker does for all to reach the consensus iteration.
 
     Attributes:
-        way: the way back.
+        mode: the recovery mode.
         resume: the consensus iteration, the first one to run live.
         tasks: by rank; empty for a restart.
-        transfers: state that goes from replica to replica once the new group stands, in this order.
-        warm_up: the pipeline's one-time exchange of shapes must be done live again.
-        reason: why not a cheaper way, in words; empty where the cheapest was taken.
-        shared: replays in which survivors help.
+        transfers: state that replicas send to each other once the new process group exists, in this order.
+        warm_up: the pipeline has to repeat its one-time exchange of shapes live.
+        reason: why no cheaper mode was possible; empty for the cheapest.
+        parallel_replays: replays in which survivors help.
+        parts_from: before the consensus iteration, all workers do the script's parts between two steps from
+            this one on (``session.between()``); None if they are done.
     """
 
-    way: Way
+    mode: RecoveryMode
     resume: int
     tasks: Mapping[int, Task] = field(default_factory=dict)
     transfers: tuple[Transfer, ...] = ()
     warm_up: bool = False
     reason: str = ""
-    shared: tuple[SharedReplay, ...] = ()
+    parallel_replays: tuple[ParallelReplay, ...] = ()
+    parts_from: int | None = None
 
-    def shared_by(self, rank: int) -> SharedReplay | None:
-        """The shared replay in which a worker takes part."""
-        return next((shared for shared in self.shared if rank in shared.members), None)
+    def parallel_replay_of(self, rank: int) -> ParallelReplay | None:
+        """The parallel replay in which a worker takes part, as an owner or a helper."""
+        return next((replay for replay in self.parallel_replays if rank in replay.members), None)
 
 
 def make_plan(
-    standings: Mapping[int, Reported],
+    statuses: Mapping[int, StatusReported],
     *,
-    workers: int,
+    workers_per_machine: int,
     committed: int | None,
-    must_fall_back: str | None = None,
-    unaided: bool = False,
-    restored: Mapping[int, int] | None = None,
+    fallback_reason: str | None = None,
+    allow_helpers: bool = True,
+    log_gap_before: Mapping[int, int] | None = None,
+    allow_memory: bool = True,
 ) -> Plan:
-    """Choose the cheapest way back that is possible.
+    """Choose the cheapest recovery mode that is possible, and what each worker does in it.
 
     Args:
-        standings: one report per rank.
-        workers: workers per machine; messages inside a machine are not logged.
+        statuses: one report per rank.
+        workers_per_machine: workers per machine; messages inside a machine are not logged.
         committed: iteration of the last committed global checkpoint.
-        must_fall_back: why the logs cannot be used, if so.
-        unaided: no survivor may help in a replay, since one of them could not.
-        restored: iterations before which a worker's log has gaps, since a replica gave it its state, by rank.
+        fallback_reason: why the logs cannot be used, if so.
+        allow_helpers: survivors may help in a replay. False once one of them has declined.
+        log_gap_before: by rank, the iteration before which a worker's log has gaps because a replica gave it
+            its state. All these iterations are after ``committed``.
+        allow_memory: workers may return to a state in memory. False once that has failed.
 
     Returns:
-        The plan. With no way back but a fresh start of all processes, its way is ``RESTART``.
+        The plan. Its mode is ``RESTART`` if all processes have to start again.
     """
-    standing = [s for s in standings.values() if s.iteration is not None]
-    if not standing:
-        return _all_load(standings, committed, Way.START, reason=must_fall_back or "")
-    # An update that a replay was interrupted in has no beginning to go back to but the checkpoint.
-    standings = {
-        r: replace(s, iteration=None) if s.updated and not s.live else s for r, s in standings.items()
-    }
-    settled, undo, transfers = _settle_replicas(standings)
-    settled, portions = _who_replays(standings, settled, workers, committed, restored or {})
-    transfers = tuple(transfer for transfer in transfers if settled[transfer.source].live)
-    undo = {rank: updated for rank, updated in undo.items() if settled[rank].live}
-    moved = {rank for transfer in transfers for rank in transfer.targets} | undo.keys()
-    why_not = must_fall_back or _why_no_replay(settled, moved, committed)
-    if why_not:
-        if committed is None:
-            return Plan(Way.RESTART, 0, reason=f"{why_not}; no checkpoint is committed yet")
-        return _all_load(standings, committed, Way.FALLBACK, reason=why_not)
-    resume = min(s.iteration for s in settled.values() if s.live and s.iteration is not None)
-    tasks = {
-        rank: replace(_task(s, resume, committed), portion=portions.get(rank, ()), undo=undo.get(rank, ()))
-        for rank, s in settled.items()
-    }
-    way = Way.REPLAY
-    if all(t.idle for t in tasks.values()):
-        way = Way.REPLICA if transfers or undo else Way.CONTINUE
-    warm_up = not all(s.pipeline_known for s in standings.values())
-    shared = () if unaided else _shared(tasks, standings)
-    return Plan(way, resume, tasks, transfers, warm_up, shared=shared)
+    memory = newest_in_memory(statuses) if allow_memory else None
+    if memory is not None and memory.iteration < (committed or 0):
+        memory = None
+    if all(status.iteration is None for status in statuses.values()):
+        if memory is not None:  # all were about to return to it, or to another one
+            return _fall_back(statuses, committed, memory, fallback_reason or "no worker has its state")
+        return _load_checkpoint(RecoveryMode.START, statuses, committed, fallback_reason or "")
+    if fallback_reason:
+        return _fall_back(statuses, committed, memory, fallback_reason)
+
+    topology = Topology.of(statuses, workers_per_machine)
+    reconciled, transfers = reconcile(statuses, topology)
+    targets, replay_groups = choose_replays(statuses, reconciled, topology, committed, log_gap_before or {})
+    transfers = tuple(transfer for transfer in transfers if targets[transfer.source].live)
+    if reason := _why_survivors_lose_state(statuses, targets, committed):
+        return _fall_back(statuses, committed, memory, reason)
+    resume = min(_live_iterations(targets).values())
+    tasks = _assign_tasks(targets, replay_groups, resume, committed)
+    return Plan(
+        mode=_mode(tasks, transfers),
+        resume=resume,
+        tasks=tasks,
+        transfers=transfers,
+        warm_up=_needs_warm_up(statuses),
+        parallel_replays=_parallel_replays(tasks, statuses) if allow_helpers else (),
+        parts_from=_parts_from(statuses, targets, resume),
+    )
 
 
-def _shared(tasks: Mapping[int, Task], standings: Mapping[int, Reported]) -> tuple[SharedReplay, ...]:
-    replays = {
-        task.portion or (rank,): (task.begin, task.replay_until)
-        for rank, task in tasks.items()
-        if task.begin < task.replay_until
-    }
-    return share_replays(replays, standings, sorted(rank for rank in tasks if tasks[rank].idle))
+def _live_iterations(targets: Mapping[int, Target]) -> dict[int, int]:
+    return {rank: t.iteration for rank, t in targets.items() if t.live and t.iteration is not None}
 
 
-def _settle_replicas(
-    standings: Mapping[int, Reported],
-) -> tuple[dict[int, Reported], dict[int, tuple[int, ...]], tuple[Transfer, ...]]:
-    """Replication first (§3): where everybody will stand once replicas are equal, and what that takes."""
-    settled, undo = dict(standings), dict[int, tuple[int, ...]]()
-    transfers: tuple[Transfer, ...] = ()
-    groups = groups_by_part(standings)
-    agreed = [(group, found) for group in groups if (found := agree(group))]
-    resume = min((agreement.iteration for _, agreement in agreed), default=0)
-    # Whoever goes forward has not logged all that it would have sent, and a replay needs that.
-    lost = {rank for group in groups if agree(group) is None for rank in group}
-    beside = {other for rank, others in _neighbours(standings).items() if rank in lost for other in others}
-    needed = [standings[rank] for rank in sorted(beside - lost)]
-    resume = min([resume, *(s.iteration for s in needed if s.live and s.iteration is not None)])
-    for group, agreement in agreed:
-        if agreement.iteration > resume and (agreement.transfers or agreement.undo):
-            agreement = retreat(group, resume) or agreement
-        undo.update(agreement.undo)
-        transfers += agreement.transfers
-        for rank, s in group.items():
-            settled[rank] = replace(s, iteration=agreement.iteration, live=True, dirty=None, updated=())
-    return settled, undo, transfers
-
-
-def _all_load(standings: Mapping[int, Reported], committed: int | None, way: Way, reason: str) -> Plan:
-    at = committed or 0
-    tasks = {rank: Task(load=committed, begin=at, replay_until=at) for rank in standings}
-    warm_up = not all(s.pipeline_known for s in standings.values())
-    return Plan(way, at, tasks, warm_up=warm_up, reason=reason)
-
-
-def _task(standing: Reported, resume: int, committed: int | None) -> Task:
-    if standing.iteration is None:
-        return Task(load=committed, begin=committed or 0, replay_until=resume)
-    if not standing.live:
-        return Task(load=None, begin=standing.iteration, replay_until=resume)
-    ahead = standing.iteration > resume
-    return Task(load=None, begin=standing.iteration, replay_until=resume, serve=ahead)
-
-
-def _why_no_replay(standings: Mapping[int, Reported], moved: Set[int], committed: int | None) -> str:
-    """The first reason why survivors cannot keep their state, or an empty string.
-
-    Args:
-        standings: where everybody stands once replicas are equal.
-        moved: who got there by a replica's state.
-        committed: iteration of the last committed global checkpoint.
-    """
-    for s in standings.values():
-        if s.dirty:
-            return f"worker {s.rank} stopped in the middle of an update: {s.dirty}"
-    live = {s.rank: s.iteration for s in standings.values() if s.live and s.iteration is not None}
+def _why_survivors_lose_state(
+    statuses: Mapping[int, StatusReported], targets: Mapping[int, Target], committed: int | None
+) -> str:
+    """Stage 4: the first reason why the survivors cannot keep their state, or an empty string."""
+    for rank, target in targets.items():
+        if target.dirty:
+            return f"worker {rank} stopped in the middle of an update: {target.dirty}"
+    live = _live_iterations(targets)
     if not live:
-        return "no worker with a complete state is left"
-    resume = min(live.values())
-    if max(live.values()) > resume + 1:
-        return f"survivors stand {max(live.values()) - resume} iterations apart"
-    if committed is not None and resume < committed:  # logs before a commit are deleted
+        return "no worker with a complete state is left" + _why_gaps(statuses, committed) + _why_all(statuses)
+    return (
+        _why_survivors_disagree(live, committed)
+        or _why_no_replay(statuses, targets, live, committed)
+        or _why_no_resend(statuses, targets, live)
+    )
+
+
+def _why_gaps(statuses: Mapping[int, StatusReported], committed: int | None) -> str:
+    """Which logs could not be written, and so let workers go back that still had their state."""
+    gaps = {
+        rank: status.log_gap_reason
+        for rank, status in statuses.items()
+        if status.live and status.log_gap_before > (committed or 0)
+    }
+    return "".join(f"; the log of worker {rank} has a gap: {reason}" for rank, reason in gaps.items())
+
+
+def _why_all(statuses: Mapping[int, StatusReported]) -> str:
+    """Which call of the script let workers go back that still had their state."""
+    reasons = [s.together_reason for s in statuses.values() if s.live and s.together_reason]
+    return f"; {min(reasons)}" if reasons else ""
+
+
+def _why_survivors_disagree(live: Mapping[int, int], committed: int | None) -> str:
+    resume, latest = min(live.values()), max(live.values())
+    if latest > resume + 1:
+        return f"survivors are {latest - resume} iterations apart"
+    if committed is not None and resume < committed:  # a commit deletes the logs before it
         behind = min(rank for rank, iteration in live.items() if iteration == resume)
-        return f"worker {behind} stands at iteration {resume}, before the committed checkpoint {committed}"
-    for rank in sorted(standings.keys() - live.keys()):
-        if not standings[rank].stages:  # without a pipeline, nothing is logged
-            return f"all replicas of {', '.join(standings[rank].holds)} are lost"
-        begin = _begin(standings[rank], committed)
-        if begin is None:
-            return "the lost state was never in a checkpoint"
-        if begin > resume:
-            return f"worker {rank} stands at iteration {begin}, after the consensus iteration {resume}"
-    ahead = {rank for rank, iteration in live.items() if iteration > resume}
-    for rank in sorted(ahead & moved):
-        return f"worker {rank} would have to serve iteration {resume}, which its replica has completed"
-    for rank in sorted(ahead):
-        if not standings[rank].serves:
-            return (
-                f"worker {rank} would have to serve iteration {resume}, and has not kept what it sent in it"
-            )
+        return f"worker {behind} is at iteration {resume}, before the committed checkpoint {committed}"
     return ""
 
 
-def _who_replays(
-    standings: Mapping[int, Reported],
-    settled: Mapping[int, Reported],
-    workers: int,
+def _why_no_replay(
+    statuses: Mapping[int, StatusReported],
+    targets: Mapping[int, Target],
+    live: Mapping[int, int],
     committed: int | None,
-    restored: Mapping[int, int],
-) -> tuple[dict[int, Reported], dict[int, tuple[int, ...]]]:
-    """Where everybody begins, and who replays jointly with whom.
+) -> str:
+    resume = min(live.values())
+    for rank in sorted(targets.keys() - live.keys()):
+        if not statuses[rank].stages:  # nothing is logged without a pipeline
+            if not statuses[rank].holds:
+                return f"no other worker has the state of worker {rank}"
+            parts = ", ".join(statuses[rank].holds)
+            return f"all replicas of {parts} are lost"
+        begin = targets[rank].begin(committed)
+        if begin is None:
+            return "the lost state was never in a checkpoint"
+        if begin > resume:
+            return f"worker {rank} is at iteration {begin}, after the consensus iteration {resume}"
+    return ""
 
-    Who stands apart in a portion begins together, at the checkpoint; what that needs of others' logs may be
-    missing, so that they go back, too.
+
+def _why_no_resend(
+    statuses: Mapping[int, StatusReported], targets: Mapping[int, Target], live: Mapping[int, int]
+) -> str:
+    resume = min(live.values())
+    ahead = sorted(rank for rank, iteration in live.items() if iteration > resume)
+    for rank in ahead:
+        if not statuses[rank].stages:
+            return (
+                f"worker {rank} has completed iteration {resume}, which workers with other shards have "
+                "not, and cannot undo it: wrap all optimizers with swift_ft.wrap_optimizer()"
+            )
+        if targets[rank].received or targets[rank].undo:
+            return (
+                f"worker {rank} would have to resend iteration {resume}, "
+                "but its own state was just reconciled with its replicas"
+            )
+    for rank in ahead:
+        if not statuses[rank].can_resend:
+            return f"worker {rank} would have to resend iteration {resume}, but kept no copy of what it sent"
+    return ""
+
+
+def _assign_tasks(
+    targets: Mapping[int, Target],
+    replay_groups: Iterable[tuple[int, ...]],
+    resume: int,
+    committed: int | None,
+) -> dict[int, Task]:
+    """Stage 5: what each worker does to reach the consensus iteration."""
+    group_of = {rank: members for members in replay_groups for rank in members}
+    return {
+        rank: Task(
+            load=committed if target.iteration is None else None,
+            begin=target.begin(committed) or 0,
+            replay_until=resume,
+            resend_from_log=target.live and (target.iteration or 0) > resume,
+            replay_group=group_of.get(rank, ()),
+            undo=target.undo,
+        )
+        for rank, target in targets.items()
+    }
+
+
+def _parts_from(
+    statuses: Mapping[int, StatusReported], targets: Mapping[int, Target], resume: int
+) -> int | None:
+    """From where the script's parts before the consensus iteration are done again.
+
+    No worker begins that iteration before all have done them, as far as it communicates. A worker
+    beyond it cannot go back: then they are not done again.
     """
-    while True:
-        found = _with_who_logged_too_little(standings, settled, workers, committed or 0, restored)
-        portions = _portions(found)
-        for portion in portions.values():
-            if len({_begin(found[member], committed) for member in portion}) > 1:
-                found |= {member: replace(found[member], iteration=None) for member in portion}
-        if found == settled:
-            return found, portions
-        settled = found
+    live = _live_iterations(targets)
+    if any(iteration > resume for iteration in live.values()):
+        return None
+    done = [s.parts_done for rank, s in statuses.items() if rank in live and s.iteration == resume]
+    return min((number for number in done if number is not None), default=None)
 
 
-def _with_who_logged_too_little(
-    standings: Mapping[int, Reported],
-    settled: Mapping[int, Reported],
-    workers: int,
-    committed: int,
-    restored: Mapping[int, int],
-) -> dict[int, Reported]:
-    """A replay needs what the neighbours sent: who has no log of that replays, too, with all of its replicas.
-
-    Such are those that a replica gives its state, since their log is lost or lacks an iteration, now or
-    earlier (``restored``), and who shares a group (§5.3) with a worker that is rebuilt: they logged no
-    messages to it. (Without replicas, all of a group goes back as one.) What is not logged is computed
-    again, and a replica cannot do that without the gradients of the others, which go back with it.
-
-    Args:
-        standings: what everybody reported.
-        settled: where everybody stands once replicas are equal.
-        workers: workers per machine.
-        committed: iteration of the last committed global checkpoint.
-        restored: iterations before which a worker's log has gaps, by rank.
-    """
-    settled, near = dict(settled), _neighbours(standings)
-    replicas = {rank: tuple(group) for group in groups_by_part(standings) for rank in group}
-
-    def goes_back(other: int, rank: int) -> bool:
-        own, begin = standings[other], _begin(settled[rank], committed)
-        if _group(own, workers) == _group(standings[rank], workers):
-            return other in near[rank] or len(replicas[other]) == 1
-        whole = own.live and (own.iteration or 0) >= (settled[other].iteration or 0)
-        return other in near[rank] and not (whole and restored.get(other, 0) <= (begin or 0))
-
-    due = [rank for rank, s in settled.items() if not s.live]
-    while due:
-        rank = due.pop()
-        for other in standings:
-            if settled[other].live and goes_back(other, rank):
-                due += replicas[other]
-                for replica in replicas[other]:
-                    s = standings[replica]
-                    settled[replica] = replace(s, iteration=None, live=False, dirty=None, updated=())
-    return settled
+def _mode(tasks: Mapping[int, Task], transfers: Sequence[Transfer]) -> RecoveryMode:
+    if not all(task.idle for task in tasks.values()):
+        return RecoveryMode.REPLAY
+    if transfers or any(task.undo for task in tasks.values()):
+        return RecoveryMode.REPLICA
+    return RecoveryMode.CONTINUE
 
 
-def _group(standing: Reported, workers: int) -> int:
-    return standing.rank // workers if standing.group is None else standing.group
+def _parallel_replays(
+    tasks: Mapping[int, Task], statuses: Mapping[int, StatusReported]
+) -> tuple[ParallelReplay, ...]:
+    """Stage 6: survivors that have nothing else to do help in the replays."""
+    replays = {}
+    for rank, task in tasks.items():
+        owners = task.replay_group or (rank,)
+        if task.replays and rank == owners[0]:  # once per group
+            replays[owners] = (task.begin, task.replay_until)
+    return assign_helpers(replays, statuses, sorted(rank for rank, task in tasks.items() if task.idle))
 
 
-def _neighbours(standings: Mapping[int, Reported]) -> dict[int, set[int]]:
-    """Who exchanges messages with whom: the holders of neighbouring, and of linked, stages in a pipeline."""
-    holder = {(s.pipeline, stage): rank for rank, s in standings.items() for stage in s.stages}
-    near: dict[int, set[int]] = {rank: set() for rank in standings}
-    for (pipeline, stage), rank in holder.items():
-        after = holder.get((pipeline, stage + 1), rank)
-        if after != rank:
-            near[rank].add(after)
-            near[after].add(rank)
-    for rank, s in standings.items():
-        for other in {holder.get((s.pipeline, stage), rank) for stage in s.linked} - {rank}:
-            near[rank].add(other)
-            near[other].add(rank)
-    return near
+def _fall_back(
+    statuses: Mapping[int, StatusReported],
+    committed: int | None,
+    memory: MemoryCheckpoint | None,
+    reason: str,
+) -> Plan:
+    if memory is not None:
+        at = memory.iteration
+        tasks = {rank: Task(at, at, at, holder=memory.holders[rank]) for rank in statuses}
+        return Plan(RecoveryMode.MEMORY, at, tasks, warm_up=_needs_warm_up(statuses), reason=reason)
+    if committed is None:
+        return Plan(RecoveryMode.RESTART, 0, reason=f"{reason}; no checkpoint is committed yet")
+    return _load_checkpoint(RecoveryMode.FALLBACK, statuses, committed, reason)
 
 
-def _portions(standings: Mapping[int, Reported]) -> dict[int, tuple[int, ...]]:
-    """Who replays jointly (Appendix B), by rank: rebuilt neighbours in a pipeline, and rebuilt replicas.
-
-    What neighbours sent each other was not logged, or its log was lost with the sender; replicas need each
-    other's gradients in every iteration.
-    """
-    near = _neighbours(standings)
-    for group in groups_by_part(standings):
-        for rank in group:
-            near[rank] |= group.keys()
-    joint: dict[int, tuple[int, ...]] = {}
-    for rank, s in standings.items():
-        if s.live or rank in joint:
-            continue
-        found, due = {rank}, [rank]
-        while due:
-            new = {other for other in near[due.pop()] - found if not standings[other].live}
-            found |= new
-            due += new
-        joint |= dict.fromkeys(found, tuple(sorted(found)))
-    return {rank: members for rank, members in joint.items() if len(members) > 1}
+def _load_checkpoint(
+    mode: RecoveryMode, statuses: Mapping[int, StatusReported], committed: int | None, reason: str
+) -> Plan:
+    resume = committed or 0
+    tasks = {rank: Task(load=committed, begin=resume, replay_until=resume) for rank in statuses}
+    return Plan(mode, resume, tasks, warm_up=_needs_warm_up(statuses), reason=reason)
 
 
-def _begin(standing: Reported, committed: int | None) -> int | None:
-    """Where a worker that is rebuilt begins: where its replay stopped, or at the checkpoint."""
-    return committed if standing.iteration is None else standing.iteration
+def _needs_warm_up(statuses: Mapping[int, StatusReported]) -> bool:
+    return not all(status.pipeline_known for status in statuses.values())

@@ -1,1 +1,1 @@
-"""Taking back an optimizer's step (§4, Appendix A): rules, journals, residuals. No I/O, no threads."""
+"""Undoing an optimizer's step (§4, Appendix A): rules, snapshots, residuals. No I/O, no threads."""

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from swift_ft.undo.adafactor import AdafactorRule
-from swift_ft.undo.adam import AdamaxRule, AdamRule, NAdamRule, RAdamRule
-from swift_ft.undo.adaptive import AdadeltaRule, AdagradRule, RMSpropRule, RpropRule
-from swift_ft.undo.asgd import ASGDRule
-from swift_ft.undo.lamb import Lamb, LambRule
-from swift_ft.undo.muon import MuonRule
-from swift_ft.undo.rule import Rule, Tensors, number
-from swift_ft.undo.sgd import SGDRule
+from swift_ft.torch_adapters.core.optimizers import makes_same_state, plain_step
+from swift_ft.undo.rules.adafactor import AdafactorRule
+from swift_ft.undo.rules.adam import AdamaxRule, AdamRule, NAdamRule, RAdamRule
+from swift_ft.undo.rules.adaptive import AdadeltaRule, AdagradRule, RMSpropRule, RpropRule
+from swift_ft.undo.rules.asgd import ASGDRule
+from swift_ft.undo.rules.lamb import Lamb, LambRule
+from swift_ft.undo.rules.muon import MuonRule
+from swift_ft.undo.rules.rule import Rule, Tensors, number
+from swift_ft.undo.rules.sgd import SGDRule
 
-__all__ = ["SparseAdamRule", "plain_step", "rule_for", "touches_rows_only"]
+__all__ = ["SparseAdamRule", "rule_for", "touches_rows_only"]
 
 
 class SparseAdamRule(Rule):
@@ -49,30 +50,21 @@ _RULES: dict[type[Optimizer], Rule] = {
 }
 
 
-def plain_step(kind: type[Optimizer]) -> Callable[..., Any]:
-    """A class's ``step`` without torch's hooks around it."""
-    step: Callable[..., Any] = kind.step
-    while getattr(step, "hooked", False):
-        step = step.__wrapped__  # type: ignore[attr-defined]  # functools.wraps put it there
-    return step
-
-
 def rule_for(kind: type[Optimizer]) -> Rule | None:
-    """The rule for a class of optimizers, or None: then everything is journaled.
+    """The rule for a class of optimizers. With None, everything is journaled.
 
-    A subclass has its parent's rule as long as it takes the parent's step.
+    A subclass has its parent's rule if it uses the parent's step.
     """
     for parent in kind.__mro__:
         rule = _RULES.get(parent)
         if rule is None:
             continue
-        same_state = getattr(kind, "_init_group", None) is getattr(parent, "_init_group", None)
-        return rule if same_state and plain_step(kind) is plain_step(parent) else None
+        return rule if makes_same_state(kind, parent) and plain_step(kind) is plain_step(parent) else None
     return None
 
 
 def touches_rows_only(rule: Rule, grad: Tensor, hyper: Mapping[str, Any]) -> bool:
-    """Whether a step with a sparse gradient leaves all rows alone that the gradient does not name."""
+    """Whether a step with a sparse gradient changes only the rows that the gradient names."""
     if grad.layout is not torch.sparse_coo or grad.sparse_dim() != 1:
         return False
     if isinstance(rule, SGDRule):

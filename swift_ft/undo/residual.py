@@ -1,8 +1,8 @@
 """What floating point loses in an inverse, stored so that the undo is bit-exact.
 
 The inverse is off by a few units in the last place. Read as integers, the bits of the value before the step
-minus those of the inverted value are a small number, often 0: one byte holds it, and the few that one byte
-cannot hold stand in a list. Adding integers brings every bit back, those of NaN, infinities and -0.0 too.
+minus those of the inverted value are a small number, often 0. One byte holds it; the few that do not fit go
+into a list. Adding the integers restores every bit, also those of NaN, infinities and -0.0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from swift_ft.undo.journal import size_bytes
+from swift_ft.undo.snapshot import size_bytes
 
 __all__ = ["Residual"]
 
@@ -21,13 +21,13 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(slots=True)
 class Residual:
-    """The residual of one tensor, piece by piece.
+    """The residual of one tensor, slice by slice.
 
     Attributes:
-        dense: int8, one entry per element, by the offset of the piece; none where all is back.
-        listed: of a piece, its offset, some places relative to that, and what is missing there: what one
-            byte cannot hold, or all of a piece of which nearly everything came back.
-        spare: memory of the last step's dense pieces; fresh memory costs more than what is stored in it.
+        dense: int8, one entry per element, by the offset of the slice; none where the inverse is exact.
+        listed: per slice: its offset, places relative to it, and the differences there. Either what one
+            byte cannot hold, or all differences of a slice that has few.
+        spare: memory of the last step's dense slices; allocating fresh memory costs more than writing to it.
     """
 
     dense: dict[int, Tensor] = field(default_factory=dict)
@@ -35,18 +35,18 @@ class Residual:
     spare: dict[int, Tensor] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forgets the values and keeps the memory for the next step."""
+        """Drops the values and keeps the memory for the next step."""
         self.spare, self.dense = self.dense, {}
         self.listed.clear()
 
     def store(self, offset: int, before: Tensor, inverted: Tensor, mostly_zero: bool) -> None:
-        """Stores what turns one piece into another; ``inverted`` is used up.
+        """Stores the difference between two slices; overwrites ``inverted``.
 
         Args:
-            offset: where the piece begins.
+            offset: where the slice begins.
             before: values before the step, flat, contiguous.
             inverted: what the rule computed, same shape and dtype.
-            mostly_zero: a list may be shorter than a byte per element.
+            mostly_zero: try whether a list is shorter than a byte per element.
         """
         difference = bits(inverted)
         torch.sub(bits(before), difference, out=difference)
@@ -67,7 +67,7 @@ class Residual:
             self._list(offset, difference, 1.0)
 
     def _list(self, offset: int, difference: Tensor, most: float) -> bool:
-        """Lists what is not 0, if that is at most a certain share."""
+        """Lists the nonzero differences, if their share is at most ``most``."""
         at = difference.nonzero().squeeze(1)
         if at.numel() > most * difference.numel():
             return False

@@ -1,4 +1,4 @@
-"""What an undo takes and how exact it is, per optimizer."""
+"""What an undo costs and how exact it is, per optimizer."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from swift_ft.undo.journal import size_bytes
 from swift_ft.undo.registry import SparseAdamRule, rule_for
-from swift_ft.undo.rule import PARAM, Rule
+from swift_ft.undo.rules.rule import PARAM, Rule
+from swift_ft.undo.snapshot import size_bytes
 
 __all__ = ["UndoSupport", "undo_support"]
 
 
 @dataclass(frozen=True)
 class UndoSupport:
-    """How an optimizer's step is taken back.
+    """How an optimizer's step is undone.
 
     Attributes:
         optimizer: the class's name.
         method: ``algebra``, ``algebra and journal``, or ``journal``.
-        journaled: the parts that come from the journal: ``param``, or keys of the state.
-        extra_bytes_per_element: journal and residual, per element of the parameters, averaged over all
-            parameters that get a gradient. Overflows of a residual, well below 0.1 bytes, come on top.
-        exact: the undo brings back every bit.
-        error: where it does not: how far it is off, in words.
-        wait_free: single parameters can be updated and taken back.
+        journaled: the parts that are copied before the step: ``param``, or keys of the state.
+        extra_bytes_per_element: snapshots and residuals, per element of the parameters, averaged over all
+            parameters that get a gradient. Overflows of a residual add well below 0.1 bytes.
+        exact: the undo restores every bit.
+        error: the error where it does not, in words.
+        wait_free: single parameters can be updated and undone.
     """
 
     optimizer: str
@@ -45,7 +45,7 @@ class UndoSupport:
 
 
 def undo_support(optimizer: Optimizer, *, exact: bool | None = None) -> UndoSupport:
-    """Says how a step of an optimizer is taken back, as it is configured now.
+    """Describes how a step of an optimizer would be undone, as it is configured now.
 
     Args:
         optimizer: any optimizer, wrapped or not.
@@ -61,7 +61,7 @@ def undo_support(optimizer: Optimizer, *, exact: bool | None = None) -> UndoSupp
     rule = rule_for(kind)
     if rule is None:
         return _by_journal(optimizer, kind.__name__)
-    kept: set[str] = set()
+    all_journaled: set[str] = set()
     extra = elements = 0
     computed_any = False
     for group in optimizer.param_groups:
@@ -70,15 +70,15 @@ def undo_support(optimizer: Optimizer, *, exact: bool | None = None) -> UndoSupp
             journaled = _journaled(rule, param, parts, group, optimizer.state.get(param) or {}, exact)
             computed = parts.keys() - journaled
             computed_any |= bool(computed)
-            kept |= journaled
+            all_journaled |= journaled
             extra += sum(parts[key] for key in journaled)
             extra += param.numel() * len(computed) * exact
             elements += param.numel()
     bit_exact = exact or not computed_any
     return UndoSupport(
         optimizer=kind.__name__,
-        method="journal" if not computed_any else "algebra and journal" if kept else "algebra",
-        journaled=tuple(key for key in (PARAM, *rule.keys) if key in kept),
+        method="journal" if not computed_any else "algebra and journal" if all_journaled else "algebra",
+        journaled=tuple(key for key in (PARAM, *rule.keys) if key in all_journaled),
         extra_bytes_per_element=extra / max(elements, 1),
         exact=bit_exact,
         error="" if bit_exact else rule.error,
@@ -87,7 +87,7 @@ def undo_support(optimizer: Optimizer, *, exact: bool | None = None) -> UndoSupp
 
 
 def _parts(rule: Rule, param: Tensor, state: dict[str, Any], group: dict[str, Any]) -> dict[str, int]:
-    """Bytes of the parts that a step changes; before the first step those that it is going to make."""
+    """Bytes of the parts that a step changes; before the first step those that it will make."""
     sizes = {PARAM: size_bytes(param)}
     if state:
         held = {key: state.get(key) for key in rule.keys}
@@ -104,13 +104,13 @@ def _journaled(
     state: dict[str, Any],
     exact: bool,
 ) -> set[str]:
-    if rule.is_journaled(param, group) or isinstance(rule, SparseAdamRule):
+    if rule.is_fully_journaled(param, group) or isinstance(rule, SparseAdamRule):
         return set(parts)
-    return set(parts.keys() & rule.kept_for(param, state, group, exact))
+    return set(parts.keys() & rule.journaled_for(param, state, group, exact))
 
 
 def _by_journal(optimizer: Optimizer, name: str) -> UndoSupport:
-    """For what has no rule: parameters and all of the state, as it is now."""
+    """Without a rule: parameters and all of the state, as it is now."""
     elements = copied = 0
     for group in optimizer.param_groups:
         for param in group["params"]:

@@ -1,4 +1,4 @@
-"""One update of some parameters of a group: what is remembered of it, and how it is taken back."""
+"""One update of some parameters of a group: its record, and how it is undone."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import _default_to_fused_or_foreach  # torch's own choice between its kernels
 
 from swift_ft.errors import UndoError
-from swift_ft.undo.journal import Hyper, Kept, Rows, Saved
-from swift_ft.undo.pieces import Parts, Piece, gathered, local
+from swift_ft.torch_adapters.core.optimizers import picks_foreach
+from swift_ft.torch_adapters.core.shards import laid_out_as
+from swift_ft.torch_adapters.core.tensors import sparse_indices, version_of
 from swift_ft.undo.registry import touches_rows_only
 from swift_ft.undo.residual import Residual
-from swift_ft.undo.rule import GRADIENT, PARAM, Rule, Tensors, number
+from swift_ft.undo.rules.rule import GRADIENT, PARAM, Rule, Tensors, number
+from swift_ft.undo.slices import ParamSlice, ParamTensors, local, sliced
+from swift_ft.undo.snapshot import AnySnapshot, Hyper, RowSnapshot, Snapshot
 
-__all__ = ["Entry", "GroupUpdate", "buckets", "inverted"]
+__all__ = ["GroupUpdate", "ParamUpdate", "buckets", "invert"]
 
 
 _NOTHING: dict[str, Any] = {}
-"""Shared by all updates that need no journal or notes: a step must cost little; never written to."""
+"""Shared by all updates without snapshots or notes, because a step must cost little; never written to."""
 
 
 @dataclass(slots=True)
-class Entry:
+class ParamUpdate:
     """One parameter's update.
 
     Attributes:
@@ -34,12 +36,12 @@ class Entry:
         grad: the gradient that the step used; a reference, never a copy.
         state: the parameter's state before the step, the dictionary copied and the tensors not; None if
             there was no such dictionary.
-        fresh: no tensor that the rule knows was in it.
-        journaled: the whole update comes from the journal, the rule has nothing to do.
-        kept: parts that cannot be inverted.
-        journal: values before the step of those parts that existed.
+        fresh: the state held no tensor that the rule knows.
+        fully_journaled: all parts have snapshots; the rule has nothing to do.
+        journaled: parts that cannot be inverted.
+        snapshots: values before the step of the journaled parts that existed.
         notes: scalars before the step.
-        residual: what the inverse misses, by part.
+        residual: the error of the inverse, by part.
         versions: torch's counts of in-place changes of parameter and gradient after the step.
     """
 
@@ -47,9 +49,9 @@ class Entry:
     grad: Tensor
     state: dict[str, Any] | None
     fresh: bool
-    journaled: bool
-    kept: frozenset[str]
-    journal: dict[str, Saved]
+    fully_journaled: bool
+    journaled: frozenset[str]
+    snapshots: dict[str, AnySnapshot]
     notes: dict[str, Any]
     residual: dict[str, Residual] | None = None
     versions: tuple[int, int] = (0, 0)
@@ -72,26 +74,26 @@ class GroupUpdate:
     rule: Rule
     hyper: Hyper
     exact: bool
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[ParamUpdate] = field(default_factory=list)
     gradient_changed: bool = False
 
     @classmethod
     def before(
         cls, optimizer: Optimizer, group: dict[str, Any], params: Iterable[Tensor], rule: Rule, exact: bool
     ) -> GroupUpdate:
-        """Remembers what the step will destroy.
+        """Records what the step will overwrite.
 
         Args:
             optimizer: the optimizer.
             group: a parameter group.
-            params: parameters of it that are about to be updated; those without a gradient are left out.
+            params: parameters of it that are about to be updated; those without a gradient are skipped.
             rule: the optimizer's rule.
             exact: whether residuals will be stored.
         """
         update = cls(optimizer, rule, Hyper(group), exact)
         hyper, keys, entries = update.hyper.values, rule.keys, update.entries
-        same_for_all = type(rule).kept_for is Rule.kept_for
-        kept = rule.kept(hyper, exact) if same_for_all else frozenset[str]()
+        same_for_all = type(rule).journaled_for is Rule.journaled_for
+        journaled = rule.journaled(hyper, exact) if same_for_all else frozenset[str]()
         notes_any = bool(rule.small) or type(rule).note is not Rule.note
         may_be_journaled = bool(not rule.shardable or hyper.get("differentiable") or hyper.get("fused"))
         for param in params:
@@ -104,14 +106,14 @@ class GroupUpdate:
             for key in keys if state else ():
                 fresh = fresh and state.get(key) is None  # type: ignore[union-attr]  # there is one
             if not same_for_all:
-                kept = rule.kept_for(param, state or {}, hyper, exact)
+                journaled = rule.journaled_for(param, state or {}, hyper, exact)
             notes = rule.note(param, state or {}, hyper) if notes_any else _NOTHING
-            journaled = grad.is_sparse or (may_be_journaled and rule.is_journaled(param, hyper))
-            entry = Entry(param, grad, state, fresh, journaled, kept, _NOTHING, notes)
-            if journaled:
-                _keep_all(entry, rule, hyper)
-            elif kept:
-                _keep_parts(entry)
+            fully_journaled = grad.is_sparse or (may_be_journaled and rule.is_fully_journaled(param, hyper))
+            entry = ParamUpdate(param, grad, state, fresh, fully_journaled, journaled, _NOTHING, notes)
+            if fully_journaled:
+                _snapshot_all(entry, rule, hyper)
+            elif journaled:
+                _snapshot_parts(entry)
             entries.append(entry)
         if entries and type(rule).changes_gradient is not Rule.changes_gradient:
             foreach = _uses_foreach(hyper, [entry.param for entry in entries])
@@ -119,92 +121,94 @@ class GroupUpdate:
         return update
 
     def after(self) -> None:
-        """Remembers the state of the parameters' and gradients' counters, once the step is done."""
+        """Records the version counters of parameters and gradients after the step."""
         for entry in self.entries:
-            entry.versions = (entry.param._version, entry.grad._version)
+            entry.versions = (version_of(entry.param), version_of(entry.grad))
 
     @property
     def wide(self) -> bool:
-        """The kernel computes in float32 whatever the dtype, and rounds once."""
+        """The kernel computes in float32 for all dtypes, and rounds once."""
         return bool(self.hyper.values.get("fused"))
 
-    def check(self, entries: Iterable[Entry]) -> None:
-        """Refuses if parameters or gradients were changed since.
+    def check(self, entries: Iterable[ParamUpdate]) -> None:
+        """Refuses if parameters or gradients were changed after the step.
 
         Raises:
             UndoError: something was changed.
         """
         for entry in entries:
-            if entry.journaled:
+            if entry.fully_journaled:
                 continue
             for name, tensor, version in zip(
                 ("parameter", "gradient"), (entry.param, entry.grad), entry.versions, strict=True
             ):
-                if tensor._version != version:
+                if version_of(tensor) != version:
                     raise UndoError(
-                        f"The {name} of shape {tuple(tensor.shape)} was changed after the step, which "
-                        "therefore cannot be taken back: undo before anything else writes to it.",
+                        f"A {name} of shape {tuple(tensor.shape)} was changed after the step, so the step "
+                        "cannot be undone: call undo() before anything else writes to it.",
                         part=name,
                     )
 
-    def undo(self, entries: Sequence[Entry]) -> None:
-        """Takes back the updates of some parameters of this group, which is all of them or fewer."""
-        computed = [entry for entry in entries if not entry.journaled]
-        for entry in computed:  # before the rule, which reads it; the rest comes back after
-            if PARAM in entry.journal:
-                entry.journal.pop(PARAM).put_back()
+    def undo(self, entries: Sequence[ParamUpdate]) -> None:
+        """Undoes the updates of some or all parameters of this group."""
+        computed = [entry for entry in entries if not entry.fully_journaled]
+        for entry in computed:  # before the rule, which reads it; the other snapshots follow after
+            if PARAM in entry.snapshots:
+                entry.snapshots.pop(PARAM).restore()
         for bucket in buckets(computed, self.state_keys):
             self._invert(bucket)
         for entry in entries:
-            self._put_back(entry)
+            self._restore(entry)
 
-    def parts(self, entries: Sequence[Entry]) -> list[Parts]:
-        """What the rule works on, as it is after the step."""
+    def parts(self, entries: Sequence[ParamUpdate]) -> list[ParamTensors]:
+        """The tensors that the rule works on, as they are after the step."""
         return [
-            Parts(
+            ParamTensors(
                 index,
                 local(entry.param),
-                local(entry.grad),
+                local(laid_out_as(entry.grad, entry.param)),
                 {key: local(self.optimizer.state[entry.param][key]) for key in self.state_keys(entry)},
             )
             for index, entry in enumerate(entries)
         ]
 
-    def tensors(self, pieces: Sequence[Piece], entries: Sequence[Entry], steps: Sequence[float]) -> Tensors:
-        """The pieces as a rule takes them."""
-        first = entries[pieces[0].index]
+    def tensors(
+        self, slices: Sequence[ParamSlice], entries: Sequence[ParamUpdate], steps: Sequence[float]
+    ) -> Tensors:
+        """The slices as a rule takes them."""
+        first = entries[slices[0].index]
         return Tensors(
-            params=[piece.param for piece in pieces],
-            grads=[piece.grad for piece in pieces],
-            state={key: [piece.state[key] for piece in pieces] for key in pieces[0].state},
-            steps=[steps[piece.index] for piece in pieces],
-            notes=[self._notes(entries[piece.index]) for piece in pieces],
+            params=[slice_.param for slice_ in slices],
+            grads=[slice_.grad for slice_ in slices],
+            state={key: [slice_.state[key] for slice_ in slices] for key in slices[0].state},
+            steps=[steps[slice_.index] for slice_ in slices],
+            notes=[self._notes(entries[slice_.index]) for slice_ in slices],
             fresh=first.fresh,
-            kept=first.kept,
+            journaled=first.journaled,
             gradient_changed=self.gradient_changed,
             exact=self.exact,
         )
 
-    def steps(self, entries: Sequence[Entry]) -> list[float]:
-        """The step counters after the step; one transfer for all that live on a device."""
+    def steps(self, entries: Sequence[ParamUpdate]) -> list[float]:
+        """The step counters after the step; one transfer for all that are on a device."""
         counters = [self.optimizer.state.get(entry.param, {}).get("step", 0.0) for entry in entries]
         on_device = [c for c in counters if isinstance(c, Tensor) and c.device.type != "cpu"]
         if len(on_device) == len(counters) and len({c.device for c in on_device}) == 1:
             return [float(value) for value in torch.stack(on_device).tolist()]
         return [number(counter) for counter in counters]
 
-    def _invert(self, entries: Sequence[Entry]) -> None:
+    def _invert(self, entries: Sequence[ParamUpdate]) -> None:
         parts, steps = self.parts(entries), self.steps(entries)
-        for pieces in gathered(parts, self.rule.elementwise):
-            inverted(self.rule, self.tensors(pieces, entries, steps), self.hyper.values, self.wide)
+        for slices in sliced(parts, self.rule.elementwise):
+            invert(self.rule, self.tensors(slices, entries, steps), self.hyper.values, self.wide)
         for part, entry in zip(parts, entries, strict=True):
             for key, residual in (entry.residual or {}).items():
                 target = part.param if key == PARAM else part.state[key]
                 _apply(residual, target)
 
-    def _put_back(self, entry: Entry) -> None:
-        for saved in entry.journal.values():
-            saved.put_back()
+    def _restore(self, entry: ParamUpdate) -> None:
+        for saved in entry.snapshots.values():
+            saved.restore()
         if entry.state is None:
             self.optimizer.state.pop(entry.param, None)
             return
@@ -217,19 +221,19 @@ class GroupUpdate:
             if isinstance(state.get(key), Tensor):
                 state[key].copy_(entry.notes[key])
 
-    def state_keys(self, entry: Entry) -> tuple[str, ...]:
+    def state_keys(self, entry: ParamUpdate) -> tuple[str, ...]:
         """The keys of the state, after the step, that the rule works on."""
         state = self.optimizer.state.get(entry.param, {})
         return tuple(key for key in self.rule.keys if isinstance(state.get(key), Tensor))
 
-    def _notes(self, entry: Entry) -> dict[str, float]:
+    def _notes(self, entry: ParamUpdate) -> dict[str, float]:
         notes = {key: number(value) for key, value in entry.notes.items()}
         for key in self.rule.left_behind:
             notes[key] = number(self.optimizer.state[entry.param][key])
         return notes
 
 
-def inverted(rule: Rule, tensors: Tensors, hyper: Mapping[str, Any], wide: bool) -> None:
+def invert(rule: Rule, tensors: Tensors, hyper: Mapping[str, Any], wide: bool) -> None:
     """Inverts in place; in float32 where the kernel computed in that.
 
     Args:
@@ -248,7 +252,7 @@ def inverted(rule: Rule, tensors: Tensors, hyper: Mapping[str, Any], wide: bool)
         steps=tensors.steps,
         notes=tensors.notes,
         fresh=tensors.fresh,
-        kept=tensors.kept,
+        journaled=tensors.journaled,
         gradient_changed=tensors.gradient_changed,
         exact=tensors.exact,
     )
@@ -258,34 +262,36 @@ def inverted(rule: Rule, tensors: Tensors, hyper: Mapping[str, Any], wide: bool)
         torch._foreach_copy_(values, wider.state[key])
 
 
-def _keep_parts(entry: Entry) -> None:
-    entry.journal = {}
-    for key in entry.kept - {GRADIENT}:
+def _snapshot_parts(entry: ParamUpdate) -> None:
+    entry.snapshots = {}
+    for key in entry.journaled - {GRADIENT}:
         tensor = entry.param if key == PARAM else (entry.state or {}).get(key)
         if isinstance(tensor, Tensor):
-            entry.journal[key] = Kept.of(tensor)
+            entry.snapshots[key] = Snapshot.of(tensor)
 
 
-def _keep_all(entry: Entry, rule: Rule, hyper: Mapping[str, Any]) -> None:
-    """Journals parameter and state, or those rows that a sparse gradient names."""
-    entry.journal = {}
+def _snapshot_all(entry: ParamUpdate, rule: Rule, hyper: Mapping[str, Any]) -> None:
+    """Copies parameter and state, or only the rows that a sparse gradient names."""
+    entry.snapshots = {}
     whole = {PARAM: entry.param}
     whole |= {key: value for key, value in (entry.state or {}).items() if isinstance(value, Tensor)}
     if entry.grad.is_sparse and touches_rows_only(rule, entry.grad, hyper):
-        rows = torch.unique(entry.grad._indices()[0])
+        rows = torch.unique(sparse_indices(entry.grad)[0])
         for key, value in whole.items():
             if value.shape == entry.param.shape:
-                entry.journal[key] = Rows.of(value, rows)
+                entry.snapshots[key] = RowSnapshot.of(value, rows)
     else:
         scalars = {"step", *rule.small}  # counted back, or noted
-        entry.journal.update({key: Kept.of(value) for key, value in whole.items() if key not in scalars})
+        entry.snapshots.update(
+            {key: Snapshot.of(value) for key, value in whole.items() if key not in scalars}
+        )
 
 
-def buckets(entries: Sequence[Entry], state_keys: Any) -> Iterator[list[Entry]]:
+def buckets(entries: Sequence[ParamUpdate], state_keys: Any) -> Iterator[list[ParamUpdate]]:
     """Entries that one call of a rule can take together."""
-    buckets: dict[Any, list[Entry]] = {}
+    buckets: dict[Any, list[ParamUpdate]] = {}
     for entry in entries:
-        kind = (entry.fresh, entry.kept, state_keys(entry), entry.param.device, entry.param.dtype)
+        kind = (entry.fresh, entry.journaled, state_keys(entry), entry.param.device, entry.param.dtype)
         buckets.setdefault((*kind, entry.grad.dtype), []).append(entry)
     yield from buckets.values()
 
@@ -304,4 +310,4 @@ def _uses_foreach(hyper: Mapping[str, Any], params: Iterable[Tensor]) -> bool:
         return False
     if hyper.get("foreach") is not None:
         return bool(hyper["foreach"])
-    return _default_to_fused_or_foreach(list(params), bool(hyper.get("differentiable")), use_fused=False)[1]
+    return picks_foreach(params, differentiable=bool(hyper.get("differentiable")))

@@ -1,4 +1,4 @@
-"""The undo window: the updates of the last step, for as long as they may have to be taken back."""
+"""The undo window: the updates of the last step, as long as they can be undone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from swift_ft.errors import UndoError, UsageError
-from swift_ft.undo.journal import WholeState, size_bytes
-from swift_ft.undo.update import Entry, GroupUpdate
+from swift_ft.torch_adapters.core.tensors import version_of
+from swift_ft.undo.snapshot import WholeState, size_bytes
+from swift_ft.undo.update import GroupUpdate, ParamUpdate
 
 __all__ = ["Window"]
 
@@ -19,15 +20,15 @@ __all__ = ["Window"]
 class Window:
     """The updates of one step.
 
-    Invariant: a parameter is in at most one update; whatever is in none was not changed by this step, or
-    its update was taken back.
+    Invariant: a parameter is in at most one update. One that is in none was not changed by this step, or its
+    update was undone.
 
     Attributes:
         updates: updates of parameters with a known rule, in the order in which they were made.
-        whole: all that an optimizer without a rule held before its step.
+        whole: everything that an optimizer without a rule held before its step.
         found_inf: the scaler's verdict on the gradients; where it is not 0 the kernel did nothing.
         zeros: gradients that replaced the ones in the window, with torch's count of in-place changes.
-        complete: ``step()`` was called; without, single updates of the next step are under way.
+        complete: ``step()`` was called. If not, single updates of the next step are under way.
     """
 
     updates: list[GroupUpdate] = field(default_factory=list)
@@ -44,7 +45,7 @@ class Window:
             return set(self.whole.params)
         return {entry.param for entry in self.entries()}
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[ParamUpdate]:
         """All updates of single parameters."""
         for update in self.updates:
             yield from update.entries
@@ -55,31 +56,31 @@ class Window:
 
     @torch.no_grad()
     def undo(self, parameters: Iterable[Tensor] | None) -> int:
-        """Takes updates back, those of some parameters or all.
+        """Undoes the updates of some or all parameters.
 
         Args:
             parameters: parameters that this step updated; None for all that it updated.
 
         Returns:
-            The number of parameters whose update was taken back.
+            The number of parameters whose update was undone.
 
         Raises:
-            UndoError: there is nothing to take back, or it cannot be taken back; nothing was changed.
+            UndoError: there is nothing to undo, or it cannot be undone; nothing was changed.
             UsageError: a parameter was not updated by this step.
         """
         if self.skipped():
             raise UndoError(
-                "The last step was skipped because a gradient was not finite: no step, nothing to take back."
+                "The last step was skipped because a gradient was not finite: there is nothing to undo."
             )
         updated = self.params()
         chosen = updated if parameters is None else set(parameters)
         if not chosen <= updated:
             raise UsageError(
                 f"{len(chosen - updated)} of {len(chosen)} parameters were not updated by the last step, or "
-                "were taken back already: give undo() parameters out of `optimizer.updated`."
+                "were undone already: give undo() parameters from `optimizer.updated`."
             )
         if not updated:
-            raise UndoError("The last step updated nothing, or all of it was taken back already.")
+            raise UndoError("The last step updated nothing, or was undone already: call step() first.")
         if self.whole is not None:
             return self._undo_whole(self.whole, chosen)
         todo = [
@@ -87,23 +88,25 @@ class Window:
         ]
         if sum(len(entries) for _, entries in todo) != len(chosen):
             raise UndoError(
-                "A parameter that stands twice in a group is updated twice: no step to take back."
+                "A parameter is in a group twice and was updated twice, so the step cannot be undone: "
+                "list it once."
             )
         for update, entries in todo:
             update.check(entries)
         for update, entries in reversed(todo):
             if entries:
                 update.undo(entries)
-                update.hyper.put_back()
+                update.hyper.restore()
                 update.entries = [entry for entry in update.entries if entry.param not in chosen]
         return len(chosen)
 
     def _undo_whole(self, whole: WholeState, chosen: set[Tensor]) -> int:
         if len(chosen) != len(set(whole.params)):
             raise UndoError(
-                "swift_ft has no rule for this optimizer: its step is taken back as a whole or not."
+                "swift_ft has no rule for this optimizer, so its step is undone as a whole: "
+                "call undo() without parameters."
             )
-        whole.put_back()
+        whole.restore()
         self.whole = None
         return len(chosen)
 
@@ -114,7 +117,7 @@ class Window:
             if grad is None or grad is entry.grad:
                 continue
             zero, version = self.zeros.get(entry.param, (None, 0))
-            if grad is not zero or grad._version != version:
+            if grad is not zero or version_of(grad) != version:
                 return True
         return False
 
@@ -126,17 +129,17 @@ class Window:
                 self.zeros[entry.param] = (entry.param.grad, 0)
 
     def note_zeros(self) -> None:
-        """Remembers that nothing was added to the new gradients yet."""
-        self.zeros = {param: (grad, grad._version) for param, (grad, _) in self.zeros.items()}
+        """Records that nothing was added to the new gradients yet."""
+        self.zeros = {param: (grad, version_of(grad)) for param, (grad, _) in self.zeros.items()}
 
     def memory_bytes(self) -> int:
-        """Bytes that are held beside parameters, state and gradients: journal, residuals."""
+        """Bytes of snapshots and residuals, without parameters, state and gradients."""
         total = self.whole.size_bytes if self.whole else 0
         for entry in self.entries():
-            total += sum(saved.size_bytes for saved in entry.journal.values())
+            total += sum(saved.size_bytes for saved in entry.snapshots.values())
             total += sum(residual.size_bytes for residual in (entry.residual or {}).values())
         return total
 
     def gradient_bytes(self) -> int:
-        """Bytes of gradients that nobody else refers to as their parameter's gradient any more."""
+        """Bytes of gradients that only this window still holds."""
         return sum(size_bytes(entry.grad) for entry in self.entries() if entry.param.grad is not entry.grad)

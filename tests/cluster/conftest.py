@@ -1,11 +1,22 @@
-"""Undisturbed runs to compare with."""
+"""Undisturbed runs to compare with, and a finished one whose store is looked at."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ClusterRun, run_cluster
+
+from tests.support.cluster import ClusterRun, processes_of, run_cluster, training
+from tests.support.hosts import Hosts
+
+SMALL_SEGMENTS = Path(__file__).parent / "scripts" / "small_segments.py"
+NEWEST, OLDER, LENGTH = 12, 6, 17
+"""The checkpoints in the store of the finished run, and its iterations."""
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +32,31 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return made[args]
 
     return reference
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a run of four workers. Machine 1 dies in iteration 14, and is replayed from 12."""
+    folder = tmp_path_factory.mktemp("finished")
+    script = [*training(folder, SMALL_SEGMENTS, iterations=LENGTH), f"--checkpoint-every={OLDER}"]
+    run = run_cluster(folder, inject="kill machine=1 iteration=14 point=forward microbatch=3", script=script)
+    assert run.code == 0, run.output[-3000:]
+    assert [recovery["mode"] for recovery in run.recoveries] == ["replay"]
+    return run.store
+
+
+@pytest.fixture
+def store(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return shutil.copytree(finished, tmp_path / "store")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """A run that is killed if the test fails."""
+    made = Hosts(tmp_path, 60)
+    yield made
+    for line in processes_of(tmp_path):
+        os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+    for process in made.processes.values():
+        process.wait(timeout=30)

@@ -1,4 +1,4 @@
-"""What swift-run does with bad input, with an old store, with several hosts, and at Ctrl-C."""
+"""swift-run with bad input, with an old store, with several hosts, and at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import (
+
+from swift_ft.units import format_seconds
+from tests.support.cluster import (
     ITERATIONS,
     ClusterRun,
     assert_identical,
@@ -24,18 +24,10 @@ from harness import (
     run_cluster,
     training,
 )
+from tests.support.waiting import wait_until
 
 MISUSE = Path(__file__).parent / "scripts" / "misuse.py"
 BARE = Path(__file__).parent / "scripts" / "bare.py"
-
-
-def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> Any:
-    ticks = int(deadline_s / 0.05)
-    for _ in range(ticks):
-        if found := condition():
-            return found
-        threading.Event().wait(0.05)
-    raise TimeoutError(what)
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -64,18 +56,20 @@ def test_unknown_flag(tmp_path: Path) -> None:
     [
         (["--machines", "0"], "at least 1"),
         (["--inject", "kill everything"], "cannot be read"),
+        (["--inject", "kill machine=0 iteration=1 point=lunch"], "no point 'lunch', only forward, backward"),
+        (["--inject", "kill machine=9 iteration=1"], "there is no machine 9, only machines 0 to 3"),
         (["--resume", "--fresh"], "exclude each other"),
         (["--rdzv-backend", "etcd"], "not supported"),
     ],
 )
-def test_flags_without_sense(flags: list[str], words: str, tmp_path: Path) -> None:
+def test_invalid_flags(flags: list[str], words: str, tmp_path: Path) -> None:
     run = run_cluster(tmp_path, flags=flags)
     assert run.code == 2
     assert words in one_line(run)
     assert not (tmp_path / "store").exists()
 
 
-def test_script_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_script(tmp_path: Path) -> None:
     run = run_cluster(tmp_path, script=["nowhere.py"])
     assert run.code == 2
     assert "nowhere.py" in one_line(run)
@@ -85,12 +79,23 @@ def test_script_that_is_not_there(tmp_path: Path) -> None:
     ("kind", "words"),
     [
         ("two sessions", "has a session already"),
-        ("not attached", "attach_pipeline(schedule) or session.attach_ddp(model) before the first step"),
+        ("not attached", "session.attach_fsdp(model) before the first step. Session(snapshot_every=...)"),
         ("no schedule", "takes a schedule"),
         ("no DDP", "takes a torch.nn.parallel.DistributedDataParallel"),
+        ("DDP of DTensors", "takes the parameters out of the module in the first forward pass"),
         ("two pipelines", "protects one pipeline"),
         ("without with", "Write `with step:`"),
+        ("plain loop", "Write `for step in session.steps(iterations):`"),
         ("gradients carried over", "zero_grad"),
+        ("a batch between steps", "Call schedule.step() inside of `with step:`"),
+        ("a collective that is waited for after its step", "waits for allreduce, which began in a step"),
+        ("a collective that is waited for in the next step", "waits for allreduce, which began in a step"),
+        ("validation between steps", "schedule.eval() has no place in the log"),
+        ("model left out", "parameter 'weight' is not in Session(state)"),
+        ("optimizer left out", "'s parameter 'weight' is not in Session(state)"),
+        ("scheduler left out", "StepLR steps with the optimizer and is not in Session(state)"),
+        ("DDP model left out", "the DDP model's parameter 'weight' is not in Session(state)"),
+        ("DDP optimizer left out", "the DDP model's parameter 'weight' is not in Session(state)"),
     ],
 )
 def test_misuse_of_a_session(kind: str, words: str, tmp_path: Path) -> None:
@@ -104,8 +109,8 @@ def test_misuse_of_a_session(kind: str, words: str, tmp_path: Path) -> None:
 
 
 def test_store_of_an_earlier_run(tmp_path: Path, references: Any) -> None:
-    """A second run asks; --resume goes on to the same weights, --fresh begins anew, strangers are refused."""
-    first = run_cluster(tmp_path, "--iterations", "6")
+    """A second run asks: to resume ends with the same weights, --fresh starts over. Foreign segments fail."""
+    first = run_cluster(tmp_path, "--iterations", "6", flags=["--auto-resume"])
     assert first.code == 0
     before = snapshot(first.store)
 
@@ -133,17 +138,31 @@ def test_store_of_an_earlier_run(tmp_path: Path, references: Any) -> None:
     stranger.unlink()
 
     resumed = run_cluster(
-        tmp_path, flags=["--resume"], inject="kill machine=3 iteration=7 point=forward microbatch=1"
+        tmp_path, flags=["--auto-resume"], inject="kill machine=3 iteration=7 point=forward microbatch=1"
     )
     assert_identical(resumed, references())
-    assert min(event["iteration"] for event in resumed.events("Committed")) == 6
-    assert resumed.recoveries[0]["way"] == "replay"
+    assert min(event["iteration"] for event in resumed.events("CheckpointCommitted")) == 6
+    assert resumed.recoveries[0]["mode"] == "replay"
 
     fresh = run_cluster(tmp_path, flags=["--fresh"])
     assert_identical(fresh, references())
 
 
-def test_a_place_that_is_not_ours(tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_model(tmp_path: Path) -> None:
+    """It is named at once, with a tensor and both shapes: no other way back would lead anywhere."""
+    script = training(tmp_path, iterations=2)
+    first = run_cluster(tmp_path, machines=2, script=script)
+    assert first.code == 0
+    other = run_cluster(tmp_path, machines=2, flags=["--resume"], script=[*script, "--width=48"])
+    assert other.code == 2
+    line = one_line(other)
+    assert "The checkpoint was made by another model: model." in line
+    assert "32" in line.partition(" there and ")[0]
+    assert "48" in line.partition(" there and ")[2]
+    assert not other.recoveries
+
+
+def test_a_folder_that_is_not_a_store_of_ours(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "thesis.tex").write_text("years of work")
     run = run_cluster(tmp_path, flags=["--fresh"])
@@ -156,7 +175,7 @@ def test_a_place_that_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_torchrun_script(tmp_path: Path) -> None:
-    """A script without a session runs as under torchrun, and is started again after a death."""
+    """A script without a session runs as under torchrun, and is restarted after a death."""
     run = run_cluster(tmp_path, "die", flags=["--max-restarts", "3"], script=[str(BARE)])
     assert run.code == 0, run.output
     assert run.output.count("sum 6.0") >= 4
@@ -200,10 +219,12 @@ def test_stopped_by_signal(number: int, tmp_path: Path) -> None:
     assert process.returncode == 128 + number, output[-2000:]
     assert "stopped by" in output
     assert not processes_of(tmp_path)
+    assert [*(tmp_path / "store" / "log").iterdir()]
+    assert not [*(tmp_path / "store" / "log").rglob("*.tmp")]
 
 
 def test_thawed_machine_does_no_harm(tmp_path: Path, references: Any) -> None:
-    """A machine that was frozen, and replaced, finds itself fenced when it wakes up."""
+    """A machine that was frozen and replaced is fenced when it wakes up."""
     iterations = 120
     env = {**os.environ, "OMP_NUM_THREADS": "1", "SWIFT_TEST_FOLDER": str(tmp_path)}
     fault = "stop machine=1 iteration=5 point=forward microbatch=3"
@@ -229,10 +250,13 @@ def test_thawed_machine_does_no_harm(tmp_path: Path, references: Any) -> None:
             assert len(frozen) == 2  # the agent and the worker
             for pid in frozen:
                 os.kill(pid, signal.SIGCONT)
+    process.stdout.close()
     assert process.wait(timeout=60) == 0, "".join(output[-50:])
     run = ClusterRun(tmp_path, 0, "".join(output), json.loads((tmp_path / "events.json").read_text()))
     assert [r["slots"] for r in run.recoveries] == [[1]]
-    assert any(event["machine"].endswith(".1") for event in run.events("Joined"))  # it came back as a spare
+    assert any(
+        event["machine"].endswith(".1") for event in run.events("MachineJoined")
+    )  # it has joined again as a spare
     assert_identical(run, references("--iterations", str(iterations)))
 
 
@@ -245,8 +269,10 @@ def stopped_processes(folder: Path) -> list[int]:
 
 
 def test_one_launcher_per_host(tmp_path: Path, references: Any) -> None:
-    """Started like torchrun, one launcher per machine; the one that started the store is killed, and a new
-    one takes its place."""
+    """Started like torchrun, one launcher per machine. The launcher that started the store is replaced.
+
+    Each launcher tells of the loss on its console, and writes the events.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -254,17 +280,18 @@ def test_one_launcher_per_host(tmp_path: Path, references: Any) -> None:
     flags = ["--nnodes", "4", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "hosts"]
     launcher = [sys.executable, "-m", "swift_ft.cli.run", *flags, "--log-dir", str(tmp_path / "logs")]
     script = training(tmp_path, iterations=60)
+    events = [tmp_path / f"events{node}.json" for node in range(4)]
 
     def start(node: int) -> subprocess.Popen[str]:
-        log = (tmp_path / f"node{node}-{os.urandom(2).hex()}.txt").open("w")
-        return subprocess.Popen(
-            [*launcher, "--node-rank", str(node), *script],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=env,
-            start_new_session=True,
-        )
+        with (tmp_path / f"node{node}-{os.urandom(2).hex()}.txt").open("w") as log:
+            return subprocess.Popen(
+                [*launcher, "--events-out", str(events[node]), "--node-rank", str(node), *script],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=env,
+                start_new_session=True,
+            )
 
     def seen(text: str) -> bool:
         return any(text in path.read_text() for path in tmp_path.glob("node*.txt"))
@@ -279,7 +306,18 @@ def test_one_launcher_per_host(tmp_path: Path, references: Any) -> None:
     codes = [node.wait(timeout=120) for node in nodes]
     output = "".join(path.read_text() for path in tmp_path.glob("node*.txt"))
     assert codes == [0, 0, 0, 0], output[-5000:]
-    assert_identical(ClusterRun(tmp_path, 0, output, {}), references("--iterations", "60"))
+    reports = [json.loads(path.read_text()) for path in events]
+    assert all(report == reports[0] for report in reports)
+    assert_identical(ClusterRun(tmp_path, 0, output, reports[0]), references("--iterations", "60"))
+    [recovery] = reports[0]["recoveries"]
+    for node in range(4):
+        told = "".join(path.read_text() for path in tmp_path.glob(f"node{node}-*.txt"))
+        assert ("] machine 0 is lost: " in told) == (node != 0)  # the new launcher repeats no history
+        assert "all are live, and go on with iteration" in told
+        assert (
+            f"] 1 recovery, {format_seconds(recovery['live'] - recovery['detected'])}, 0 iterations lost"
+            in told
+        )
     wait_until(lambda: not processes_of(tmp_path), "the store's end")
 
 
@@ -289,7 +327,7 @@ def is_free(port: int) -> bool:
 
 
 def test_wrong_number_of_machines(tmp_path: Path) -> None:
-    """A launcher that was started for another number of machines is refused, the others go on."""
+    """A launcher with another number of machines is refused; the others continue, and say that they wait."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -303,16 +341,22 @@ def test_wrong_number_of_machines(tmp_path: Path) -> None:
         "--rdzv-id",
         "x",
     ]
-    first = subprocess.Popen([*base, "--nnodes", "2", str(BARE)], env=env, start_new_session=True)
-    wait_until(lambda: not is_free(port), "the store")
+    with (tmp_path / "first.txt").open("w") as log:
+        first = subprocess.Popen(
+            [*base, "--nnodes", "2", str(BARE)], env=env, stderr=log, start_new_session=True
+        )
+    wait_until(lambda: "] waits for " in (tmp_path / "first.txt").read_text(), "the announcement of a wait")
+    text = (tmp_path / "first.txt").read_text()
+    assert "] waits for 1 of 2 machines to join: 1" in text
+    assert "more (--join-timeout 600)" in text
     second = subprocess.run(
         [*base, "--nnodes", "3", str(BARE)], env=env, capture_output=True, text=True, timeout=60, check=False
     )
     assert second.returncode == 2
-    assert "2 machines" in second.stderr
+    assert "--nnodes is 3 here and 2 in the job" in second.stderr
     assert first.poll() is None
     first.send_signal(signal.SIGTERM)
     first.wait(timeout=30)
-    for line in processes_of(tmp_path):  # the store outlives a launcher that was not part of an ended job
+    for line in processes_of(tmp_path):  # a launcher that was never part of the job leaves the store running
         os.kill(int(line.split(":")[0]), signal.SIGKILL)
     assert ITERATIONS

@@ -1,4 +1,4 @@
-"""Failures that are more than one clean death."""
+"""Failures beyond one clean death of a machine."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import KILLS_OTHERS, assert_clean, assert_identical, at_once, run_cluster, training
 
+from tests.support.cluster import KILLS_OTHERS, assert_clean, assert_identical, at_once, run_cluster, training
+
+HOLDS_INTERPRETER = Path(__file__).parent / "scripts" / "holds_interpreter.py"
+STANDS_STILL = Path(__file__).parent / "scripts" / "stands_still.py"
 MID = "iteration=5 point=forward microbatch=3"
 
 
 def test_two_failures_one_after_the_other(tmp_path: Path, references: Any) -> None:
-    """The second replay reads what the first one logged again; the spare of the second is a machine that
-    was started when the first one died."""
+    """The second replay reads what the first one logged again.
+
+    Its spare is a machine that was started after the first death.
+    """
     faults = f"kill machine=1 {MID}; kill machine=2 iteration=7 point=backward microbatch=2"
     run = run_cluster(tmp_path, inject=faults)
     assert_identical(run, references())
     assert_clean(run)
-    assert [r["way"] for r in run.recoveries] == ["replay", "replay"]
+    assert [r["mode"] for r in run.recoveries] == ["replay", "replay"]
     assert [r["slots"] for r in run.recoveries] == [[1], [2]]
 
 
@@ -27,7 +32,7 @@ def test_neighbour_fails_right_after_a_replay(tmp_path: Path, references: Any) -
     faults = f"kill machine=1 {MID}; kill machine=2 iteration=5 point=backward microbatch=2"
     run = run_cluster(tmp_path, inject=faults)
     assert_identical(run, references())
-    assert [r["way"] for r in run.recoveries] == ["replay", "replay"]
+    assert [r["mode"] for r in run.recoveries] == ["replay", "replay"]
 
 
 def test_the_same_machine_again_during_its_replay(tmp_path: Path, references: Any) -> None:
@@ -35,7 +40,22 @@ def test_the_same_machine_again_during_its_replay(tmp_path: Path, references: An
     run = run_cluster(tmp_path, inject=faults)
     assert_identical(run, references())
     assert run.recoveries[0]["slots"] == [1, 1]
-    assert run.recoveries[0]["way"] == "replay"
+    assert run.recoveries[0]["mode"] == "replay"
+
+
+def test_a_replay_that_stands_still_twice(tmp_path: Path) -> None:
+    """Neither the spare nor the machine after it ends the replay: all return to the checkpoint."""
+    run = run_cluster(
+        tmp_path,
+        machines=2,
+        inject="kill machine=1 iteration=5 point=forward",
+        flags=["--replay-timeout", "2"],
+        script=training(tmp_path, STANDS_STILL),
+    )
+    assert run.code == 0, run.output[-3000:]
+    (recovery,) = run.recoveries
+    assert (recovery["mode"], recovery["slots"]) == ("fallback", [1, 1, 1])
+    assert "machine 1 failed twice in the recovery in place at iteration 5" in recovery["reason"]
 
 
 def test_two_distant_machines_at_once(
@@ -46,41 +66,56 @@ def test_two_distant_machines_at_once(
     assert_identical(run, references())
     (recovery,) = run.recoveries
     assert sorted(recovery["slots"]) == [0, 2]
-    assert recovery["way"] == "replay"
-    assert not any(task.portion for task in run.last_plan().tasks.values())
+    assert recovery["mode"] == "replay"
+    assert not any(task.replay_group for task in run.last_plan().tasks.values())
 
 
 @pytest.mark.parametrize("target", ["worker", "agent", "machine"])
 def test_stopped(target: str, tmp_path: Path, references: Any) -> None:
-    """SIGSTOP: nothing is closed, nothing answers; what comes back is fenced."""
-    long = ("--iterations", "80")  # longer than the silence that is noticed
+    """SIGSTOP: nothing is closed, nothing answers. What wakes up later is fenced."""
+    long = ("--iterations", "80")  # longer than the heartbeat timeout
     run = run_cluster(tmp_path, *long, inject=f"stop {target}=1 {MID}", flags=["--heartbeat-timeout", "2"])
     assert_identical(run, references(*long))
     (recovery,) = run.recoveries
-    assert recovery["way"] == "replay"
+    assert recovery["mode"] == "replay"
     assert "silent" in recovery["reasons"][0]
 
 
 def test_worker_alone(tmp_path: Path, references: Any) -> None:
-    """The worker dies, its agent lives: without a spare the machine itself comes back."""
+    """The worker dies, its agent lives: without a spare the machine itself joins again."""
     run = run_cluster(tmp_path, inject=f"kill worker=1 {MID}", flags=["--spares", "0"])
     assert_identical(run, references())
     assert run.recoveries[0]["reasons"] == ["worker 1 was killed by SIGKILL"]
 
 
+def test_a_call_that_holds_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is longer than the deadline, in each replacement, too. After two false alarms the deadline grows."""
+    monkeypatch.setenv("HOLDS", "3")
+    run = run_cluster(
+        tmp_path,
+        machines=2,
+        flags=["--heartbeat-timeout", "2"],
+        script=training(tmp_path, HOLDS_INTERPRETER),
+    )
+    assert run.code == 0, run.output[-3000:]
+    assert len(run.events("WorkerCameBack")) == len(run.events("MachineLost")) == 2
+    assert "--heartbeat-timeout" in run.events("MachineLost")[0]["reason"]
+    assert "raise --heartbeat-timeout" in run.output
+
+
 def test_agent_alone(tmp_path: Path, references: Any) -> None:
-    """Without its agent a machine is no machine: its worker ends with it."""
+    """A machine without an agent is lost: its worker ends, too."""
     run = run_cluster(tmp_path, inject=f"kill agent=1 {MID}")
     assert_identical(run, references())
-    assert run.recoveries[0]["way"] == "replay"
+    assert run.recoveries[0]["mode"] == "replay"
 
 
 def test_broken_network(tmp_path: Path, references: Any) -> None:
-    """Connections break and nobody is dead: the same machines go on in a new generation."""
+    """Connections break but no machine is dead: the same machines continue in a new generation."""
     run = run_cluster(tmp_path, inject=f"break worker=1 {MID}")
     assert_identical(run, references())
     (recovery,) = run.recoveries
-    assert recovery["way"] == "continue"
+    assert recovery["mode"] == "continue"
     assert recovery["machines"] == []
 
 
@@ -92,24 +127,24 @@ def test_before_the_first_checkpoint(tmp_path: Path, references: Any) -> None:
 
 
 def test_last_iteration(tmp_path: Path, references: Any) -> None:
-    """Stages that have finished stay until everybody has: they may have to serve."""
+    """Stages that have finished wait for all others, because a recovery may need them."""
     run = run_cluster(tmp_path, inject="kill machine=0 iteration=7 point=optimizer")
     assert_identical(run, references())
-    assert run.recoveries[0]["way"] == "replay"
+    assert run.recoveries[0]["mode"] == "replay"
 
 
 def test_marker_not_written(tmp_path: Path, references: Any) -> None:
-    """Killed when all parts are there and the marker is not: the duty to commit is inherited."""
+    """Killed when all parts are there and the marker is not: another machine commits."""
     run = run_cluster(tmp_path, inject="kill machine=0 iteration=3 point=commit")
     assert_identical(run, references())
-    assert {event["iteration"] for event in run.events("Committed")} >= {3, 6}
+    assert {event["iteration"] for event in run.events("CheckpointCommitted")} >= {3, 6}
 
 
 def test_user_exception(tmp_path: Path) -> None:
-    """It propagates, and it is never taken for a peer's death."""
+    """It propagates, and is never mistaken for a peer's death."""
     run = run_cluster(tmp_path, inject=f"raise worker=2 {MID}")
     assert run.code == 1
     assert "InjectedError" in run.output
     assert not run.recoveries
-    assert not run.events("Lost")
+    assert not run.events("MachineLost")
     assert "worker 2: " in run.report["reason"]

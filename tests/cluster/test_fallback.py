@@ -1,4 +1,4 @@
-"""Where the log is of no use, everybody returns to the last checkpoint, and the report says why."""
+"""Where the log is of no use, all workers return to the last checkpoint, and the report says why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import CHECKPOINT_EVERY, ClusterRun, assert_clean, assert_identical, run_cluster, training
+
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.verify import verify_checkpoint
+from swift_ft.storage.store import Store
+from tests.support.cluster import (
+    CHECKPOINT_EVERY,
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    one_line,
+    run_cluster,
+    training,
+)
 
 DAMAGED = Path(__file__).parent / "scripts" / "damaged_log.py"
 TALKATIVE = Path(__file__).parent / "scripts" / "talkative.py"
@@ -36,7 +48,7 @@ def test_damaged_log(
     assert_identical(run, references())
     assert_clean(run)
     (recovery,) = run.recoveries
-    assert recovery["way"] == "fallback"
+    assert recovery["mode"] == "fallback"
     assert recovery["resume"] == CHECKPOINT_EVERY
     assert reason in recovery["reason"]
     assert "worker 1 cannot replay" in recovery["reason"]
@@ -46,33 +58,78 @@ def test_damaged_log(
 def test_a_log_that_cannot_be_written_any_more(
     tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker ends and is replaced; what it had not written is sent, and logged, again."""
+    """Its worker trains on. The next replay does not count on that log: the worker goes back and joins in."""
     monkeypatch.setenv("DAMAGE", "writer")
-    second = "kill machine=2 iteration=6 point=backward microbatch=3"  # which the log of worker 1 serves
+    second = "kill machine=2 iteration=6 point=backward microbatch=3"  # its replay reads the log of worker 1
     run = run_cluster(tmp_path, inject=second, script=training(tmp_path, DAMAGED))
     assert_identical(run, references())
     assert_clean(run)
-    assert "worker 1 ends here, to be replaced: its log could not be written (OSError" in run.output
-    assert [recovery["way"] for recovery in run.recoveries] == ["replay", "replay"]
-    assert [recovery["slots"] for recovery in run.recoveries] == [[1], [2]]
+    assert "Worker 1 trains on without a log, which cannot be written (OSError: [Errno 5]" in run.output
+    assert [recovery["mode"] for recovery in run.recoveries] == ["replay"]
+    assert [recovery["slots"] for recovery in run.recoveries] == [[2]]
 
 
-def test_a_part_of_the_checkpoint_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No way is left; the job says so, and ends."""
+@pytest.mark.parametrize(("damage", "finder", "victim"), [("checkpoint", 1, 1), ("diverge-checkpoint", 2, 2)])
+def test_a_damaged_checkpoint(
+    damage: str, finder: int, victim: int, tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers return to the older one. That holds for survivors, too, which a divergence sends back."""
+    run = run_damaged(tmp_path, damage, monkeypatch)
+    assert_identical(run, references())
+    named = f"the checkpoint of iteration {CHECKPOINT_EVERY} is damaged: the file __0_0.distcp does not match"
+    assert named in run.output
+    assert f"rank-{victim:05d}" in run.output
+    (recovery,) = run.recoveries
+    assert (recovery["mode"], recovery["resume"]) == ("fallback", 0)
+    assert f"worker {finder}: {named}" in recovery["reason"]
+    assert set(run.last_plan().tasks) == {0, 1, 2, 3}
+    committed = CheckpointFolder(Store(str(run.store)))
+    assert all(verify_checkpoint(committed, iteration).intact for iteration in committed.committed())
+
+
+def test_no_intact_checkpoint_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else can restore the state: the job says so, and ends."""
     run = run_damaged(tmp_path, "part", monkeypatch)
     assert run.code == 1
-    assert "cannot load the checkpoint of iteration 3" in run.output
-    assert "Traceback" not in run.output
+    assert "the checkpoint of iteration 3 is damaged: the file digests.json is gone" in run.output
+    assert "no intact checkpoint is left: worker 1: the checkpoint of iteration 0 is damaged" in one_line(run)
+
+
+def test_resume_with_damaged_checkpoints(tmp_path: Path, references: Any) -> None:
+    """The newest is damaged: the older one is used. Both are: nobody trains from the beginning unasked."""
+    assert run_cluster(tmp_path, "--iterations", "6").code == 0
+    flip(tmp_path, 6)
+    resumed = run_cluster(tmp_path, flags=["--resume"])
+    assert_identical(resumed, references())
+    assert "the checkpoint of iteration 6 is damaged: the file __0_0.distcp does not match" in resumed.output
+    (recovery,) = resumed.recoveries
+    assert recovery["resume"] == CHECKPOINT_EVERY
+    for iteration in (3, 6):
+        flip(tmp_path, iteration)
+    ended = run_cluster(tmp_path, flags=["--resume"])
+    assert ended.code == 1
+    assert "the checkpoint of iteration 6 is damaged" in ended.output
+    assert "no intact checkpoint is left: worker 2: the checkpoint of iteration 3 is damaged" in one_line(
+        ended
+    )
+
+
+def flip(folder: Path, iteration: int) -> None:
+    """Flip one bit of worker 2's part of a committed checkpoint."""
+    store = CheckpointFolder(Store(str(folder / "store")))
+    file = folder / "store" / store.part_of(iteration, 2).path / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
 
 
 def test_communication_after_the_update(tmp_path: Path, references: Any) -> None:
-    """A step that was cut off between its update and its end is neither done nor undone; nor can it be
-    replayed without peers."""
+    """A step interrupted between its update and its end cannot be completed, undone or replayed alone."""
     run = run_cluster(
         tmp_path,
         inject="kill machine=1 iteration=5 point=optimizer",
         script=training(tmp_path, TALKATIVE),
     )
     assert_identical(run, references())
-    assert run.recoveries[0]["way"] == "fallback"
+    assert run.recoveries[0]["mode"] == "fallback"
     assert "keep communication before the optimizer's step" in run.recoveries[0]["reason"]

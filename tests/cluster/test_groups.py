@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import CHECKPOINT_EVERY, ClusterRun, assert_clean, assert_identical, run_cluster, training
-from test_log_settings import MESSAGE_BYTES, metrics_of
 
 from swift_ft.planning.advisor import boundary_bytes
-from swift_ft.planning.grouping import plan_groups
-from swift_ft.profile import Profile, write_groups
+from swift_ft.planning.grouping.groups import plan_groups
+from swift_ft.planning.profile import Profile, write_groups
+from tests.cluster.test_log_settings import MESSAGE_BYTES, metrics_of
+from tests.support.cluster import (
+    CHECKPOINT_EVERY,
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    run_cluster,
+    training,
+)
 
 SCRIPT = Path(__file__).parent / "scripts" / "session_settings.py"
 
@@ -33,7 +40,7 @@ def run_with_groups(
 @pytest.mark.parametrize(
     "point", ["point=forward microbatch=3", "point=backward microbatch=6", "point=optimizer"]
 )
-def test_a_group_goes_back_and_nobody_else(
+def test_one_group_goes_back_and_no_other(
     lost: int, point: str, tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = f"kill machine={lost} iteration=5 {point}"
@@ -41,7 +48,7 @@ def test_a_group_goes_back_and_nobody_else(
     assert_identical(run, references())
     assert_clean(run)
     (recovery,) = run.recoveries
-    assert recovery["way"] == "replay"
+    assert recovery["mode"] == "replay"
     assert recovery["slots"] == [lost]
     assert set(recovery["replayed_iterations"]) == {"0", "1"}
     survivor = metrics_of(run, 1 - lost)
@@ -58,7 +65,7 @@ def test_only_messages_between_groups_are_logged(
     assert_identical(run, references())
     for rank in range(4):
         logged = metrics_of(run, rank)[-1]["log"]["last"]["bytes"]
-        assert logged == 8 * MESSAGE_BYTES  # one edge each, one way
+        assert logged == 8 * MESSAGE_BYTES  # one edge each, one direction
     whole = sum(metrics_of(run, rank)[-1]["log"]["last"]["bytes"] for rank in range(4))
     boundary = boundary_bytes(microbatches=8, microbatch_size=1, sequence=32, hidden=32)  # §5.4's formula
     assert whole == 2 * boundary
@@ -80,7 +87,7 @@ def test_the_planners_file(tmp_path: Path, references: Any, monkeypatch: pytest.
 def test_a_group_that_is_not_consecutive(
     tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They go back together, and replay each alone."""
+    """They roll back together, and each replays alone."""
     fault = "kill machine=0 iteration=5 point=forward microbatch=3"
     run = run_with_groups(tmp_path, monkeypatch, [[0, 2], [1], [3]], inject=fault)
     assert_identical(run, references())
@@ -90,14 +97,14 @@ def test_a_group_that_is_not_consecutive(
 def test_two_groups_lose_a_machine_each(
     tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody is left who kept its state: the checkpoint."""
+    """No machine kept its state, so all return to the checkpoint."""
     at = "iteration=5 point=forward microbatch=3"
     faults = f"kill machine=0 {at}; kill machine=3 {at}"
     run = run_with_groups(tmp_path, monkeypatch, [[0, 1], [2, 3]], inject=faults, flags=["--spares", "2"])
     assert_identical(run, references())
 
 
-def test_groups_that_leave_out_a_machine_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_leave_out_a_machine_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_with_groups(tmp_path, monkeypatch, [[0, 1], [3]], inject="")
     assert run.code == 2
     assert "groups must name each of the 4 machines once, 0 to 3" in run.output

@@ -1,7 +1,7 @@
 """Neighbouring stages that are lost at once are replayed jointly (paper §5.1, Appendix B).
 
-What they sent each other was not logged, or the log was lost with its sender: it is sent again, live; the
-logs of the neighbours outside serve the edges.
+The messages between them were not logged, or their log was lost: they are sent again, live. The messages at
+the edges come from the logs of the neighbours outside.
 """
 
 from __future__ import annotations
@@ -10,15 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import KILLS_OTHERS, ClusterRun, assert_clean, assert_identical, at_once, run_cluster, training
+
+from tests.support.cluster import (
+    KILLS_OTHERS,
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    at_once,
+    run_cluster,
+    training,
+)
 
 MID = "iteration=5 point=forward microbatch=3"
 DEEP = ["--layers=16"]  # at least one layer in each of eight or sixteen stages
 
 
 def assert_only_replayed(run: ClusterRun, slots: set[int], workers: int = 1) -> None:
-    """Everybody else kept its state, and no iteration was repeated but the interrupted one."""
-    assert {recovery["way"] for recovery in run.recoveries} == {"replay"}, run.output[-3000:]
+    """All others kept their state, and only the interrupted iteration was repeated."""
+    assert {recovery["mode"] for recovery in run.recoveries} == {"replay"}, run.output[-3000:]
     assert {slot for recovery in run.recoveries for slot in recovery["slots"]} == slots
     rebuilt = {str(slot * workers + worker) for slot in slots for worker in range(workers)}
     for recovery in run.recoveries:
@@ -92,20 +101,20 @@ def test_two_neighbouring_machines(tmp_path: Path, references: Any) -> None:
 def test_neighbours_and_a_distant_one_in_the_same_instant(
     tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A consecutive portion is one joint recovery, separate portions recover independently."""
+    """Neighbours are one replay group; separate replay groups recover independently."""
     monkeypatch.setenv("KILLS", at_once(0, 1, 3, by=2))
     run = run_cluster(tmp_path, flags=["--spares", "3"], script=training(tmp_path, KILLS_OTHERS))
     assert_identical(run, references())
     assert len(run.recoveries) == 1
     assert_only_replayed(run, {0, 1, 3})
-    portions = {rank: task.portion for rank, task in run.last_plan().tasks.items()}
-    assert portions == {0: (0, 1), 1: (0, 1), 2: (), 3: ()}
+    replay_groups = {rank: task.replay_group for rank, task in run.last_plan().tasks.items()}
+    assert replay_groups == {0: (0, 1), 1: (0, 1), 2: (), 3: ()}
 
 
 def test_a_neighbour_is_lost_during_a_replay(
     tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that had begun begins again, together with its neighbour."""
+    """The machine that had begun its replay starts over, together with its neighbour."""
     monkeypatch.setenv("KILLS", at_once(2, by=1, iteration=4, replayed=True))
     script = training(tmp_path, KILLS_OTHERS)
     run = run_cluster(tmp_path, inject=f"kill machine=1 {MID}", flags=["--spares", "2"], script=script)
@@ -129,7 +138,7 @@ def test_a_machine_with_two_workers_is_lost_again_in_its_replay(tmp_path: Path, 
 
 
 def test_the_network_breaks_in_a_joint_replay(tmp_path: Path, references: Any) -> None:
-    """Nobody is dead: they begin again where they both stand."""
+    """No machine is dead: both resume from the iteration that they have reached."""
     faults = f"kill machine=1 {MID}; break worker=3 iteration=4 point=replay"
     run = run_two_by_two(tmp_path, inject=faults)
     assert_identical(run, references())

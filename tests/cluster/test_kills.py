@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import assert_clean, assert_identical, run_cluster
+
+from tests.support.cluster import assert_clean, assert_identical, run_cluster
 
 POINTS = {
     "warm-up forward": "iteration=5 point=forward microbatch=0",
@@ -24,9 +25,9 @@ def test_kill(point: str, stage: int, tmp_path: Path, references: Any) -> None:
     run = run_cluster(tmp_path, inject=f"kill machine={stage} {POINTS[point]}")
     assert_identical(run, references())
     assert_clean(run)
-    assert len(run.events("Injected")) == 1
+    assert len(run.events("FaultInjected")) == 1
     (recovery,) = run.recoveries
-    assert recovery["way"] == "replay"
+    assert recovery["mode"] == "replay"
     assert recovery["slots"] == [stage]
     assert not any(recovery["iterations_lost"].values())
     assert set(recovery["replayed_iterations"]) <= {str(stage)}
@@ -42,7 +43,7 @@ def test_schedules(schedule: str, stage: int, tmp_path: Path, references: Any) -
     fault = f"kill machine={stage} iteration=5 point=forward microbatch=4"
     run = run_cluster(tmp_path, "--schedule", schedule, inject=fault)
     assert_identical(run, references("--schedule", schedule))
-    assert run.recoveries[0]["way"] == "replay"
+    assert run.recoveries[0]["mode"] == "replay"
     assert "Full Schedule" not in run.output
 
 
@@ -52,4 +53,4 @@ def test_dropout(tmp_path: Path, references: Any) -> None:
         tmp_path, "--dropout", "0.2", inject="kill machine=1 iteration=5 point=backward microbatch=2"
     )
     assert_identical(run, references("--dropout", "0.2"))
-    assert run.recoveries[0]["way"] == "replay"
+    assert run.recoveries[0]["mode"] == "replay"

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ClusterRun, assert_clean, assert_identical, run_cluster, training
 
-from swift_ft.planning.grouping import plan_groups
-from swift_ft.profile import read_profile
+from swift_ft.planning.grouping.groups import plan_groups
+from swift_ft.planning.layout.costs import StageCosts
+from swift_ft.planning.layout.profile import read_layers
+from swift_ft.planning.layout.templates import templates_for
+from swift_ft.planning.profile import read_profile
+from tests.support.cluster import ClusterRun, assert_clean, assert_identical, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "session_settings.py"
 MIB = 1 << 20
@@ -42,9 +45,9 @@ def log_bytes(run: ClusterRun, rank: int) -> int:
 def test_a_checkpoint_is_taken_before_the_disk_budget_is_used_up(
     tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regular checkpoints are far away; a machine dies after the early one, and is replayed from there.
+    """Regular checkpoints are far apart. A machine dies after an early one, and is replayed from there.
 
-    It dies between two of them, which fall to iterations 11 and 22: a loss before a commit lifts the budget.
+    It dies between two of them, which are in iterations 11 and 22: a loss before a commit lifts the budget.
     """
     length = ["--iterations=26", "--checkpoint-every=1000"]
     run = run_with(
@@ -56,12 +59,12 @@ def test_a_checkpoint_is_taken_before_the_disk_budget_is_used_up(
     )
     assert_identical(run, references(*length))
     assert_clean(run)
-    assert run.events("CheckpointWanted")
-    early = [event["iteration"] for event in run.events("Committed") if event["iteration"] > 0]
+    assert run.events("CheckpointRequested")
+    early = [event["iteration"] for event in run.events("CheckpointCommitted") if event["iteration"] > 0]
     assert early
     assert min(early) < 17
     (recovery,) = run.recoveries
-    assert recovery["way"] == "replay"
+    assert recovery["mode"] == "replay"
     for rank in range(4):
         used = [line["log"]["written"]["disk_bytes"] for line in metrics_of(run, rank)]
         assert max(used) <= MIB
@@ -91,7 +94,7 @@ def test_on_failure_packed_segments_come_from_the_local_tier(
     assert_identical(run, references())
     assert_clean(run)
     (recovery,) = run.recoveries
-    assert recovery["way"] == "replay"
+    assert recovery["mode"] == "replay"
     assert not list(tier.rglob("*.arrow"))  # the folders are removed at the end
     for rank in range(4):
         lines = metrics_of(run, rank)
@@ -99,11 +102,11 @@ def test_on_failure_packed_segments_come_from_the_local_tier(
         before = [line for line in lines if line["generation"] == 1]
         assert all(line["log"]["store_bytes_per_s"] is None for line in before)  # nothing was shipped
         shipped = lines[-1]["log"]["store_bytes_per_s"]
-        assert shipped is None if rank == 2 else shipped > 0  # the new one has logged nothing before the loss
+        assert shipped is None if rank == 2 else shipped > 0  # the replacement logged nothing before the loss
 
 
 def free_ports(count: int) -> int:
-    """The first of some in a row that are free, and that the kernel gives to nobody who asks for any."""
+    """The first of ``count`` free ports in a row, outside the range from which the kernel assigns ports."""
     for first in range(20_000, 30_000, count):
         with ExitStack() as stack, suppress(OSError):
             for port in range(first, first + count):
@@ -113,9 +116,9 @@ def free_ports(count: int) -> int:
 
 
 def test_metrics_say_what_every_iteration_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes are those of the formula in §5.4: what crosses between machines, to the byte."""
+    """The bytes are those of the formula in §5.4: all messages between machines, to the byte."""
     port = free_ports(4)
-    run = run_with(tmp_path, monkeypatch, session={}, flags=["--metrics-port", str(port)])
+    run = run_with(tmp_path, monkeypatch, session={}, flags=["--worker-metrics-port", str(port)])
     assert run.code == 0, run.output[-3000:]
     for rank in range(4):
         neighbours = 1 if rank in (0, 3) else 2
@@ -132,16 +135,16 @@ def test_metrics_say_what_every_iteration_logged(tmp_path: Path, monkeypatch: py
         assert last["committed"] == 6
         assert not last["replaying"]
         scraped = (run.folder / f"scrape{rank}.txt").read_text()
-        wanted = [
+        expected = [
             f'swift_ft_iteration{{rank="{rank}"}} 8.0',
             f'swift_ft_log_bytes_total{{rank="{rank}"}} {float(last["log"]["total"]["bytes"])}',
             f'swift_ft_recoveries_total{{rank="{rank}"}} 0.0',
             f'swift_ft_log_held_back_seconds_total{{rank="{rank}"}} 0.0',
         ]
-        assert [line for line in wanted if line not in scraped] == []
+        assert [line for line in expected if line not in scraped] == []
 
 
-def test_a_taken_port_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -151,7 +154,7 @@ def test_a_taken_port_costs_no_training(tmp_path: Path, monkeypatch: pytest.Monk
             tmp_path,
             *training(tmp_path)[1:],
             machines=1,
-            flags=["--metrics-port", str(port), "--nproc-per-node", "2"],
+            flags=["--worker-metrics-port", str(port), "--nproc-per-node", "2"],
             script=script,
         )
     assert run.code == 0, run.output[-3000:]
@@ -171,6 +174,28 @@ def test_a_profile_for_the_planner(tmp_path: Path) -> None:
     assert plan.log_bytes <= 10**7
 
 
+def test_the_costs_of_layers_are_measured_through_a_loss(tmp_path: Path, references: Any) -> None:
+    """`swift-run --layers-out` writes what `swift-plan` reads. A machine dies while layers are measured.
+
+    Its replacement has published its own before its last iteration, and so before worker 0 ends its last one.
+    """
+    path = tmp_path / "layers.json"
+    run = run_cluster(
+        tmp_path / "run",
+        flags=["--layers-out", str(path)],
+        inject="kill machine=1 iteration=2 point=backward microbatch=2",
+    )
+    assert_identical(run, references())
+    assert_clean(run)
+    layers = read_layers(path)
+    stages = [int(layer.name.partition(".")[0]) for layer in layers]
+    assert stages == sorted(stages)
+    assert set(stages) == {0, 1, 2, 3}
+    assert all(layer.forward_ns and layer.backward_ns and layer.state_bytes for layer in layers)
+    found = templates_for(StageCosts(layers), [2, 3])
+    assert all(template.iteration_ns > 0 for template in found)
+
+
 def test_a_profile_of_machines_with_two_workers(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     flags = ["--profile-out", str(path), "--nproc-per-node", "2"]
@@ -179,10 +204,10 @@ def test_a_profile_of_machines_with_two_workers(tmp_path: Path) -> None:
     assert read_profile(path).boundary_bytes == (2 * 8 * MESSAGE_BYTES,)
 
 
-def test_what_is_no_chain_gets_no_profile_and_is_trained(tmp_path: Path) -> None:
+def test_a_job_that_is_no_chain_trains_without_a_profile(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     run = run_cluster(tmp_path / "run", "--schedule=Interleaved1F1B", flags=["--profile-out", str(path)])
     assert run.code == 0, run.output[-3000:]
     assert not path.exists()
-    assert "No profile is written" in run.output
-    assert "are no neighbours" in run.output
+    assert "The profile was not written" in run.output
+    assert "are not neighbours" in run.output

@@ -1,11 +1,12 @@
-"""All replicas of a stage are lost at once: they replay jointly, beside what a living replica restores."""
+"""All replicas of a stage are lost at once: they replay jointly. Other stages have living replicas."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from harness import EXAMPLES, ClusterRun, assert_clean, assert_identical, run_cluster, training
+
+from tests.support.cluster import EXAMPLES, ClusterRun, assert_clean, assert_identical, run_cluster, training
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TOGETHER = SCRIPTS / "replicas_together.py"
@@ -42,10 +43,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
 
 
 def assert_replayed(run: ClusterRun, ranks: set[int], *, restored: list[int], lost: set[int]) -> None:
-    """One recovery, in which a replica restored some, others replayed, and the rest kept its state."""
+    """One recovery: some ranks were restored from a replica, some replayed, the rest kept their state."""
     assert_clean(run)
     (recovery,) = run.recoveries
-    assert recovery["way"] == "replay", recovery["reason"]
+    assert recovery["mode"] == "replay", recovery["reason"]
     assert {int(rank) for rank in recovery["replayed_iterations"]} == ranks
     assert recovery["restored"] == restored
     assert {int(rank) for rank, count in recovery["iterations_lost"].items() if count} == lost
@@ -69,7 +70,7 @@ def test_machines_that_die_together(
     undisturbed: ClusterRun,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Replication first (§3), and what has no living replica is replayed, in the same recovery."""
+    """Replication first (§3). A stage without a living replica is replayed in the same recovery."""
     monkeypatch.setenv("SWIFT_TEST_VICTIMS", victims)
     monkeypatch.setenv("SWIFT_TEST_LOSSES", str(8 * 5 + 3))  # in iteration 5
     run = run_replicas(tmp_path, machines, script=SCRIPTS / "die_together.py")

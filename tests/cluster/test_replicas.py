@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import (
+
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.verify import verify_checkpoint
+from swift_ft.storage.store import Store
+from tests.support.cluster import (
+    CHECKPOINT_EVERY,
     EXAMPLES,
     ITERATIONS,
     ClusterRun,
@@ -20,7 +25,7 @@ from harness import (
 )
 
 BUCKETS = ["--layers=4", "--bucket-mb=0.01"]
-"""Nearly every parameter is a bucket of its own."""
+"""Nearly every parameter has its own bucket."""
 
 Reference = Callable[..., ClusterRun]
 
@@ -49,10 +54,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 def assert_restored(run: ClusterRun, reference: ClusterRun, *slots: int) -> None:
-    """By replicas alone: nobody loaded a checkpoint, nobody lost a completed iteration."""
+    """By replicas alone: no worker loaded a checkpoint or lost a completed iteration."""
     assert_identical(run, reference)
     assert_clean(run)
-    assert [recovery["way"] for recovery in run.recoveries] == ["replica"] * len(run.recoveries)
+    assert [recovery["mode"] for recovery in run.recoveries] == ["replica"] * len(run.recoveries)
     assert {slot for recovery in run.recoveries for slot in recovery["slots"]} == set(slots)
     assert not any(lost for recovery in run.recoveries for lost in recovery["iterations_lost"].values())
 
@@ -81,7 +86,7 @@ def test_two_replicas(point: str, tmp_path: Path, undisturbed: Reference) -> Non
 
 @pytest.mark.parametrize("point", POINTS)
 def test_four_replicas(point: str, tmp_path: Path, undisturbed: Reference) -> None:
-    """The sum of four depends on its order, which the replacement has to keep. The first rank dies, too."""
+    """The sum of four depends on its order, so the replacement keeps the order. The first rank dies, too."""
     run = run_replicas(tmp_path, 4, inject=f"kill machine=0 iteration=5 {POINTS[point]}")
     assert_restored(run, undisturbed(4), 0)
 
@@ -91,13 +96,13 @@ def test_each_bucket(point: str, tmp_path: Path, undisturbed: Reference) -> None
     """One bucket after the other, in as many iterations of one run, on both replicas in turn."""
     faults = [f"kill machine={n % 2} iteration={n + 2} point={point} bucket={n}" for n in range(14)]
     run = run_replicas(tmp_path, 2, "--iterations=18", inject="; ".join(faults))
-    assert len(run.events("Injected")) == len(faults)
+    assert len(run.events("FaultInjected")) == len(faults)
     assert_restored(run, undisturbed(2, "--iterations=18"), 0, 1)
 
 
 @pytest.mark.parametrize("iteration", [0, 1])
 def test_before_the_buckets_are_settled(iteration: int, tmp_path: Path, undisturbed: Reference) -> None:
-    """DDP makes its buckets anew after the first backward."""
+    """DDP rebuilds its buckets after the first backward."""
     run = run_replicas(tmp_path, 3, inject=f"kill machine=1 iteration={iteration} point=reduced bucket=0")
     assert_restored(run, undisturbed(3), 1)
 
@@ -113,10 +118,10 @@ def test_wait_free_and_exact(bucket: int, optimizer: str, tmp_path: Path, undist
 
 
 def test_wait_free_without_residuals(tmp_path: Path, undisturbed: Reference) -> None:
-    """An undo by algebra alone has a rounding error, and that is all: loss curves lie on each other."""
+    """An undo by algebra alone adds only a rounding error: the loss curves coincide."""
     run = run_replicas(tmp_path, 2, "--wait-free", inject="kill machine=1 iteration=5 point=update bucket=7")
     ours, theirs = run.weights(), undisturbed(2).weights()
-    assert run.recoveries[0]["way"] == "replica"
+    assert run.recoveries[0]["mode"] == "replica"
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)
@@ -141,7 +146,7 @@ def test_wait_free_is_the_ordinary_update(tmp_path: Path, undisturbed: Reference
 def test_two_failures(second: str, tmp_path: Path, undisturbed: Reference) -> None:
     # When it has the sum of a bucket, all others are in that iteration: the first of them is the source.
     run = run_replicas(tmp_path, 4, inject=f"kill machine=0 iteration=5 point=reduced bucket=1; {second}")
-    assert len(run.events("Injected")) == 2
+    assert len(run.events("FaultInjected")) == 2
     assert_restored(run, undisturbed(4), 0, int(second.split("machine=")[1][0]))
 
 
@@ -154,7 +159,7 @@ def test_a_silent_replica(target: str, tmp_path: Path, undisturbed: Reference) -
 def test_broken_network(tmp_path: Path, undisturbed: Reference) -> None:
     run = run_replicas(tmp_path, 3, inject="break worker=1 iteration=5 point=reduce bucket=4")
     assert_identical(run, undisturbed(3))
-    assert {recovery["way"] for recovery in run.recoveries} <= {"continue", "replica"}
+    assert {recovery["mode"] for recovery in run.recoveries} <= {"continue", "replica"}
 
 
 def test_all_replicas_are_lost(
@@ -164,5 +169,20 @@ def test_all_replicas_are_lost(
     run = run_replicas(tmp_path, 2, script="kills_others.py")
     assert_identical(run, undisturbed(2))
     (recovery,) = run.recoveries
-    before = [e["iteration"] for e in run.events("Committed") if e["at"] < recovery["detected"]]
-    assert (recovery["way"], recovery["resume"]) == ("start", max(before))
+    before = [e["iteration"] for e in run.events("CheckpointCommitted") if e["at"] < recovery["detected"]]
+    assert (recovery["mode"], recovery["resume"]) == ("start", max(before))
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_the_last_checkpoint_is_complete_although_its_writer_died(
+    slot: int, tmp_path: Path, undisturbed: Reference
+) -> None:
+    """The replacement gets the final state from a replica: it never completes the iteration that is saved."""
+    iterations = 2 * CHECKPOINT_EVERY
+    fault = f"kill machine={slot} iteration={iterations - 1} point=between"
+    run = run_replicas(tmp_path, 2, f"--iterations={iterations}", inject=fault)
+    assert_restored(run, undisturbed(2, f"--iterations={iterations}"), slot)
+    committed = [event["iteration"] for event in run.events("CheckpointCommitted")]
+    assert committed[-1] == iterations
+    checked = verify_checkpoint(CheckpointFolder(Store(run.store)), committed[-1])
+    assert checked.intact

@@ -1,4 +1,4 @@
-"""First and last stage share a parameter, and stay equal whoever is lost."""
+"""First and last stage share a parameter, and stay equal whichever is lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import ClusterRun, assert_identical, run_cluster, training
+
+from tests.support.cluster import ClusterRun, assert_identical, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_tied.py"
 SHARED = ("rank0.embedding.token.weight", "rank3.head.logits.weight")
@@ -42,12 +43,12 @@ def test_a_loss(inject: str, helpers: int, tmp_path: Path, reference: ClusterRun
     assert_identical(run, reference)
     one, other = (run.weights()[name] for name in SHARED)
     assert torch.equal(one, other)
-    assert {recovery["way"] for recovery in run.recoveries} == {"replay"}, run.output[-3000:]
+    assert {recovery["mode"] for recovery in run.recoveries} == {"replay"}, run.output[-3000:]
 
 
 def test_both_at_once(tmp_path: Path, reference: ClusterRun) -> None:
-    """What one sent went with it, so that they replay jointly."""
+    """The messages of each were lost with it, so they replay jointly."""
     inject = "; ".join(f"kill machine={slot} iteration=5 point=forward microbatch=3" for slot in (0, 3))
     run = run_tied(tmp_path, inject)
     assert_identical(run, reference)
-    assert {recovery["way"] for recovery in run.recoveries} == {"replay"}, run.output[-3000:]
+    assert {recovery["mode"] for recovery in run.recoveries} == {"replay"}, run.output[-3000:]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_helpers import DEVICE, MIB, Link, Setup, compute_for, key
 
 from swift_ft.errors import UsageError
-from swift_ft.logging import Kind, LogTimeoutError, tensor_bytes
+from swift_ft.logging.format.record import RecordKind, tensor_bytes
+from swift_ft.logging.writing.uploader import LogTimeoutError
+from tests.support.gpu import DEVICE, MIB, Link, Setup, compute_for, key
 
 DTYPES = [
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64),
@@ -24,7 +25,7 @@ def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
 def test_every_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     s = Setup()
     tensor = torch.randint(0, 2, shape, device=DEVICE).to(dtype)
-    s.copier.keep(Kind.MESSAGE, key(), tensor)
+    s.copier.keep(RecordKind.MESSAGE, key(), tensor)
     s.copier.bubble_begins()
     s.copier.bubble_ends()
     s.settle()
@@ -37,7 +38,7 @@ def test_messages_that_are_not_contiguous() -> None:
     whole = torch.randn(64, 48, device=DEVICE)
     messages = [whole.t(), whole[::2, 1:], whole[:1].expand(5, -1), whole.view(8, 8, 48).permute(2, 0, 1)]
     for microbatch, tensor in enumerate(messages):
-        s.copier.keep(Kind.MESSAGE, key(microbatch), tensor)
+        s.copier.keep(RecordKind.MESSAGE, key(microbatch), tensor)
     s.copier.end_iteration()
     s.settle()
     assert s.host.keys == [key(microbatch) for microbatch in range(len(messages))]
@@ -47,9 +48,9 @@ def test_messages_that_are_not_contiguous() -> None:
 
 
 def test_buffers_are_page_locked() -> None:
-    """Otherwise a copy blocks the host, and runs beside nothing."""
+    """Otherwise a copy blocks the host, and nothing runs beside it."""
     s = Setup()
-    s.copier.keep(Kind.MESSAGE, key(), torch.ones(1000, device=DEVICE))
+    s.copier.keep(RecordKind.MESSAGE, key(), torch.ones(1000, device=DEVICE))
     s.copier.end_iteration()
     s.settle()
     assert len(s.host.got) == 1
@@ -61,7 +62,7 @@ def test_the_host_does_not_wait_for_the_device() -> None:
     s.warm_up(MIB)
     compute_for(300)
     compute_done = torch.cuda.Event()
-    s.copier.keep(Kind.MESSAGE, key(), torch.ones(MIB, dtype=torch.uint8, device=DEVICE))
+    s.copier.keep(RecordKind.MESSAGE, key(), torch.ones(MIB, dtype=torch.uint8, device=DEVICE))
     compute_done.record()
     s.copier.bubble_begins()
     s.copier.bubble_ends()
@@ -94,12 +95,12 @@ def test_a_message_in_the_midst_of_long_computations() -> None:
     value = first
     for microbatch in range(6):
         value = layers(value)
-        s.copier.keep(Kind.MESSAGE, key(microbatch), value)
+        s.copier.keep(RecordKind.MESSAGE, key(microbatch), value)
         if microbatch % 2:
             s.copier.bubble_begins()
             s.copier.bubble_ends()
     del value
-    for _ in range(12):  # memory that was let go of too early would be these tensors'
+    for _ in range(12):  # they would get memory that was released too early
         torch.full_like(first, float("nan"))
     s.copier.end_iteration()
     s.settle()
@@ -113,7 +114,9 @@ def test_the_pool_is_bounded_and_its_buffers_are_used_again() -> None:
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     for microbatch in range(5):
         s.copier.keep(
-            Kind.MESSAGE, key(microbatch), torch.full((MIB,), microbatch, dtype=torch.uint8, device=DEVICE)
+            RecordKind.MESSAGE,
+            key(microbatch),
+            torch.full((MIB,), microbatch, dtype=torch.uint8, device=DEVICE),
         )
     for written in (2, 4, 5):
         s.copier.bubble_begins()
@@ -122,14 +125,14 @@ def test_the_pool_is_bounded_and_its_buffers_are_used_again() -> None:
         assert len(s.host.got) == written
         s.host.write_all()
     assert [int(host[0]) for host in s.host.tensors] == [0, 1, 2, 3, 4]
-    assert s.ledger.end_iteration().pool_high_water_bytes == 2 * MIB
+    assert s.stats.end_iteration().pool_high_water_bytes == 2 * MIB
     assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - before <= 2 * MIB
 
 
 def test_a_full_pool_holds_training_back_at_the_end_of_an_iteration() -> None:
     s = Setup(pool_bytes=MIB, timeout_s=0.2)
     for microbatch in range(2):
-        s.copier.keep(Kind.MESSAGE, key(microbatch), torch.zeros(MIB, dtype=torch.uint8, device=DEVICE))
+        s.copier.keep(RecordKind.MESSAGE, key(microbatch), torch.zeros(MIB, dtype=torch.uint8, device=DEVICE))
     with pytest.raises(LogTimeoutError, match="page-locked"):
         s.copier.end_iteration()
     s.host.write_all()
@@ -138,12 +141,12 @@ def test_a_full_pool_holds_training_back_at_the_end_of_an_iteration() -> None:
     assert s.host.keys == [key(0), key(1)]
 
 
-def test_the_devices_tensor_is_let_go_when_it_is_copied() -> None:
+def test_the_devices_tensor_is_released_when_it_is_copied() -> None:
     """Not only when the bubble ends."""
     s = Setup()
     s.warm_up(64 * MIB)
     before = torch.cuda.memory_allocated(DEVICE)
-    s.copier.keep(Kind.MESSAGE, key(), torch.ones(64 * MIB, dtype=torch.uint8, device=DEVICE))
+    s.copier.keep(RecordKind.MESSAGE, key(), torch.ones(64 * MIB, dtype=torch.uint8, device=DEVICE))
     s.copier.bubble_begins()
     assert torch.cuda.memory_allocated(DEVICE) == before + 64 * MIB
     s.settle()
@@ -158,7 +161,7 @@ def test_a_buffer_that_is_received_into_again(state: str) -> None:
     s.warm_up(256 * MIB)
     buffer = torch.full((256 * MIB,), 1, dtype=torch.uint8, device=DEVICE)
     compute_for(50)
-    s.copier.keep(Kind.RECEIPT, key(), buffer)
+    s.copier.keep(RecordKind.RECEIPT, key(), buffer)
     if state == "copying":
         s.copier.end_iteration()
     s.copier.before_overwriting(buffer)
@@ -173,7 +176,7 @@ def test_a_buffer_that_is_received_into_again(state: str) -> None:
 def test_a_tensor_that_is_changed_is_an_error(when: str) -> None:
     s = Setup()
     tensor = torch.ones(MIB, device=DEVICE)
-    s.copier.keep(Kind.MESSAGE, key(iteration=3), tensor)
+    s.copier.keep(RecordKind.MESSAGE, key(iteration=3), tensor)
     if when == "before the copy":
         tensor.add_(1)
         with pytest.raises(UsageError, match=r"iteration 3.*changed in place"):
@@ -190,10 +193,10 @@ def test_a_tensor_that_is_changed_is_an_error(when: str) -> None:
 def test_draining_waits_for_the_device_and_has_a_deadline() -> None:
     s = Setup()
     s.warm_up(MIB, MIB)
-    s.copier.keep(Kind.MESSAGE, key(0), torch.zeros(MIB, dtype=torch.uint8, device=DEVICE))
+    s.copier.keep(RecordKind.MESSAGE, key(0), torch.zeros(MIB, dtype=torch.uint8, device=DEVICE))
     compute_for(1000)
     s.copier.bubble_begins()
-    s.copier.keep(Kind.MESSAGE, key(1), torch.zeros(MIB, dtype=torch.uint8, device=DEVICE))
+    s.copier.keep(RecordKind.MESSAGE, key(1), torch.zeros(MIB, dtype=torch.uint8, device=DEVICE))
     with pytest.raises(LogTimeoutError, match="did not end in time"):
         s.copier.drain(0.1)
     s.copier.drain(60)
@@ -207,47 +210,47 @@ def test_copies_in_a_bubble() -> None:
     s = Setup()
     s.warm_up(64 * MIB)
     compute_for(50)  # the host is ahead: bubbles are the device's, not the host's
-    s.copier.keep(Kind.MESSAGE, key(), torch.ones(64 * MIB, dtype=torch.uint8, device=DEVICE))
+    s.copier.keep(RecordKind.MESSAGE, key(), torch.ones(64 * MIB, dtype=torch.uint8, device=DEVICE))
     arrival = Link().receive(200)
     s.copier.bubble_begins()
     Link.wait(arrival)
     s.copier.bubble_ends()
     compute_for(20)
     s.settle()
-    account = s.ledger.end_iteration()
-    assert 0.1 < account.bubble_s < 0.4  # the clock of a GPU changes under load
-    assert 0.0001 < account.copied_in_bubbles_s < account.bubble_s
-    assert account.copied_outside_s == 0.0
-    assert account.pool_high_water_bytes == 64 * MIB
+    stats = s.stats.end_iteration()
+    assert 0.1 < stats.bubble_s < 0.4  # the clock of a GPU changes under load
+    assert 0.0001 < stats.copied_in_bubbles_s < stats.bubble_s
+    assert stats.copied_outside_s == 0.0
+    assert stats.pool_high_water_bytes == 64 * MIB
 
 
 def test_copies_at_the_end_of_an_iteration() -> None:
     s = Setup()
     s.warm_up(64 * MIB)
     compute_for(50)
-    s.copier.keep(Kind.MESSAGE, key(), torch.ones(64 * MIB, dtype=torch.uint8, device=DEVICE))
+    s.copier.keep(RecordKind.MESSAGE, key(), torch.ones(64 * MIB, dtype=torch.uint8, device=DEVICE))
     s.copier.end_iteration()
     compute_for(20)
     s.settle()
-    account = s.ledger.end_iteration()
-    assert (account.bubble_s, account.copied_in_bubbles_s) == (0.0, 0.0)
-    assert account.copied_outside_s > 0.0001
+    stats = s.stats.end_iteration()
+    assert (stats.bubble_s, stats.copied_in_bubbles_s) == (0.0, 0.0)
+    assert stats.copied_outside_s > 0.0001
 
 
 def test_a_copy_that_outlasts_its_bubble() -> None:
     s = Setup()
     s.warm_up(512 * MIB)
     compute_for(50)
-    s.copier.keep(Kind.MESSAGE, key(), torch.ones(512 * MIB, dtype=torch.uint8, device=DEVICE))
+    s.copier.keep(RecordKind.MESSAGE, key(), torch.ones(512 * MIB, dtype=torch.uint8, device=DEVICE))
     arrival = Link().receive(0.5)
     s.copier.bubble_begins()
     Link.wait(arrival)
     s.copier.bubble_ends()
     compute_for(100)
     s.settle()
-    account = s.ledger.end_iteration()
-    assert 0.0 < account.copied_in_bubbles_s <= account.bubble_s
-    assert account.copied_outside_s > account.copied_in_bubbles_s
+    stats = s.stats.end_iteration()
+    assert 0.0 < stats.copied_in_bubbles_s <= stats.bubble_s
+    assert stats.copied_outside_s > stats.copied_in_bubbles_s
 
 
 def test_a_bubble_that_copies_nothing() -> None:
@@ -258,6 +261,6 @@ def test_a_bubble_that_copies_nothing() -> None:
     Link.wait(arrival)
     s.copier.bubble_ends()
     s.settle()
-    account = s.ledger.end_iteration()
-    assert 0.05 < account.bubble_s < 0.2
-    assert (account.copied_in_bubbles_s, account.copied_outside_s) == (0.0, 0.0)
+    stats = s.stats.end_iteration()
+    assert 0.05 < stats.bubble_s < 0.2
+    assert (stats.copied_in_bubbles_s, stats.copied_outside_s) == (0.0, 0.0)

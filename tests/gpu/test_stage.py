@@ -1,6 +1,6 @@
 """A real pipeline stage on a GPU, under a real schedule, logs its messages and is replayed (§5.1).
 
-One GPU cannot hold two workers that send CUDA tensors to each other: NCCL wants a GPU for each, and gloo
+One GPU cannot hold two workers that send CUDA tensors to each other: NCCL needs a GPU for each, and gloo
 sends from host memory alone. So the middle one of three stages runs here, on torch's "fake" backend, which
 transfers nothing; a link of ours fills its receive buffers when messages would arrive. The hook, the
 schedule, the streams, the log and the replay are the real ones.
@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_helpers import DEVICE, Link
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -25,21 +24,22 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from swift_ft.logging import (
     Direction,
-    Ledger,
     LogBudget,
     LogOptions,
     LogReader,
+    LogStats,
     LogWriter,
     MessageKey,
     MessageLog,
     SegmentIdentity,
-    Store,
     checksum_of,
-    dtype_name,
 )
-from swift_ft.pipeline import PipelineHook
-from swift_ft.recovery.replay import LoggedTraffic
-from swift_ft.traffic import Message
+from swift_ft.logging.format.record import dtype_name
+from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.pipelining.hook import PipelineHook
+from swift_ft.torch_adapters.pipelining.interceptor import Message
+from tests.support.gpu import DEVICE, Link
 
 BEFORE, HERE, AFTER = range(3)  # stages, and the ranks that hold them
 MICROBATCHES, ITERATIONS = 4, 3
@@ -74,43 +74,43 @@ def incoming() -> dict[MessageKey, torch.Tensor]:
     }
 
 
-class Live(LoggedTraffic):
+class Live(LogInterceptor):
     """Live, with neighbours that are not there: their messages are put into the buffers after a while."""
 
     def __init__(self, log: MessageLog, delay_ms: float) -> None:
-        super().__init__(HERE, 1, range(3), 0, log, lambda *_: None)
+        super().__init__(HERE, 1, range(3), 0, log)
         self._delay_ms = delay_ms
         self._given = {name: tensor.to(DEVICE) for name, tensor in incoming().items()}
         self._link = Link()
         self._arrivals: dict[MessageKey, torch.cuda.Event] = {}
 
-    def receiving(self, message: Message) -> bool:
-        live = super().receiving(message)
-        buffer = message.tensor.data  # autograd is not told of a receive
+    def on_recv(self, message: Message) -> bool:
+        live = super().on_recv(message)
+        buffer = message.tensor.data  # autograd does not see a receive
         self._arrivals[message.key] = self._link.receive(
             self._delay_ms, lambda: buffer.copy_(self._given[message.key])
         )
         return live
 
-    def received(self, message: Message) -> None:
+    def on_received(self, message: Message) -> None:
         self._link.wait(self._arrivals.pop(message.key))
-        super().received(message)
+        super().on_received(message)
 
 
 class Recorded(Live):
     """Copies every message at once, and waits for that: what the log must hold."""
 
     def __init__(self) -> None:
-        super().__init__(MessageLog(LogOptions(), Ledger()), 0)
-        self.sent: dict[MessageKey, torch.Tensor] = {}
+        super().__init__(MessageLog(LogOptions(), LogStats()), 0)
+        self.messages: dict[MessageKey, torch.Tensor] = {}
         self.got: dict[MessageKey, int] = {}
 
-    def sending(self, message: Message) -> bool:
-        self.sent[message.key] = message.tensor.detach().cpu()
+    def on_send(self, message: Message) -> bool:
+        self.messages[message.key] = message.tensor.detach().cpu()
         return True
 
-    def received(self, message: Message) -> None:
-        super().received(message)
+    def on_received(self, message: Message) -> None:
+        super().on_received(message)
         self.got[message.key] = checksum_of(message.tensor)
 
     def _crosses(self, message: Message) -> bool:
@@ -125,16 +125,18 @@ def stage_module() -> nn.Module:
     return layers.to(DEVICE)
 
 
-def train(traffic: LoggedTraffic, schedule: str) -> dict[str, torch.Tensor]:
+def train(traffic: LogInterceptor, schedule: str) -> dict[str, torch.Tensor]:
     """All iterations of the middle stage; its weights afterwards."""
     module = stage_module()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     stage = PipelineStage(module, HERE, 3, DEVICE)
     stages = [stage] if schedule.startswith("Interleaved") else stage
     pipeline: Any = get_schedule_class(schedule)(stages, MICROBATCHES, loss_fn=nn.functional.mse_loss)
-    PipelineHook(pipeline, traffic, lambda _: None).shapes.adopt(METADATA)
+    hook = PipelineHook(pipeline, traffic, lambda _: None)
+    hook.shapes.adopt(METADATA)
     for iteration in range(ITERATIONS):
         traffic.iteration = iteration
+        hook.begin()
         pipeline.step(return_outputs=False)
         optimizer.step()
         optimizer.zero_grad()
@@ -150,17 +152,17 @@ class Logs:
 
     store: Store
     budget_bytes: int = 64 << 20
-    ledger: Ledger = field(default_factory=Ledger)
+    stats: LogStats = field(default_factory=LogStats)
 
-    def writer(self, rank: int, generation: int = 0, ledger: Ledger | None = None) -> LogWriter:
+    def writer(self, rank: int, generation: int = 0, stats: LogStats | None = None) -> LogWriter:
         identity = SegmentIdentity("run", rank, generation)
-        return LogWriter(self.store, f"log-{rank}", identity, self._options(), ledger=ledger)
+        return LogWriter(self.store, f"log-{rank}", identity, self._options(), stats=stats)
 
     def opened(self, generation: int) -> MessageLog:
         """A message log of the stage here, with a writer."""
-        self.ledger = Ledger()
-        log = MessageLog(self._options(), self.ledger)
-        log.writer = self.writer(HERE, generation, self.ledger)
+        self.stats = LogStats()
+        log = MessageLog(self._options(), self.stats)
+        log.writer = self.writer(HERE, generation, self.stats)
         return log
 
     def read(self, *ranks: int, since: int = 0) -> LogReader:
@@ -177,7 +179,7 @@ class Logs:
             for name, tensor in incoming().items():
                 if name.source_stage == rank:
                     writer.append_message(name, tensor)
-            for name, tensor in reference.sent.items():
+            for name, tensor in reference.messages.items():
                 if name.destination_stage == rank:
                     receipt = checksum_of(tensor), dtype_name(tensor.dtype), tuple(tensor.shape)
                     writer.append_receipt(name, *receipt)
@@ -194,8 +196,8 @@ def logs(tmp_path: Path) -> Logs:
 
 def assert_log_holds(reader: LogReader, reference: Recorded) -> None:
     """Messages and receipts are those of a run that copied each at once."""
-    assert len(reference.sent) == len(reference.got) == ITERATIONS * MICROBATCHES * 2
-    for name, tensor in reference.sent.items():
+    assert len(reference.messages) == len(reference.got) == ITERATIONS * MICROBATCHES * 2
+    for name, tensor in reference.messages.items():
         record = reader.message(name)
         assert (record.dtype, record.shape) == ("float32", SHAPE)
         assert record.checksum == checksum_of(tensor), name
@@ -227,18 +229,18 @@ def test_messages_are_logged_as_they_were(
     log = logs.opened(0)
     assert_same(train(Live(log, delay_ms), schedule), expected)
     close(log)
-    account = logs.ledger.total
+    stats = logs.stats.total
     assert_log_holds(logs.read(HERE), reference)
-    assert account.messages == len(reference.sent)
-    assert account.bytes == len(reference.sent) * MESSAGE_BYTES
-    assert account.pool_high_water_bytes <= logs.budget_bytes
-    assert account.bubble_s >= ITERATIONS * MICROBATCHES * delay_ms / 1000 / 2
-    assert account.copied_outside_s > 0.0  # at the end of each iteration
-    if delay_ms:  # how much is where, `test_copies.py` looks at: here the host's own pauses count, too
-        assert account.copied_in_bubbles_s > 0.0
+    assert stats.messages == len(reference.messages)
+    assert stats.bytes == len(reference.messages) * MESSAGE_BYTES
+    assert stats.pool_high_water_bytes <= logs.budget_bytes
+    assert stats.bubble_s >= ITERATIONS * MICROBATCHES * delay_ms / 1000 / 2
+    assert stats.copied_outside_s > 0.0  # at the end of each iteration
+    if delay_ms:  # `test_copies.py` checks the shares: here the host's own pauses count, too
+        assert stats.copied_in_bubbles_s > 0.0
 
 
-def test_device_memory_is_given_back(logs: Logs) -> None:
+def test_device_memory_is_released(logs: Logs) -> None:
     """Nothing of an iteration is left on the GPU in a log that is drained."""
     kept, allocated = [], []
     for generation in range(2):  # the first one pays for cuBLAS's workspace
@@ -253,13 +255,13 @@ def test_device_memory_is_given_back(logs: Logs) -> None:
 
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe", "Interleaved1F1B"])
 def test_a_replay_gives_the_same_weights_and_the_same_log(schedule: str, logs: Logs) -> None:
-    """Receives are served into buffers whose receipts are still being copied; sends prove themselves."""
+    """Receives go into buffers whose receipts are still being copied; sends are checked against the log."""
     reference = Recorded()
     expected = train(reference, schedule)
     logs.write_neighbours(reference)
 
     log = logs.opened(1)
-    replay = LoggedTraffic(HERE, 1, range(3), 0, log, lambda *_: None, source=logs.read(BEFORE, AFTER))
+    replay = LogInterceptor(HERE, 1, range(3), 0, log, source=logs.read(BEFORE, AFTER))
     assert_same(train(replay, schedule), expected)
     close(log)
     assert_log_holds(logs.read(HERE, since=1), reference)

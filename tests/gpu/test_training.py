@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import ClusterRun, assert_clean, assert_identical, run_cluster, training
+
+from tests.support.cluster import ClusterRun, assert_clean, assert_identical, run_cluster, training
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -52,12 +53,12 @@ def test_a_pipeline_that_shares_a_gpu(kill: str, tmp_path: Path, undisturbed: Un
     assert_identical(ended, undisturbed(PIPELINE, 3))
     assert_clean(ended)
     (recovery,) = ended.recoveries
-    assert recovery["way"] == "replay"
+    assert recovery["mode"] == "replay"
 
 
 @pytest.mark.parametrize("point", ["point=forward microbatch=4", "point=backward microbatch=3"])
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each worker: fewer than 2")
-def test_a_pipeline_on_gpus_of_its_own(point: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
+def test_a_pipeline_with_a_gpu_per_worker(point: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Over NCCL, with CUDA messages from GPU to GPU."""
     machines = min(4, torch.cuda.device_count())
     ended = run(
@@ -66,22 +67,31 @@ def test_a_pipeline_on_gpus_of_its_own(point: str, tmp_path: Path, undisturbed: 
     assert_identical(ended, undisturbed(PIPELINE, machines, "--messages", "device"))
     assert_clean(ended)
     (recovery,) = ended.recoveries
-    assert recovery["way"] == "replay"
+    assert recovery["mode"] == "replay"
 
 
 @pytest.mark.parametrize("point", ["point=reducing bucket=3", "point=optimizer", "point=between"])
 def test_replicas_that_share_a_gpu(point: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """Over gloo, which averages CUDA gradients by way of the host; the state comes from a replica."""
+    """Over gloo, which averages CUDA gradients through the host; the state comes from a replica."""
     ended = run(tmp_path, DDP, 2, inject=f"kill machine=1 iteration=5 {point}")
     assert_identical(ended, undisturbed(DDP, 2))
     assert_clean(ended)
     (recovery,) = ended.recoveries
-    assert recovery["way"] == "replica"
+    assert recovery["mode"] == "replica"
+
+
+@pytest.mark.parametrize("point", ["point=reducing bucket=3", "point=between"])
+def test_replicas_that_normalise_together(point: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """SyncBatchNorm communicates in forward and backward passes, on the group of the generation."""
+    ended = run(tmp_path, DDP, 2, "--sync-batch-norm", inject=f"kill machine=1 iteration=5 {point}")
+    assert_identical(ended, undisturbed(DDP, 2, "--sync-batch-norm"))
+    (recovery,) = ended.recoveries
+    assert recovery["mode"] == "replica"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each worker: fewer than 2")
-def test_replicas_on_gpus_of_their_own(tmp_path: Path, undisturbed: Undisturbed) -> None:
+def test_replicas_with_a_gpu_each(tmp_path: Path, undisturbed: Undisturbed) -> None:
     ended = run(tmp_path, DDP, 2, "--backend", "nccl", inject="kill machine=1 iteration=5 point=reducing")
     assert_identical(ended, undisturbed(DDP, 2, "--backend", "nccl"))
     (recovery,) = ended.recoveries
-    assert recovery["way"] == "replica"
+    assert recovery["mode"] == "replica"

@@ -1,21 +1,21 @@
-"""Real servers, one of each kind for all tests, started when the first of them asks."""
+"""Real servers. Each test process starts one of each kind when its first test asks for it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import s3fs
-from hadoop import HdfsCluster, MissingError, classpath
-from seaweed import SeaweedServer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))  # the harness of the cluster's tests
+from benchmarks.lib.hadoop import HdfsCluster, MissingError, classpath
+from benchmarks.lib.seaweed import SeaweedServer
+from tests.support.missing import skip_for_missing
 
 
 @pytest.fixture(scope="session")
 def seaweed_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
+    """An S3 server for all tests of this process."""
     server = SeaweedServer(tmp_path_factory.mktemp("seaweed"))
     try:
         server.start()
@@ -40,7 +40,7 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) 
     try:
         jars = classpath(pytestconfig.cache.mkdir("hadoop"))
     except MissingError as error:
-        pytest.skip(f"HDFS cannot be started here: {error}")
+        skip_for_missing(error)
     cluster = HdfsCluster(tmp_path_factory.mktemp("hdfs"), jars)
     try:
         cluster.start()

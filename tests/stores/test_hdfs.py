@@ -5,20 +5,20 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from hadoop import HdfsCluster
 
-from swift_ft.logging import Store
-from swift_ft.testing import LogStoreTests
+from benchmarks.lib.hadoop import HdfsCluster
+from swift_ft.storage.store import Store
+from swift_ft.testing import StoreConformanceTests
 
 
-class TestHdfsStore(LogStoreTests):
+class TestHdfsStore(StoreConformanceTests):
     @pytest.fixture
     def url(self, hdfs: HdfsCluster) -> str:
         return f"{hdfs.url}/{uuid.uuid4().hex}"
 
 
 def test_a_create_whose_answer_was_lost_still_won(hdfs: HdfsCluster) -> None:
-    """It is asked for again, and finds its own file in the way."""
+    """The client repeats it, and finds its own file there."""
     store = Store(f"{hdfs.url}/{uuid.uuid4().hex}")
     mine, other = (
         store._absolute("claim.json.0123456789ab.tmp"),

@@ -10,24 +10,24 @@ from pathlib import Path
 import pytest
 import s3fs
 import torch
-from hadoop import HdfsCluster
-from harness import assert_identical, run_cluster
-from proxy import BadNetwork, bad_network
-from seaweed import BUCKET, SeaweedServer
 
+from benchmarks.lib.hadoop import HdfsCluster
+from benchmarks.lib.seaweed import BUCKET, SeaweedServer
 from swift_ft.logging import (
     Direction,
-    Ledger,
     LogOptions,
     LogReader,
-    LogTimeoutError,
+    LogStats,
     LogWriter,
     MessageKey,
     SegmentIdentity,
     Ship,
-    Store,
     copy_into,
 )
+from swift_ft.logging.writing.uploader import LogTimeoutError
+from swift_ft.storage.store import Store
+from tests.support.cluster import assert_identical, run_cluster
+from tests.support.proxy import BadNetwork, bad_network
 
 LOG = "log/rank-00001"
 DEADLINE_S = 120.0
@@ -35,7 +35,7 @@ DEADLINE_S = 120.0
 
 @pytest.fixture
 def network(seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[BadNetwork]:
-    """The way to the server that all clients take."""
+    """A network that all clients use to reach the server."""
     with bad_network(seaweed.ports[3]) as network:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{network.port}")
         s3fs.S3FileSystem.clear_instance_cache()
@@ -54,7 +54,7 @@ def tensor(iteration: int) -> torch.Tensor:
 def append(writer: LogWriter, iterations: range) -> None:
     for i in iterations:
         writer.append_message(key(i), tensor(i))
-        writer.cut()
+        writer.roll()
 
 
 def assert_all_there(store: Store, count: int) -> None:
@@ -68,20 +68,20 @@ def assert_all_there(store: Store, count: int) -> None:
 
 
 def writer_for(
-    store: Store, tmp_path: Path, ship: Ship = Ship.ALWAYS, ledger: Ledger | None = None
+    store: Store, tmp_path: Path, ship: Ship = Ship.ALWAYS, stats: LogStats | None = None
 ) -> LogWriter:
     options = LogOptions(ship=ship, local=tmp_path / "local")
-    return LogWriter(store, LOG, SegmentIdentity("run", 1, 0), options, ledger=ledger)
+    return LogWriter(store, LOG, SegmentIdentity("run", 1, 0), options, stats=stats)
 
 
 def test_a_server_that_is_killed_and_comes_back(own_seaweed: SeaweedServer, tmp_path: Path) -> None:
     store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
-    ledger = Ledger()
-    writer = writer_for(store, tmp_path, ledger=ledger)
+    stats = LogStats()
+    writer = writer_for(store, tmp_path, stats=stats)
     append(writer, range(4))
     own_seaweed.kill()
     append(writer, range(4, 12))  # is not held up
-    assert ledger.total.held_back_s == 0
+    assert stats.total.held_back_s == 0
     with pytest.raises(LogTimeoutError, match=r"segments of log/rank-00001 are not in s3://") as caught:
         writer.flush(3.0)
     assert "test-secret" not in str(caught.value)
@@ -92,7 +92,7 @@ def test_a_server_that_is_killed_and_comes_back(own_seaweed: SeaweedServer, tmp_
     assert list((tmp_path / "local").iterdir()) == []
 
 
-def test_answers_of_503_and_connections_that_say_nothing(network: BadNetwork, tmp_path: Path) -> None:
+def test_answers_of_503_and_silent_connections(network: BadNetwork, tmp_path: Path) -> None:
     store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
     network.busy, network.silent = 4, 1
     writer = writer_for(store, tmp_path)
@@ -102,14 +102,14 @@ def test_answers_of_503_and_connections_that_say_nothing(network: BadNetwork, tm
     assert_all_there(store, 3)
 
 
-def test_a_slow_network_holds_up_nobody_but_flush(network: BadNetwork, tmp_path: Path) -> None:
+def test_a_slow_network_delays_only_flush(network: BadNetwork, tmp_path: Path) -> None:
     """1 MB/s, and 3 MB to ship."""
     store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
-    ledger = Ledger()
-    writer = writer_for(store, tmp_path, ledger=ledger)
+    stats = LogStats()
+    writer = writer_for(store, tmp_path, stats=stats)
     network.bytes_per_s = 1e6
     append(writer, range(15))
-    assert ledger.total.held_back_s == 0
+    assert stats.total.held_back_s == 0
     writer.close(DEADLINE_S)
     network.bytes_per_s = None
     assert_all_there(store, 15)
@@ -130,22 +130,19 @@ def test_on_failure_nothing_is_shipped_before_it(seaweed: SeaweedServer, tmp_pat
 
 
 def test_a_data_node_is_killed(hdfs: HdfsCluster, tmp_path: Path) -> None:
-    """The NameNode still believes in it, and a write right after it fails."""
+    """The NameNode still counts on it, and a write right after the kill fails."""
     store = Store(f"{hdfs.url}/{uuid.uuid4().hex}")
     writer = writer_for(store, tmp_path)
     append(writer, range(3))
     writer.flush(DEADLINE_S)
-    hdfs.data_nodes[0].kill()
-    try:
+    with hdfs.killed_data_node():
         append(writer, range(3, 9))
         writer.close(DEADLINE_S)
         assert_all_there(store, 9)
-    finally:
-        hdfs.data_nodes[0].start()
 
 
 def test_a_training_survives_an_outage_of_its_store(own_seaweed: SeaweedServer, tmp_path: Path) -> None:
-    """The server dies in mid-run and comes back; then a machine dies, and is replayed from it."""
+    """The server dies in mid-run and is restarted; then a machine dies, and is replayed from it."""
     reference = run_cluster(tmp_path / "undisturbed")
     over = threading.Event()
 

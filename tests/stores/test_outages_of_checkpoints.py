@@ -10,15 +10,15 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from hadoop import HdfsCluster
-from harness import CHECKPOINT_EVERY, assert_identical, run_cluster, training
-from seaweed import BUCKET, SeaweedServer
 
-from swift_ft.logging import Store, parse_segment_name
-from swift_ft.recovery.checkpoint import Checkpointer, CheckpointFolder
-from swift_ft.recovery.state import TrainingState
-
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+from benchmarks.lib.hadoop import HdfsCluster
+from benchmarks.lib.seaweed import BUCKET, SeaweedServer
+from swift_ft.checkpoint.checkpointer import Checkpointer
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.logging import parse_segment_name
+from swift_ft.storage.store import Store
+from tests.support.cluster import CHECKPOINT_EVERY, assert_identical, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "failed_saves.py"
 ITERATIONS = 2 * CHECKPOINT_EVERY
@@ -27,7 +27,7 @@ DEADLINE_S = 120.0
 
 
 def when(condition: Callable[[], bool], over: threading.Event) -> bool:
-    """Poll until a condition holds; False when all is over before."""
+    """Polls until a condition holds; False if the run ends before."""
     while not condition():
         if over.wait(0.02):
             return False
@@ -42,7 +42,7 @@ def test_a_checkpoint_that_falls_due_in_an_outage_is_committed_after_it(
     reference = run_cluster(
         tmp_path / "undisturbed", script=training(tmp_path / "undisturbed", iterations=ITERATIONS)
     )
-    # What an earlier checkpoint covers is gone from a log (§5.1).
+    # Segments that an earlier checkpoint covers are deleted (§5.1).
     names = [parse_segment_name(path.name) for path in (reference.store / "log").rglob("*.arrow")]
     assert all(name is None or name.max_iteration >= CHECKPOINT_EVERY for name in names)
     over = threading.Event()
@@ -74,20 +74,30 @@ def test_a_checkpoint_that_falls_due_in_an_outage_is_committed_after_it(
     assert_identical(run, reference)
     assert all_failed()
     assert run.recoveries == []
-    assert max(event["iteration"] for event in run.events("Committed")) == ITERATIONS
+    assert max(event["iteration"] for event in run.events("CheckpointCommitted")) == ITERATIONS
     store = Store(f"s3://{BUCKET}/run")
     assert max(CheckpointFolder(store).committed()) == ITERATIONS
 
 
-def saving(store: Store) -> tuple[Checkpointer, torch.nn.Linear, threading.Event]:
+class Durable(threading.Event):
+    """The part is there, and this digest proves it."""
+
+    digest = ""
+
+    def note(self, digest: str) -> None:
+        self.digest = digest
+        self.set()
+
+
+def saving(store: Store) -> tuple[Checkpointer, torch.nn.Linear, Durable]:
     """A checkpointer, the model whose state it saves, and the event that follows when a part is there."""
     model = torch.nn.Linear(8, 8)
     state = TrainingState({"model": model})
-    return Checkpointer(CheckpointFolder(store), state, lambda _: None), model, threading.Event()
+    return Checkpointer(CheckpointFolder(store), state), model, Durable()
 
 
 def test_a_permission_that_is_lost_for_a_while_costs_no_checkpoint(own_seaweed: SeaweedServer) -> None:
-    """The server says so itself; when it is given back, the very same save goes through."""
+    """The server refuses the save. When it permits writes again, the same save succeeds."""
     store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
     checkpointer, model, durable = saving(store)
     path = checkpointer.folder.part(10, 0, 1)
@@ -95,7 +105,7 @@ def test_a_permission_that_is_lost_for_a_while_costs_no_checkpoint(own_seaweed: 
     own_seaweed.restart(permitted=False)
     with pytest.raises(PermissionError):
         store.write_json("anything.json", {})
-    checkpointer.save(10, path, durable.set)
+    checkpointer.save(10, path, durable.note)
     with torch.no_grad():
         model.weight.zero_()
     while not checkpointer._waiting:  # the first attempt is over
@@ -103,29 +113,26 @@ def test_a_permission_that_is_lost_for_a_while_costs_no_checkpoint(own_seaweed: 
     own_seaweed.restart(permitted=True)
     assert checkpointer.wait(DEADLINE_S)
     assert durable.is_set()
-    checkpointer.folder.commit(10, {0: path}, "run")
+    checkpointer.folder.commit(10, {0: path}, "run", {path: durable.digest})
     checkpointer.load(10, 0)
     assert torch.equal(model.weight, saved)
 
 
 def test_a_data_node_is_killed_before_a_save(hdfs: HdfsCluster) -> None:
-    """The NameNode still believes in it; a part that was begun is replaced by the next attempt."""
+    """The NameNode still counts on it. The next attempt replaces the incomplete part."""
     store = Store(f"{hdfs.url}/{uuid.uuid4().hex}")
     checkpointer, model, durable = saving(store)
     path = checkpointer.folder.part(10, 0, 1)
     with fsspec.open(f"{store.child_url(path)}/__0_0.distcp", "wb") as half:
         half.write(b"what an attempt that failed has left")
-    hdfs.data_nodes[0].kill()
-    try:
+    with hdfs.killed_data_node():
         saved = model.weight.detach().clone()
-        checkpointer.save(10, path, durable.set)
+        checkpointer.save(10, path, durable.note)
         with torch.no_grad():
             model.weight.zero_()
         assert checkpointer.wait(DEADLINE_S)
         assert durable.is_set()
-        checkpointer.folder.commit(10, {0: path}, "run")
+        checkpointer.folder.commit(10, {0: path}, "run", {path: durable.digest})
         checkpointer.load(10, 0)
         assert torch.equal(model.weight, saved)
-    finally:
-        hdfs.data_nodes[0].start()
     assert store.list("checkpoints/00000010") == ["committed.json", path.rpartition("/")[2]]

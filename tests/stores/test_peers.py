@@ -1,4 +1,4 @@
-"""A replay from the disks of those who wrote the log, and what becomes of it when they, or the store, fail.
+"""A replay from the disks of the workers that wrote the log, also when these workers or the store fail.
 
 A machine of the same training is killed each time, and the weights are those of an undisturbed run.
 """
@@ -10,8 +10,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from harness import ClusterRun, assert_identical, run_cluster, training
-from seaweed import BUCKET, SeaweedServer
+
+from benchmarks.lib.seaweed import BUCKET, SeaweedServer
+from tests.support.cluster import ClusterRun, assert_identical, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "failing_peers.py"
 
@@ -36,11 +37,11 @@ def run_with(how: str, folder: Path, monkeypatch: pytest.MonkeyPatch, spares: in
 def test_peers_that_cannot_be_reached_or_give_other_bytes(
     seaweed: SeaweedServer, reference: ClusterRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store has what they do not give."""
+    """The store has the segments that they cannot send."""
     run = run_with("unusable", tmp_path, monkeypatch)
     assert_identical(run, reference)
     (recovery,) = run.recoveries
-    assert recovery["way"] == "replay"
+    assert recovery["mode"] == "replay"
     assert recovery["from_store"]["1"] > 0
     assert "log/rank-00000 is read from s3://" in run.output
     assert "log/rank-00002 is read from s3://" in run.output
@@ -49,10 +50,10 @@ def test_peers_that_cannot_be_reached_or_give_other_bytes(
 def test_a_peer_dies_before_its_log_is_in_the_store(
     seaweed: SeaweedServer, reference: ClusterRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody needs the log of the dead: it sends again, in a joint replay (Appendix B)."""
+    """The log of the dead worker is not needed: it sends again, in a joint replay (Appendix B)."""
     run = run_with("dies", tmp_path, monkeypatch, spares=2)
     assert_identical(run, reference)
-    assert {recovery["way"] for recovery in run.recoveries} == {"replay"}
+    assert {recovery["mode"] for recovery in run.recoveries} == {"replay"}
     assert {slot for recovery in run.recoveries for slot in recovery["slots"]} == {1, 2}
     assert {r for recovery in run.recoveries for r in recovery["replayed_iterations"]} <= {"1", "2"}
 
@@ -60,7 +61,7 @@ def test_a_peer_dies_before_its_log_is_in_the_store(
 def test_the_store_is_away_during_the_replay(
     own_seaweed: SeaweedServer, reference: ClusterRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its first iteration until training goes on, and before it the store had no log (`ship`)."""
+    """From its first iteration until training continues. Before it the store had no log (`ship`)."""
     ended = threading.Event()
 
     def appears(name: str) -> bool:
@@ -85,8 +86,8 @@ def test_the_store_is_away_during_the_replay(
         saboteur.join()
     assert_identical(run, reference)
     (recovery,) = run.recoveries
-    assert recovery["way"] == "replay"
-    for rank in ("1", "2"):  # a group, which goes back together
+    assert recovery["mode"] == "replay"
+    for rank in ("1", "2"):  # a group, which rolls back together
         assert recovery["from_peers"][rank] > 0
         assert recovery["from_store"][rank] == 0
     assert (tmp_path / "over").exists()

@@ -1,29 +1,31 @@
-"""The suite on a real S3 server, and what is peculiar to such stores."""
+"""The suite on a real S3 server, and the peculiarities of such stores."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import traceback
 import uuid
 from typing import Any
 
 import pytest
-from seaweed import BUCKET, SECRET_KEY, SeaweedServer
 
+from benchmarks.lib.seaweed import BUCKET, SECRET_KEY, SeaweedServer
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.cli.recover.main import main
 from swift_ft.errors import StoreNotWritableError
-from swift_ft.logging import Store
-from swift_ft.recovery.checkpoint import CheckpointFolder
-from swift_ft.testing import LogStoreTests
+from swift_ft.storage.store import Store
+from swift_ft.testing import StoreConformanceTests
 
 
-class TestS3Store(LogStoreTests):
+class TestS3Store(StoreConformanceTests):
     @pytest.fixture
     def url(self, seaweed: SeaweedServer) -> str:
         return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
-def test_wrong_credentials_are_told_and_not_shown(
+def test_wrong_credentials_are_reported_and_not_shown(
     seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = f"{SECRET_KEY}-but-wrong"
@@ -34,7 +36,7 @@ def test_wrong_credentials_are_told_and_not_shown(
 
 
 def test_a_create_whose_answer_was_lost_still_won(seaweed: SeaweedServer) -> None:
-    """The client repeats it, and finds its own object in the way."""
+    """The client repeats it, and finds its own object there."""
     store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
     mine, path = store._absolute("claim.json.0123456789ab.tmp"), store._absolute("claim.json")
     for _ in range(2):
@@ -44,7 +46,7 @@ def test_a_create_whose_answer_was_lost_still_won(seaweed: SeaweedServer) -> Non
 
 
 def half_uploaded(client: Any, key: str) -> None:
-    """As a process that is killed leaves it."""
+    """The remains of a process that was killed."""
     upload = client.call_s3("create_multipart_upload", Bucket=BUCKET, Key=key)
     part = io.BytesIO(os.urandom(5 << 20))
     client.call_s3(
@@ -58,7 +60,7 @@ def half_uploads(client: Any, name: str) -> list[str]:
 
 
 def test_a_half_uploaded_segment_of_a_dead_writer_is_swept(seaweed: SeaweedServer) -> None:
-    """No listing shows it, and it is paid for until somebody aborts it."""
+    """No listing shows it, and it costs money until it is aborted."""
     name = uuid.uuid4().hex
     client = seaweed.client()
     for directory in ("log", "other"):
@@ -67,16 +69,51 @@ def test_a_half_uploaded_segment_of_a_dead_writer_is_swept(seaweed: SeaweedServe
     assert half_uploads(client, name) == ["other/g00001-s000000.arrow"]
 
 
-def test_half_uploaded_parts_go_with_their_checkpoint(seaweed: SeaweedServer) -> None:
-    """Of failed attempts beside a commit, and of what never became a checkpoint; not of one to come."""
+def test_half_uploaded_parts_are_swept_with_their_checkpoint(seaweed: SeaweedServer) -> None:
+    """Parts of failed attempts and of iterations without a commit, but not of iterations to come."""
     name = uuid.uuid4().hex
     client = seaweed.client()
     folder = CheckpointFolder(Store(f"s3://{BUCKET}/{name}"))
     for iteration in (10, 20, 30):
         half_uploaded(client, f"{name}/{folder.part(iteration, 0, 1)}/__0_0.distcp")
     folder.store.write_json(f"{folder.part(10, 0, 1)}/.metadata", {})
-    folder.commit(20, {}, "run")
-    folder.clean(keep=1, known=20)
+    folder.commit(20, {}, "run", {})
+    folder.clean((20,), 1, "run")
     assert half_uploads(client, name) == [f"{folder.part(30, 0, 1)}/__0_0.distcp"]
     folder.store.delete_all()
     assert half_uploads(client, name) == []
+
+
+def test_a_bucket_is_created_on_request_only(seaweed: SeaweedServer) -> None:
+    """A mistyped name must not make one."""
+    bucket = f"mistyped-{uuid.uuid4().hex[:8]}"
+    with pytest.raises(StoreNotWritableError, match=rf"no bucket {bucket}: create it, or add \?create=true"):
+        Store(f"s3://{bucket}/run").probe()
+    client = seaweed.client()
+    client.invalidate_cache()
+    assert bucket not in client.ls("/")
+    asked = Store(f"s3://{bucket}/run?create=true")
+    asked.probe()
+    assert asked.url == f"s3://{bucket}/run"
+    asked.write_json("run.json", {"run_id": "a"})
+    assert Store(f"s3://{bucket}/run").read_json("run.json") == {"run_id": "a"}
+
+
+def test_gc_shows_half_uploaded_objects_and_removes_them(
+    seaweed: SeaweedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No listing shows them, and they are paid for."""
+    name, other = uuid.uuid4().hex, uuid.uuid4().hex
+    url, client = f"s3://{BUCKET}/{name}", seaweed.client()
+    topology = {"machines": 1, "workers": 1, "stages": 1}
+    Store(url).write_json("run.json", {"run_id": "run.1", "topology": topology, "earlier": []})
+    for folder in (name, other):
+        half_uploaded(client, f"{folder}/log/rank-00000/g00001-s000000.arrow")
+    assert main(["gc", url, "--dry-run", "--json"]) == 0
+    (upload,) = json.loads(capsys.readouterr().out)["uploads"]
+    assert upload["path"] == "log/rank-00000/g00001-s000000.arrow"
+    assert upload["size"] > 0
+    assert half_uploads(client, name)
+    assert main(["gc", url, "--yes"]) == 0
+    assert half_uploads(client, name) == []
+    assert half_uploads(client, other)

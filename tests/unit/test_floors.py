@@ -1,82 +1,76 @@
-"""Imports go down only: pure, formats, runtime, command line."""
+"""The law of the house: decide < keep < adapt < act < show. Imports go down, and never in a circle."""
 
 from __future__ import annotations
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "swift_ft"
-
-PURE, FORMATS, RUNTIME, CLI = range(4)
-
-FLOORS = {
-    "swift_ft.errors": PURE,
-    "swift_ft.planning": PURE,
-    "swift_ft.recovery.events": PURE,
-    "swift_ft.recovery.job_state": PURE,
-    "swift_ft.recovery.ladder": PURE,
-    "swift_ft.recovery.orders": PURE,
-    "swift_ft.recovery.plan": PURE,
-    "swift_ft.recovery.protocol": PURE,
-    "swift_ft.recovery.report": PURE,
-    "swift_ft.recovery.sharing": PURE,
-    "swift_ft.testing.faults": PURE,
-    "swift_ft.undo": PURE,
-    "swift_ft.config": FORMATS,
-    "swift_ft.profile": FORMATS,
-    "swift_ft.logging": FORMATS,
-    "swift_ft.cli": CLI,
-}
-"""The longest matching name counts; everything else is runtime."""
+from docs.house import MODULES, ROOT, floor_of, imports_of, own_imports_of
 
 FORBIDDEN = {
-    PURE: {"torch", "threading", "time", "socket", "subprocess", "os", "multiprocessing", "random"},
-    FORMATS: {"torch.distributed", "subprocess", "multiprocessing"},
+    "recovery": {"torch", "threading", "time", "socket", "subprocess", "os", "multiprocessing", "random"},
+    "undo": {"torch.distributed", "threading", "time", "socket", "subprocess", "os"},
+    "planning": {"torch", "threading", "time", "socket", "subprocess", "multiprocessing"},
+    "logging": {"torch.distributed", "subprocess", "multiprocessing"},
+    "storage": {"torch.distributed", "subprocess", "multiprocessing"},
 }
-
-TENSORS = ("swift_ft.undo",)
-"""Pure modules that compute with tensors: torch is allowed, torch.distributed is not."""
-
-MODULES = sorted(PACKAGE.rglob("*.py"))
+"""What a folder must not import: decisions have no I/O, no thread, no clock and no torch.distributed."""
 
 
-def name_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+@pytest.mark.parametrize("module", [name for name in MODULES if name])  # all but the front door
+def test_imports_go_down(module: str) -> None:
+    floor = floor_of(module)
+    upward = {name for name in own_imports_of(MODULES[module]) if name and floor_of(name) > floor}
+    assert not upward, f"{module} imports {sorted(upward)} from above"
 
 
-def floor_of(module: str) -> int:
-    matches = [name for name in FLOORS if module == name or module.startswith(name + ".")]
-    return FLOORS[max(matches, key=len)] if matches else RUNTIME
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = {name: own_imports_of(path) - {""} for name, path in MODULES.items() if name}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"these files import each other in a circle: {' -> '.join(reversed(error.args[1]))}")
 
 
-def imports_of(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+@pytest.mark.parametrize("module", [name for name in MODULES if name.split(".")[0] in FORBIDDEN])
+def test_what_decides_and_keeps_stays_pure(module: str) -> None:
+    forbidden = FORBIDDEN[module.split(".")[0]]
+    used = {i for i in imports_of(MODULES[module]) for f in forbidden if i == f or i.startswith(f + ".")}
+    assert not used, f"{module} imports {sorted(used)}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_go_down(path: Path) -> None:
-    module = name_of(path)
-    if module == "swift_ft":
-        return  # the package's front door names what users need
-    known = {name_of(other) for other in MODULES if other.read_text().strip()}  # empty packages are no floor
-    upward = {i for i in imports_of(path) & known if floor_of(i) > floor_of(module) and i != "swift_ft"}
-    assert not upward, f"{module} is on floor {floor_of(module)} and imports {sorted(upward)} above it"
+def test_what_acts_imports_no_testing_code() -> None:
+    for module, path in MODULES.items():
+        if module.split(".")[0] in ("runtime", "launch", "coordination", "session", "cli"):
+            assert not {name for name in own_imports_of(path) if name.startswith("testing")}, module
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_floors_stay_pure(path: Path) -> None:
-    module = name_of(path)
-    forbidden = FORBIDDEN.get(floor_of(module), set())
-    if module.startswith(TENSORS):
-        forbidden = forbidden - {"torch"} | {"torch.distributed"}
-    used = {i for i in imports_of(path) for f in forbidden if i == f or i.startswith(f + ".")}
-    assert not used, f"{module} is on floor {floor_of(module)} and imports {sorted(used)}"
+def files_of(*folders: str) -> list[Path]:
+    """All Python files of folders of the repository."""
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def test_examples_import_nothing_of_the_project_but_the_package() -> None:
+    for path in files_of("examples"):
+        others = {name for name in imports_of(path) if name.split(".")[0] in ("benchmarks", "tests")}
+        assert not others, f"{path.name} imports {sorted(others)}"
+
+
+def test_benchmarks_import_no_tests() -> None:
+    for path in files_of("benchmarks"):
+        others = {name for name in imports_of(path) if name.split(".")[0] == "tests"}
+        assert not others, f"{path.relative_to(ROOT)} imports {sorted(others)}"
+
+
+def test_the_import_path_is_changed_where_a_script_is_started_and_nowhere_else() -> None:
+    changed = {
+        str(path.relative_to(ROOT))
+        for path in files_of("swift_ft", "examples", "benchmarks", "tests")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path"
+    }
+    launcher = "tests/support/prefork_server.py"  # becomes what a new interpreter with PYTHONPATH would be
+    assert changed == {"swift_ft/launch/worker.py", launcher}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,12 @@ import pytest
 import torch
 
 import swift_ft
-from swift_ft.errors import NotLaunchedError, StoreNotWritableError, UsageError
-from swift_ft.logging import LogBudget, Store
-from swift_ft.recovery.failures import is_broken_communication
-from swift_ft.session import _groups, _log_options
-from swift_ft.testing.faults import Fault, fail_at, parse_faults
+from swift_ft.errors import NotLaunchedError, StoreNotWritableError, UnsupportedError, UsageError
+from swift_ft.faults import Fault, check_faults, fail_at, parse_faults
+from swift_ft.logging import LogBudget
+from swift_ft.runtime.settings import log_options, recovery_groups
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
 
 
 def parts() -> dict[str, object]:
@@ -31,13 +35,99 @@ def test_without_the_launcher() -> None:
     [
         ({}, {}, "nothing to protect"),
         ({"model": object()}, {}, "no state_dict"),
+        ([torch.nn.Linear(2, 2)], {}, "takes what it protects by name.*not a list"),
+        (parts(), {"store": None}, "store takes a URL or a path .* not None"),
+        (
+            parts(),
+            {"storee": "x"},
+            r"got an unexpected keyword argument 'storee'\. Its arguments are: state, store,",
+        ),
         (parts(), {"checkpoint_every": 0}, "at least 1"),
+        (parts(), {"checkpoint_every": "10"}, "checkpoint_every must be a whole number, not '10'"),
         (parts(), {"keep_checkpoints": 0}, "at least 1"),
     ],
 )
-def test_arguments_without_sense(state: dict[str, object], options: dict[str, int], words: str) -> None:
+def test_arguments_without_sense(state: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        swift_ft.Session(state, store="memory://nowhere", **options)
+        swift_ft.Session(state, **{"store": "memory://nowhere", **options})
+
+
+def test_an_optimizer_that_keeps_a_part_of_its_state_elsewhere() -> None:
+    class ZeroRedundancyOptimizer(torch.optim.SGD):
+        """As in torch.distributed.optim, which needs a process group."""
+
+    model = torch.nn.Linear(2, 2)
+    state = {"model": model, "optimizer": ZeroRedundancyOptimizer(model.parameters())}
+    with pytest.raises(UnsupportedError, match=r"'optimizer' is a ZeroRedundancyOptimizer.*that it wraps"):
+        swift_ft.Session(state, store="memory://nowhere")
+
+
+def test_a_missing_argument_is_named() -> None:
+    with pytest.raises(UsageError, match=r"Session\(\): missing a required.*argument: 'store'"):
+        swift_ft.Session(parts())  # type: ignore[call-arg]
+
+
+def test_a_session_is_no_loop() -> None:
+    session = object.__new__(swift_ft.Session)
+    with pytest.raises(UsageError, match=r"for step in session\.steps\(iterations\)"):
+        iter(session)
+
+
+@pytest.mark.parametrize("budget", ["4GB", 4_000_000_000])
+def test_a_budget_may_be_a_text(budget: int | str) -> None:
+    options = log_options(budget, "always", None, "auto", workers=2)
+    assert options.budget == LogBudget(2_000_000_000, 2_000_000_000)
+    with pytest.raises(UsageError, match="'much' is not an amount of bytes"):
+        log_options("much", "always", None, "auto", workers=2)
+    with pytest.raises(UsageError, match="log_budget_bytes takes bytes, such as '4GB'"):
+        log_options(None, "always", None, "auto", workers=2)  # type: ignore[arg-type]
+
+
+PLAIN = """
+import torch
+import torch.distributed as dist
+import swift_ft
+{before}
+model = torch.nn.Linear(2, 2)
+swift_ft.Session({{"model": model}}, store="runs/x")
+"""
+
+
+@pytest.mark.parametrize("before", ["", "dist.init_process_group('gloo')"])
+def test_plain_python_ends_with_one_line(before: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN.format(before=before))
+    unset = ("RANK", "WORLD_SIZE", "SWIFT_CONTEXT")
+    env = {name: value for name, value in os.environ.items() if name not in unset}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "swift_ft: A swift_ft.Session needs the launcher: start the script with `swift-run"
+    )
+
+
+def test_plain_python_hides_no_other_error(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import swift_ft\nraise ValueError('of the script')\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "ValueError: of the script" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("kill machine=9 iteration=1", "there is no machine 9, only machines 0 to 1"),
+        ("kill worker=4 iteration=1", "there is no worker 4, only workers 0 to 3"),
+        ("kill machine=-1 iteration=1", "there is no machine -1"),
+    ],
+)
+def test_faults_of_what_is_not_there(fault: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_faults(fault, machines=2, workers_per_machine=2)
+    check_faults("kill machine=1 iteration=1; stop worker=3 iteration=1", machines=2, workers_per_machine=2)
 
 
 def test_store_of_an_unknown_kind() -> None:
@@ -79,7 +169,7 @@ def test_faults_that_cannot_be_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"ship": "sometimes"}, r"ship must be one of 'always', 'on-failure', not 'sometimes'"),
         ({"compress": "yes"}, r"compress must be one of 'auto', 'never', 'always', not 'yes'"),
@@ -90,14 +180,14 @@ def test_faults_that_cannot_be_read(text: str) -> None:
         ({"budget": LogBudget(disk_bytes=1000)}, r"gives a worker 1000 bytes of disk"),
     ],
 )
-def test_options_of_the_log_without_sense_are_told(arguments: dict[str, Any], told: str) -> None:
+def test_invalid_options_of_the_log_are_reported(arguments: dict[str, Any], message: str) -> None:
     options = {"budget": LogBudget(), "ship": "always", "local": None, "compress": "auto", "workers": 1}
-    with pytest.raises(UsageError, match=told):
-        _log_options(**{**options, **arguments})
+    with pytest.raises(UsageError, match=message):
+        log_options(**{**options, **arguments})
 
 
 def test_a_plain_budget_is_for_memory_and_disk(tmp_path: Path) -> None:
-    options = _log_options(8 << 20, "on-failure", tmp_path, "never", 2)
+    options = log_options(8 << 20, "on-failure", tmp_path, "never", 2)
     assert options.budget == LogBudget(4 << 20, 4 << 20)
     assert options.local == tmp_path
 
@@ -105,14 +195,14 @@ def test_a_plain_budget_is_for_memory_and_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("groups", [[[0, 1], [1, 2]], [[0], [1]], [[0], [1], [2], [3]]])
 def test_groups_name_every_machine_once(groups: list[list[int]]) -> None:
     with pytest.raises(UsageError, match="groups must name each of the 3 machines once, 0 to 2"):
-        _groups(groups, 3)
+        recovery_groups(groups, 3)
 
 
 def test_the_group_of_each_machine(tmp_path: Path) -> None:
-    assert _groups(None, 3) == (0, 1, 2)
-    assert _groups([[2, 0], [1]], 3) == (0, 1, 0)
+    assert recovery_groups(None, 3) == (0, 1, 2)
+    assert recovery_groups([[2, 0], [1]], 3) == (0, 1, 0)
     (tmp_path / "groups.json").write_text('{"groups": [[0], [1, 2]]}')
-    assert _groups(tmp_path / "groups.json", 3) == (0, 1, 1)
+    assert recovery_groups(tmp_path / "groups.json", 3) == (0, 1, 1)
     (tmp_path / "groups.json").write_text('{"groups": 3}')
     with pytest.raises(UsageError, match="has no list of lists 'groups'"):
-        _groups(tmp_path / "groups.json", 3)
+        recovery_groups(tmp_path / "groups.json", 3)

@@ -2,11 +2,8 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 import train_swift
 from torch.distributed import distributed_c10d

@@ -1,8 +1,10 @@
 """The example training, in which something is damaged (DAMAGE).
 
 The replacement of worker 1 finds a neighbour's segment damaged (flip, truncate, delete), doubled (double) or
-of another run (foreign), or its part of the checkpoint gone (part), or computes something else once
-(diverge). Or the first worker 1 cannot write its log any more (writer).
+of another run (foreign), or computes a different value once (diverge). Or its part of the newest checkpoint
+is damaged (checkpoint), or its parts of all checkpoints are gone (part), or it diverges while the part of
+worker 2, which lives, is damaged (diverge-checkpoint). Or the original worker 1 can no longer write its log
+(writer).
 """
 
 import errno
@@ -13,17 +15,22 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-
 import train_swift
+from gpt import Config
+from torch import Tensor, nn
 
-from swift_ft.logging import Record, SegmentWriter, Store, format_segment_name, parse_segment_name
-from swift_ft.logging.rotation import SegmentRotation
-from swift_ft.logging.segment import open_segment
+from swift_ft.checkpoint.checkpointer import Checkpointer
+from swift_ft.config import WorkerContext
+from swift_ft.logging import parse_segment_name
+from swift_ft.logging.format.record import Record
+from swift_ft.logging.format.segment import SegmentWriter, format_segment_name, open_segment
+from swift_ft.logging.writing.rotation import SegmentRotation
+from swift_ft.storage.store import Store
 
+CONTEXT = WorkerContext.from_env()
 HOW = os.environ["DAMAGE"]
 STORE = Path(sys.argv[sys.argv.index("--store") + 1])
-REPLACED = os.environ["RANK"] == "1" and os.environ["SWIFT_LAUNCHED"] != "1"
+REPLACED = os.environ["RANK"] == "1" and CONTEXT.started_in != 1
 
 
 def survivors_segments(store: Path) -> list[Path]:
@@ -47,6 +54,7 @@ def damage(how: str, path: Path) -> None:
         path.write_bytes(data)
     elif how == "double":
         name = parse_segment_name(path.name)
+        assert name is not None
         path.with_name(format_segment_name(replace(name, sequence=name.sequence + 1))).write_bytes(data)
     elif how == "foreign":
         rewrite_for_another_run(path)
@@ -74,13 +82,26 @@ def break_the_writer() -> None:
     SegmentRotation.write = broken
 
 
+def damage_the_checkpoint(victim: int) -> None:
+    """A bit flips in a worker's part of the first checkpoint that this worker is about to load."""
+    load = Checkpointer.load
+
+    def after_damage(self: Checkpointer, iteration: int, rank: int) -> None:
+        Checkpointer.load = load
+        (part,) = STORE.glob(f"checkpoints/{iteration:08d}/rank-{victim:05d}.*/__0_0.distcp")
+        damage("flip", part)
+        load(self, iteration, rank)
+
+    Checkpointer.load = after_damage
+
+
 def diverge_once() -> None:
     build_stage = train_swift.build_stage
 
-    def build(*args: object) -> object:
-        module = build_stage(*args)
+    def build(stage_index: int, num_stages: int, config: Config) -> nn.Module:
+        module = build_stage(stage_index, num_stages, config)
 
-        def perturb(module: object, inputs: object, output: object) -> object:
+        def perturb(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
             handle.remove()
             return output + 1e-3
 
@@ -91,12 +112,14 @@ def diverge_once() -> None:
 
 
 if REPLACED:
-    if HOW == "diverge":
+    if HOW.startswith("diverge"):
         diverge_once()
+    if "checkpoint" in HOW:
+        damage_the_checkpoint(victim=2 if HOW.startswith("diverge") else 1)
     elif HOW == "part":
         for part in STORE.glob("checkpoints/*/rank-00001*"):
             shutil.rmtree(part)
-    elif HOW != "writer":
+    elif HOW in ("flip", "truncate", "delete", "double", "foreign"):
         damage(HOW, survivors_segments(STORE)[0])
 elif HOW == "writer" and os.environ["RANK"] == "1":
     break_the_writer()

@@ -1,20 +1,18 @@
 """The example training with other arguments of attach_pipeline() (HELPING, as JSON).
 
-``"build"`` among them says what is wrong with it: ``"none"`` is given, it ``"raises"``, or it makes a
-``"wider"`` module than the script. ``"norm"`` puts a BatchNorm into every stage. ``"zeros"`` leaves
-parameters with gradients of zero where the example leaves them with none.
+``"build"`` among them selects a fault of this argument: it is missing (``"none"``), it ``"raises"``, or it
+builds a ``"wider"`` module than the script. ``"norm"`` puts a BatchNorm into every stage. ``"zeros"`` leaves
+parameters with gradients of zero where the example leaves them with none. ``"without_dropout"`` puts
+all Dropout modules in eval mode.
 """
 
 import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 import torch
 import train_swift
+from gpt import Config
 from torch import nn
 
 import swift_ft
@@ -23,6 +21,7 @@ settings = json.loads(os.environ["HELPING"])
 fault = settings.pop("build", "")
 norm = settings.pop("norm", False)
 zeros = settings.pop("zeros", False)
+without_dropout = settings.pop("without_dropout", False)
 original = train_swift.build_stage
 
 
@@ -38,8 +37,8 @@ class Normed(nn.Module):
         return self.stage(self.norm(x) if x.is_floating_point() else x)
 
 
-def build_stage(index: int, num_stages: int, config: Any) -> nn.Module:
-    stage = original(index, num_stages, config)
+def build_stage(stage_index: int, num_stages: int, config: Config) -> nn.Module:
+    stage = original(stage_index, num_stages, config)
     return Normed(stage, config.sequence) if norm else stage
 
 
@@ -53,6 +52,9 @@ class Session(swift_ft.Session):
     def attach_pipeline(self, schedule: Any, **arguments: Any) -> None:
         if fault:
             arguments["build"] = None if fault == "none" else faulty
+        for part in schedule._stage.submod.modules():
+            if without_dropout and isinstance(part, nn.Dropout):
+                part.eval()
         super().attach_pipeline(schedule, **{**arguments, **settings})
 
 
@@ -62,7 +64,7 @@ def zero_grad(self: torch.optim.Optimizer) -> None:
 
 if zeros:
     clear_gradients = torch.optim.AdamW.zero_grad
-    torch.optim.AdamW.zero_grad = zero_grad  # type: ignore[method-assign, assignment]
+    torch.optim.AdamW.zero_grad = zero_grad  # type: ignore[assignment]
 train_swift.build_stage = build_stage
 swift_ft.Session = Session  # type: ignore[misc]
 train_swift.main()

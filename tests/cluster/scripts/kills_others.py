@@ -1,22 +1,23 @@
-"""An example training, in which one worker kills machines, all of them at the very same time, and once.
+"""An example training in which one worker kills machines, all of them at the very same time, and only once.
 
-KILLS says as JSON who does so, when a step begins: ``{"by": rank, "iteration": n, "replayed": false,
-"victims": [slots], "example": "train_swift"}``; ``"store"`` among the slots is the rendezvous store, and the
-worker's own machine comes last. Each machine has one worker.
+``"signal"`` names the signal.
+
+KILLS says as JSON which worker does so, and at the beginning of which step: ``{"by": rank, "iteration": n,
+"replayed": false, "victims": [slots], "example": "train_swift"}``; ``"store"`` among the slots is the
+rendezvous store, and the worker's own machine comes last. Each machine has one worker.
 """
 
 import importlib
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-
 import swift_ft
+from swift_ft.config import WorkerContext
 
+CONTEXT = WorkerContext.from_env()
 RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
 KILLS = json.loads(os.environ["KILLS"])
@@ -38,7 +39,7 @@ def kill() -> None:
     for path in pids:
         path.unlink()
     for pid in doomed:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, signal.Signals[KILLS["signal"]])
 
 
 def pids_of(victim: int | str) -> Path:
@@ -46,13 +47,13 @@ def pids_of(victim: int | str) -> Path:
 
 
 def the_store() -> str:
-    """What the parent of all agents started first."""
-    parent = Path(f"/proc/{os.environ['SWIFT_AGENT_PID']}/stat").read_text().rpartition(")")[2].split()[1]
-    return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0]
+    """The process id of the rendezvous store: the second process that the parent of all agents starts."""
+    parent = Path(f"/proc/{CONTEXT.agent_pid}/stat").read_text().rpartition(")")[2].split()[1]
+    return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[1]
 
 
-if os.environ["SWIFT_LAUNCHED"] == "1":
-    pids_of(RANK).write_text(f"{os.environ['SWIFT_AGENT_PID']} {os.getpid()}")
+if CONTEXT.started_in == 1:
+    pids_of(RANK).write_text(f"{CONTEXT.agent_pid} {os.getpid()}")
     pids_of("store").write_text(the_store())
 swift_ft.Session = Session  # type: ignore[misc]
 importlib.import_module(KILLS["example"]).main()

@@ -1,10 +1,5 @@
 """The example training on a mesh in which replicas of a stage have neighbouring ranks, on one machine."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-
 import torch
 import train_hybrid
 from torch.distributed.device_mesh import DeviceMesh

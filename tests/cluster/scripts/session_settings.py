@@ -1,22 +1,20 @@
-"""The example training with other arguments of the session (SESSION, as JSON); metrics are written down.
+"""The example training with other arguments of the session (SESSION, as JSON); it writes its metrics.
 
-A line is written before each step and after the last one, and in the end, where they are served, what
+It writes a line before each step and after the last one. If the metrics are served, it finally writes what
 Prometheus gets.
 """
 
 import json
 import os
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-
 import train_swift
 
 import swift_ft
+from swift_ft.config import WorkerContext
 
 RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
@@ -35,8 +33,8 @@ class Session(swift_ft.Session):
                 file.write(json.dumps(self.metrics().to_dict()) + "\n")
                 yield step
             file.write(json.dumps(self.metrics().to_dict()) + "\n")
-        if port := os.environ["SWIFT_METRICS_PORT"]:
-            url = f"http://127.0.0.1:{int(port) + RANK}/metrics"
+        if port := WorkerContext.from_env().config.worker_metrics_port:
+            url = f"http://127.0.0.1:{port + RANK}/metrics"
             (FOLDER / f"scrape{RANK}.txt").write_bytes(urllib.request.urlopen(url, timeout=60).read())
 
 

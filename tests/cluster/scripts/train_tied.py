@@ -1,9 +1,6 @@
 """The example training, with an embedding on the first stage that is also the head of the last one."""
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 import torch
 import torch.distributed as dist
@@ -19,8 +16,14 @@ def build(index: int, num_stages: int, config: Config) -> nn.Module:
     if index == num_stages - 1:
         first = build_stage(0, num_stages, config)
         with torch.no_grad():
-            stage.head.logits.weight.copy_(first.embedding.token.weight)
+            tied_weight(stage).copy_(tied_weight(first))
     return stage
+
+
+def tied_weight(stage: nn.Module) -> nn.Parameter:
+    """The first stage's embedding, the last stage's output layer."""
+    names = dict(stage.named_parameters())
+    return names["embedding.token.weight" if "embedding.token.weight" in names else "head.logits.weight"]
 
 
 def main() -> None:
@@ -41,7 +44,7 @@ def main() -> None:
     )
     session.attach_pipeline(schedule, build=lambda index: build(index, last + 1, config))
     if rank in (0, last):
-        session.tie(module.embedding.token.weight if rank == 0 else module.head.logits.weight, (0, last))
+        session.tie(tied_weight(module), (0, last))
     for step in session.steps(args.iterations):
         with step:
             x, y = batches[step.index]

@@ -1,18 +1,15 @@
 """The GPT of `examples/` with data parallelism on GPUs; over gloo its replicas may share one."""
 
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from train_pipeline_on_gpu import chosen_device, deterministic
 
 import swift_ft
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from tests.gpu.scripts.train_pipeline_on_gpu import chosen_device, deterministic
 
 
 def main() -> None:
@@ -21,6 +18,7 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=int, default=100)
     parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
     parser.add_argument("--device-type", default="cuda", help="cpu tries this script without a GPU")
+    parser.add_argument("--sync-batch-norm", action="store_true", help="normalise over all replicas")
     args = parser.parse_args()
     config = Config.from_args(args)
     deterministic()
@@ -28,7 +26,12 @@ def main() -> None:
     dist.init_process_group(args.backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = chosen_device(args.device_type, rank)
-    model = DistributedDataParallel(build_stage(0, 1, config).to(device), bucket_cap_mb=0.01)
+    module = build_stage(0, 1, config)
+    if args.sync_batch_norm:
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(
+            nn.Sequential(module, nn.BatchNorm1d(config.sequence))
+        )
+    model = DistributedDataParallel(module.to(device), bucket_cap_mb=0.01)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), exact=True)
     batches = Batches(config)
 

@@ -1,30 +1,26 @@
 """The GPT of `examples/` in a pipeline whose stages compute on GPUs.
 
-With `--messages device` messages are CUDA tensors, and every worker needs a GPU of its own (NCCL). With
+With `--messages device` messages are CUDA tensors, and every worker needs its own GPU (NCCL). With
 `--messages host` stages compute on a GPU that they may share, and messages cross in host memory: gloo's send
 and recv hand the tensor's address to the socket, so they cannot take a CUDA tensor. This exercises weights,
 optimizer state, checkpoints and a replay on the GPU; it does not exercise the copier, which only sees CUDA
 messages (`test_stage.py` does), nor NCCL.
 """
 
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from gpt import Batches, Config, argument_parser, build_stage, loss_fn
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 import swift_ft
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
-
 
 class OnDevice(nn.Module):
-    """A stage that computes on a device; what comes and goes is in host memory."""
+    """A stage that computes on a device; its inputs and outputs are in host memory."""
 
     def __init__(self, part: nn.Module, device: torch.device) -> None:
         super().__init__()
@@ -32,7 +28,8 @@ class OnDevice(nn.Module):
         self.device = device
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.part(x.to(self.device)).cpu()
+        y: Tensor = self.part(x.to(self.device))
+        return y.cpu()
 
 
 def main() -> None:

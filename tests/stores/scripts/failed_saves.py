@@ -1,11 +1,8 @@
 """The example training, which leaves a file for each part of a checkpoint that its store did not take."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 import train_swift
 from torch.distributed.checkpoint import state_dict_saver
@@ -13,7 +10,7 @@ from torch.distributed.checkpoint import state_dict_saver
 save = state_dict_saver.save
 
 
-def save_and_tell(*args: Any, storage_writer: Any, **options: Any) -> Any:
+def save_and_report(*args: Any, storage_writer: Any, **options: Any) -> Any:
     try:
         return save(*args, storage_writer=storage_writer, **options)
     except BaseException:
@@ -22,5 +19,5 @@ def save_and_tell(*args: Any, storage_writer: Any, **options: Any) -> Any:
         raise
 
 
-state_dict_saver.save = save_and_tell
+state_dict_saver.save = save_and_report
 train_swift.main()

@@ -1,89 +1,89 @@
-"""The example training, in which worker 1 is replaced and something befalls its replay (PEERS).
+"""The example training, in which worker 1 is replaced and something disturbs its replay (PEERS).
 
-unusable   worker 0's server is gone, and the store gets its log only when it was looked for in vain; that of
-           worker 2 gives each segment with a flipped bit
-dies       nothing of worker 2's log gets into the store, and its machine dies when it is asked for its log
-offline    the replay waits for the end of the store (the file `down`), which comes back when training goes on
+unusable   worker 0's server is gone, and its log reaches the store only after a first search in vain; the
+           server of worker 2 sends each segment with a flipped bit
+dies       nothing of worker 2's log gets into the store, and its machine dies at the first request for it
+offline    the replay waits for the end of the store (the file `down`), which is back when training continues
            (`over`). Machines 1 and 2 are a group, and nothing is shipped before the failure
 """
 
 import itertools
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-
 import train_swift
 
 import swift_ft
-from swift_ft.logging import Peer, Shipper
-from swift_ft.recovery.log_peers import LogPeers
+from swift_ft.config import WorkerContext
+from swift_ft.logging import PeerLog, SegmentUploader
+from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 
+CONTEXT = WorkerContext.from_env()
 HOW = os.environ["PEERS"]
 RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
-ORIGINAL = os.environ["SWIFT_LAUNCHED"] == "1"
+ORIGINAL = CONTEXT.started_in == 1
 PIDS = FOLDER / "pids2"
-WANTED = FOLDER / "wanted"
+REQUESTED = FOLDER / "requested"
 
 
-def refuse_uploads_until(wanted: Path | None) -> None:
-    ship = Shipper._ship
+def refuse_uploads_until(requested: Path | None) -> None:
+    ship = SegmentUploader._upload
 
-    def refuse(self: Shipper, path: str) -> None:
-        if wanted is None or not wanted.exists():
+    def refuse(self: SegmentUploader, path: str) -> None:
+        if requested is None or not requested.exists():
             raise OSError("nothing of this log gets into the store")
         ship(self, path)
 
-    Shipper._ship = refuse
+    SegmentUploader._upload = refuse
 
 
 def close_the_server() -> None:
-    offer = LogPeers.offer
+    offer = PeerDirectory.offer
 
-    def offer_and_close(self: LogPeers, *arguments: Any) -> bool:
-        offered = offer(self, *arguments)
+    def offer_and_close(self: PeerDirectory, generation: int, log: SegmentUploader) -> bool:
+        offered = offer(self, generation, log)
+        assert self._server is not None
         self._server.close()
         return offered
 
-    LogPeers.offer = offer_and_close
+    PeerDirectory.offer = offer_and_close
 
 
 def flip_bits() -> None:
-    find = Shipper.find
+    find = SegmentUploader.find
 
-    def flipped(self: Shipper, name: str) -> Path:
+    def flipped(self: SegmentUploader, name: str) -> Path:
         data = bytearray(find(self, name).read_bytes())
         data[len(data) // 2] ^= 1
         copy = FOLDER / f"flipped-{name}"
         copy.write_bytes(data)
         return copy
 
-    Shipper.find = flipped
+    SegmentUploader.find = flipped
 
 
 def before_worker_is_asked(asked: int, act: Callable[[], None]) -> None:
-    of, open_ = LogPeers.of, Peer.open
+    of, open_ = PeerDirectory.of, PeerLog.open
     its = []
 
-    def remember(self: LogPeers, generation: int, rank: int) -> Peer | None:
+    def remember(self: PeerDirectory, generation: int, rank: int) -> PeerLog | None:
         peer = of(self, generation, rank)
         if rank == asked:
             its.append(peer)
         return peer
 
-    def act_first(self: Peer, name: str) -> Any:
+    def act_first(self: PeerLog, name: str) -> Any:
         if self in its:
             act()
         return open_(self, name)
 
-    LogPeers.of, Peer.open = remember, act_first
+    PeerDirectory.of, PeerLog.open = remember, act_first
 
 
 def kill_worker_2() -> None:
@@ -95,9 +95,9 @@ def kill_worker_2() -> None:
 
 
 def when_asked_again(count: Iterator[int]) -> None:
-    """The first time it was not in the store either."""
+    """The second request: at the first one the segment was not in the store either."""
     if next(count) == 1:
-        WANTED.touch()
+        REQUESTED.touch()
 
 
 class OfflineReplay(swift_ft.Session):
@@ -113,7 +113,7 @@ class OfflineReplay(swift_ft.Session):
                         break
                     threading.Event().wait(0.05)
                 else:
-                    raise TimeoutError("the store was not taken away")
+                    raise TimeoutError("the store was not stopped")
             if RANK == 1 and not ORIGINAL and not step.replayed:
                 (FOLDER / "over").touch()
             yield step
@@ -122,14 +122,14 @@ class OfflineReplay(swift_ft.Session):
 match HOW, RANK, ORIGINAL:
     case "unusable", 0, True:
         close_the_server()
-        refuse_uploads_until(WANTED)
+        refuse_uploads_until(REQUESTED)
     case "unusable", 1, False:
         before_worker_is_asked(0, partial(when_asked_again, itertools.count()))
     case "unusable", 2, True:
         flip_bits()
     case "dies", 2, True:
         refuse_uploads_until(None)
-        PIDS.write_text(f"{os.environ['SWIFT_AGENT_PID']} {os.getpid()}")
+        PIDS.write_text(f"{CONTEXT.agent_pid} {os.getpid()}")
     case "dies", 1, False:
         before_worker_is_asked(2, kill_worker_2)
     case "offline", _, _:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from swift_ft.cli.live import Progress, View, format_bytes, format_seconds, render
+from swift_ft.cli.live import render
+from swift_ft.cli.watch import Progress, View
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 
@@ -19,13 +20,13 @@ class Story:
     def __init__(self, machines: int = 3, workers: int = 1, iterations: int | None = 60) -> None:
         self.view = View(iterations)
         self.position = 0
-        self.tell(ev.Opened(machines, workers, max_failures=16))
+        self.add(ev.JobOpened(machines=machines, workers_per_machine=workers, max_failures=16))
 
-    def tell(self, *events: ev.Event) -> list[str]:
+    def add(self, *events: ev.Event) -> list[str]:
         words = []
         for event in events:
             entry = Entry(self.position, event, 1000.0 + self.position, "test")
-            words += [text for _, text in self.view.happened(entry)]
+            words += [news.text for news in self.view.apply(entry)]
             self.position += 1
         return words
 
@@ -41,23 +42,37 @@ class Story:
 def live() -> Story:
     """Three machines at iteration 47, one spare; the checkpoint of iteration 40 is committed."""
     story = Story()
-    story.tell(*(ev.Joined(name) for name in "abc"), ev.Joined("spare"))
-    story.tell(*(ev.Reported(rank, 1, None, stages=(rank,), pipeline_known=True) for rank in range(3)))
-    story.tell(*(ev.Ready(rank, 1) for rank in range(3)))
-    story.tell(ev.Committed(40, 1))
+    story.add(*(ev.MachineJoined(machine=name) for name in "abc"), ev.MachineJoined(machine="spare"))
+    story.add(
+        *(
+            ev.StatusReported(rank=rank, generation=1, iteration=None, stages=(rank,), pipeline_known=True)
+            for rank in range(3)
+        )
+    )
+    story.add(*(ev.WorkerReady(rank=rank, generation=1) for rank in range(3)))
+    story.add(ev.CheckpointCommitted(iteration=40, epoch=1))
     story.progress("live", 47, 47, 47)
     return story
 
 
-def reported(rank: int, iteration: int | None) -> ev.Reported:
-    return ev.Reported(rank, 2, iteration, live=iteration is not None, stages=(rank,), pipeline_known=True)
+def reported(rank: int, iteration: int | None) -> ev.StatusReported:
+    return ev.StatusReported(
+        rank=rank,
+        generation=2,
+        iteration=iteration,
+        live=iteration is not None,
+        stages=(rank,),
+        pipeline_known=True,
+    )
 
 
 def test_machines_are_awaited_before_the_start() -> None:
     story = Story()
-    story.tell(ev.Joined("a"))
+    story.add(ev.MachineJoined(machine="a"))
     assert story.conditions() == ["not here yet"] * 3
-    assert story.tell(ev.Joined("b"), ev.Joined("c")) == ["all machines are here"]
+    assert story.add(ev.MachineJoined(machine="b"), ev.MachineJoined(machine="c")) == [
+        "all machines are here"
+    ]
     assert story.conditions() == ["starts"] * 3
 
 
@@ -65,24 +80,24 @@ def test_a_live_run_shows_completed_iterations(live: Story) -> None:
     assert [(row.iteration, row.words) for row in live.view.rows()] == [(47, "live")] * 3
 
 
-def test_a_dead_machine_is_dead_while_nobody_can_replace_it(live: Story) -> None:
-    live.tell(ev.Lost("spare", "its agent's connection ended"))
-    words = live.tell(ev.Lost("b", "its agent's connection ended"))
+def test_a_dead_machine_is_dead_until_it_is_replaced(live: Story) -> None:
+    live.add(ev.MachineLost(machine="spare", reason="its agent's connection ended"))
+    words = live.add(ev.MachineLost(machine="b", reason="its agent's connection ended"))
     assert words == ["machine 1 is lost: its agent's connection ended"]
     assert live.conditions() == ["waiting", "dead, a replacement is awaited", "waiting"]
 
 
 def test_a_spare_replaces_a_dead_machine_at_once(live: Story) -> None:
-    words = live.tell(ev.Lost("b", "gone"))
+    words = live.add(ev.MachineLost(machine="b", reason="gone"))
     assert words == ["machine 1 is lost: gone", "generation 2: a replacement for machine 1"]
     assert live.conditions() == ["leaves", "replacement, starts", "leaves"]
-    live.tell(reported(1, None), reported(0, 47))
+    live.add(reported(1, None), reported(0, 47))
     assert live.conditions() == ["waiting", "replacement, joined", "leaves"]
 
 
 def test_a_replay_is_counted_from_the_checkpoint(live: Story) -> None:
-    live.tell(ev.Lost("b", "gone"))
-    words = live.tell(reported(0, 47), reported(1, None), reported(2, 47))
+    live.add(ev.MachineLost(machine="b", reason="gone"))
+    words = live.add(reported(0, 47), reported(1, None), reported(2, 47))
     assert words == ["survivors keep their state; worker 1 replays iterations 40 to 46"]
     assert live.conditions() == ["waiting", "loads the checkpoint of iteration 40", "waiting"]
     live.view.progress[1] = Progress(42, "replay", at=0.0)
@@ -90,104 +105,127 @@ def test_a_replay_is_counted_from_the_checkpoint(live: Story) -> None:
     assert live.conditions()[1] == "replays 3 of 7"
 
 
-def test_helpers_are_named_and_so_is_who_cannot_help(live: Story) -> None:
-    live.tell(ev.Lost("b", "gone"))
-    words = live.tell(*(replace(reported(rank, at), parts=4) for rank, at in ((0, 47), (1, None), (2, 47))))
+def test_helpers_are_named_and_so_is_one_that_cannot_help(live: Story) -> None:
+    live.add(ev.MachineLost(machine="b", reason="gone"))
+    words = live.add(
+        *(replace(reported(rank, at), max_replay_shards=4) for rank, at in ((0, 47), (1, None), (2, 47)))
+    )
     assert words == [
         "survivors keep their state; worker 1 replays iterations 40 to 46, helped by worker 0, worker 2"
     ]
     assert live.conditions() == ["helps worker 1", "loads the checkpoint of iteration 40", "helps worker 1"]
-    words = live.tell(ev.CannotHelp(2, 2, "MemoryError: no room"))
+    words = live.add(ev.HelpDeclined(rank=2, generation=2, reason="MemoryError: no room"))
     assert words == ["worker 2: MemoryError: no room", "generation 3: all meet again"]
 
 
 def test_after_the_replay_all_are_live(live: Story) -> None:
-    live.tell(ev.Lost("b", "gone"))
-    live.tell(reported(0, 47), reported(1, None), reported(2, 47))
-    words = live.tell(ev.Ready(1, 2, replayed=7))
-    assert words == ["worker 1 has replayed 7 iterations", "all are live, and go on with iteration 47"]
+    live.add(ev.MachineLost(machine="b", reason="gone"))
+    live.add(reported(0, 47), reported(1, None), reported(2, 47))
+    words = live.add(ev.WorkerReady(rank=1, generation=2, replayed=7))
+    assert words == [
+        "worker 1 has replayed 7 iterations",
+        "all are live, and go on with iteration 47: back after 4.00 s; no completed iteration is lost",
+    ]
     assert live.conditions() == ["live"] * 3
 
 
-def test_a_dead_workers_last_words_are_not_its_replacements(live: Story) -> None:
+def test_a_dead_workers_last_report_is_not_its_replacements(live: Story) -> None:
     """`progress/1` still says that worker 1 is live when its machine is dead."""
-    live.tell(ev.Lost("b", "gone"))
+    live.add(ev.MachineLost(machine="b", reason="gone"))
     assert live.view.progress[1].mode == "live"
     assert live.conditions()[1] == "replacement, starts"
 
 
-def test_a_fallback_says_why(live: Story) -> None:
-    live.tell(ev.Lost("b", "gone"))
-    live.tell(reported(0, 47), reported(1, None), reported(2, 47))
-    words = live.tell(ev.CannotReplay(1, 2, "a log is torn"))
+def test_a_fallback_has_a_reason(live: Story) -> None:
+    live.add(ev.MachineLost(machine="b", reason="gone"))
+    live.add(reported(0, 47), reported(1, None), reported(2, 47))
+    words = live.add(ev.ReplayFailed(rank=1, generation=2, reason="a log is torn"))
     assert words == ["worker 1: a log is torn", "generation 3: all meet again"]
-    words = live.tell(
-        *(ev.Reported(r, 3, 47, live=r != 1, stages=(r,), pipeline_known=True) for r in range(3))
+    words = live.add(
+        *(
+            ev.StatusReported(
+                rank=r, generation=3, iteration=47, live=r != 1, stages=(r,), pipeline_known=True
+            )
+            for r in range(3)
+        )
     )
     assert words == [
-        "everybody returns to the checkpoint of iteration 40: worker 1 cannot replay: a log is torn"
+        "all workers return to the checkpoint of iteration 40: worker 1 cannot replay: a log is torn"
     ]
 
 
-def test_a_replica_helps_out(live: Story) -> None:
-    live.tell(ev.Lost("b", "gone"))
+def test_a_lost_worker_gets_its_replicas_state(live: Story) -> None:
+    live.add(ev.MachineLost(machine="b", reason="gone"))
     reports = (
-        ev.Reported(r, 2, None if r == 1 else 47, live=r != 1, pipeline_known=True, holds=("the model",))
+        ev.StatusReported(
+            rank=r,
+            generation=2,
+            iteration=None if r == 1 else 47,
+            live=r != 1,
+            pipeline_known=True,
+            holds=("the model",),
+        )
         for r in range(3)
     )
-    assert live.tell(*reports)[0] == "worker 1 becomes equal to a replica; all go on with iteration 47"
+    assert live.add(*reports)[0] == "worker 1 becomes equal to a replica; all go on with iteration 47"
 
 
-def test_a_wish_for_a_checkpoint_is_told_if_it_is_taken_up(live: Story) -> None:
+def test_a_request_for_a_checkpoint_is_shown_once(live: Story) -> None:
     why = "the log nears its budget of disk"
-    assert live.tell(*(ev.CheckpointWanted(rank, 50, 1, why) for rank in (2, 0))) == [
-        "worker 2 asks for a checkpoint of iteration 50: the log nears its budget of disk"
-    ]
-    assert live.tell(ev.CheckpointWanted(1, 53, 1, why)) == [
+    assert live.add(
+        *(ev.CheckpointRequested(rank=rank, iteration=50, generation=1, reason=why) for rank in (2, 0))
+    ) == ["worker 2 asks for a checkpoint of iteration 50: the log nears its budget of disk"]
+    assert live.add(ev.CheckpointRequested(rank=1, iteration=53, generation=1, reason=why)) == [
         "worker 1 asks for a checkpoint of iteration 53: the log nears its budget of disk"
     ]
 
 
-def test_a_restart_of_all_is_told() -> None:
+def test_a_restart_of_all_processes_is_shown() -> None:
     story = Story()
-    story.tell(*(ev.Joined(name) for name in "abc"))
-    [words] = story.tell(ev.Bare("a", 1))
+    story.add(*(ev.MachineJoined(machine=name) for name in "abc"))
+    [words] = story.add(ev.SessionlessWorkers(machine="a", generation=1))
     assert words.startswith("generation 2: all processes start again: ")
     assert story.conditions() == ["replacement, starts"] * 3
 
 
-def test_the_end_is_told_once(live: Story) -> None:
-    live.tell(*(ev.Finished(rank, 1) for rank in range(2)))
+def test_the_end_is_shown_once(live: Story) -> None:
+    live.add(*(ev.WorkerFinished(rank=rank, generation=1) for rank in range(2)))
     assert live.conditions() == ["finished", "finished", "live"]
-    assert live.tell(ev.Finished(2, 1)) == ["all workers have completed the last iteration"]
-    assert live.tell(*(ev.Exited(name, 1) for name in "abc")) == ["the run is complete"]
+    assert live.add(ev.WorkerFinished(rank=2, generation=1)) == [
+        "all workers have completed the last iteration"
+    ]
+    assert live.add(*(ev.ScriptExited(machine=name, started_in=1) for name in "abc")) == [
+        "the run is complete"
+    ]
     assert live.conditions() == ["finished"] * 3
-    assert live.tell(ev.Exited("a", 1)) == []
+    assert live.add(ev.ScriptExited(machine="a", started_in=1)) == []
 
 
-def test_a_run_that_ends_badly_says_why(live: Story) -> None:
-    assert live.tell(ev.Closed("stopped by SIGINT", 130)) == ["the run ends: stopped by SIGINT"]
+def test_a_failed_run_has_a_reason(live: Story) -> None:
+    assert live.add(ev.JobClosed(reason="stopped by SIGINT", exit_code=130)) == [
+        "the run ends: stopped by SIGINT"
+    ]
     assert live.conditions() == ["stopped"] * 3
 
 
-def test_a_machine_is_as_far_as_its_slowest_worker() -> None:
+def test_a_machines_iteration_is_that_of_its_slowest_worker() -> None:
     story = Story(machines=2, workers=2)
-    story.tell(ev.Joined("a"), ev.Joined("b"))
+    story.add(ev.MachineJoined(machine="a"), ev.MachineJoined(machine="b"))
     story.progress("live", 5, 4, 6, 6)
     assert [row.iteration for row in story.view.rows()] == [4, 6]
 
 
 def test_times_are_seconds_since_the_run_began() -> None:
     story = Story()
-    [(at, text)] = story.view.happened(Entry(1, ev.Lost("x", "gone"), 1012.5, "test"))
-    assert (at, text) == (12.5, "a spare machine is lost: gone")
+    [news] = story.view.apply(Entry(1, ev.MachineLost(machine="x", reason="gone"), 1012.5, "test"))
+    assert (news.at, news.text) == (12.5, "a spare machine is lost: gone")
 
 
 def test_only_the_last_events_are_kept(live: Story) -> None:
     for iteration in range(50, 100, 2):
-        live.tell(ev.Committed(iteration, 1))
-    assert live.view.news[-1][1] == "the checkpoint of iteration 98 is committed"
-    assert len(live.view.news) < 12
+        live.add(ev.CheckpointCommitted(iteration=iteration, epoch=1))
+    assert live.view.recent[-1].text == "the checkpoint of iteration 98 is committed"
+    assert len(live.view.recent) < 12
 
 
 @pytest.mark.parametrize(("iterations", "count"), [(60, "47/60"), (None, "iteration 47")])
@@ -208,40 +246,5 @@ def test_an_empty_view_can_be_drawn() -> None:
 
 def test_progress_prefers_the_workers_own_clock() -> None:
     assert Progress.from_json('{"iteration": 3, "mode": "live"}', 7.0) == Progress(3, "live", 7.0)
-    told = Progress.from_json(b'{"iteration": 9, "mode": "finished", "bytes_logged": 5, "at": 6.5}', 7.0)
-    assert told == Progress(9, "finished", 6.5, bytes_logged=5)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0.000 s"),
-        (0.0123, "0.012 s"),
-        (0.9996, "1.000 s"),
-        (3.456, "3.46 s"),
-        (12.34, "12.3 s"),
-        (99.4, "99.4 s"),
-        (125.2, "2 min 5 s"),
-    ],
-)
-def test_seconds_in_words(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (1540, "1.5 kB"),
-        (99_400, "99.4 kB"),
-        (99_600, "100 kB"),
-        (999_600, "1.0 MB"),
-        (230_400_000, "230 MB"),
-        (7_200_000_000, "7.2 GB"),
-        (5_000_000_000_000, "5000 GB"),
-    ],
-)
-def test_bytes_in_words(count: int, text: str) -> None:
-    assert format_bytes(count) == text
+    read = Progress.from_json(b'{"iteration": 9, "mode": "finished", "bytes_logged": 5, "at": 6.5}', 7.0)
+    assert read == Progress(9, "finished", 6.5, bytes_logged=5)

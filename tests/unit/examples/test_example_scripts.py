@@ -32,13 +32,28 @@ def test_swift_ft_takes_fewer_than_ten_lines() -> None:
     assert removed == ["- for iteration in range(args.iterations):"]
 
 
+def test_a_trainer_like_that_of_torchtitan_changes_in_ten_lines() -> None:
+    plain, swift = (code_of(f"integrations/titan_{name}.py") for name in ("plain", "swift"))
+    difference = list(difflib.ndiff(plain, swift))
+    added = [line for line in difference if line.startswith("+ ")]
+    removed = [line for line in difference if line.startswith("- ")]
+    assert 0 < len(added) <= 10, "\n".join(added)
+    assert removed == [
+        "- for _ in range(config.training.steps):",
+        "- if trainer.is_due(validation.interval):",
+        "- trainer.validated(trainer.validate())",
+        "- if trainer.is_due(checkpoint.interval):",
+        "- trainer.save()",
+    ]
+
+
 def test_the_plain_script_trains_what_the_minimal_script_trains() -> None:
     plain = code_of("train_plain.py")
     missing = [line for line in code_of("train_minimal.py") if line not in plain]
     assert missing == ["for iteration in range(args.iterations):"]
 
 
-def test_a_trace_tells_when_the_process_was_started_not_when_it_came_to_the_trace(tmp_path: Path) -> None:
+def test_a_trace_has_the_time_when_the_process_started_not_when_the_trace_was_made(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     code = (
         f"import time; time.sleep(0.3); from instrument import Trace; Trace({str(path)!r}, 2)('finished', 7)"
@@ -58,7 +73,7 @@ def test_no_trace_is_written_where_none_is_asked_for(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kill_comes_in_the_forward_of_its_microbatch_and_only_once(tmp_path: Path) -> None:
+def test_a_kill_happens_in_the_forward_of_its_microbatch_and_only_once(tmp_path: Path) -> None:
     marker, path = tmp_path / "marker", tmp_path / "trace"
     code = f"""if True:
         from pathlib import Path

@@ -1,56 +1,17 @@
-"""Units, files, and the two commands: answers for programs, one line and exit code 2 for mistakes."""
+"""Files, and the two commands: answers for programs, one line and exit code 2 for mistakes."""
 
 import json
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from swift_ft.cli import group, simulate
 from swift_ft.errors import UsageError
 from swift_ft.planning.advisor import LoggingQuestion, advise, bubble_ratio
-from swift_ft.planning.units import parse_bandwidth, parse_bytes, parse_seconds
-from swift_ft.profile import Profile, read_calibration, read_failure_trace
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("400GB", 400 * 10**9),
-        ("400GiB", 400 * 2**30),
-        ("4e11", 4 * 10**11),
-        ("1.5 kb", 1500),
-        ("7", 7),
-        ("2T", 2 * 10**12),
-    ],
-)
-def test_bytes(text: str, value: int) -> None:
-    assert parse_bytes(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-4GB", "4XB", "nan", "inf", "1e999", "4iB", "4 G B"])
-def test_no_bytes(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse_bytes(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("5GB/s", 5e9), ("40Gbps", 5e9), ("40Gbit/s", 5e9), ("5e9", 5e9), ("1GiB/s", 2**30)]
-)
-def test_bandwidth(text: str, value: float) -> None:
-    assert parse_bandwidth(text) == value
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("90", 90), ("1h30m", 5400), ("54 days", 54 * 86400), ("250ms", 0.25), ("1.5h", 5400)]
-)
-def test_seconds(text: str, value: float) -> None:
-    assert parse_seconds(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "soon", "1h30", "-5s", "0s/"])
-def test_no_seconds(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse_seconds(text)
+from swift_ft.planning.grouping.groups import GroupPlan
+from swift_ft.planning.profile import Profile, read_calibration, read_failure_trace
 
 
 def test_profile_round_trip() -> None:
@@ -74,7 +35,9 @@ def test_profile_round_trip() -> None:
         '{"machines": [{"compute_s": 1}, {"compute_s": 1}], "boundary_bytes": ["1"]}',
     ],
 )
-def test_bad_profiles_end_with_one_line_and_code_two(text: str, tmp_path: Path, capsys) -> None:
+def test_bad_profiles_end_with_one_line_and_code_two(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "profile.json"
     path.write_text(text)
     argv = ["--profile", str(path), "--budget", "1GB", "--checkpoint-interval", "10", "--bandwidth", "1GB/s"]
@@ -92,12 +55,14 @@ PRESET = ["--preset", "bert-128", "--checkpoint-interval", "50", "--bandwidth", 
 @pytest.mark.parametrize(
     "extra", [["--budget", "-1"], ["--budget", "x"], ["--method", "best"], [], ["--no-such"]]
 )
-def test_bad_arguments_end_with_one_line_and_code_two(extra: list[str], capsys) -> None:
+def test_bad_arguments_end_with_one_line_and_code_two(
+    extra: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert group.main([*PRESET, *extra]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_group_json_and_groups_file(tmp_path: Path, capsys) -> None:
+def test_group_json_and_groups_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "groups.json"
     assert group.main([*PRESET, "--budget", "200GB", "--json", "--out", str(out)]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -108,7 +73,7 @@ def test_group_json_and_groups_file(tmp_path: Path, capsys) -> None:
     assert json.loads(out.read_text()) == answer
 
 
-def test_group_sweep_and_advice(capsys) -> None:
+def test_group_sweep_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
     advice = ["--model-bytes", "13.3GB", "--iteration-time", "3.3s", "--copy-bandwidth", "10GB/s"]
     argv = [
         *PRESET,
@@ -128,12 +93,22 @@ def test_group_sweep_and_advice(capsys) -> None:
     assert answer["advice"]["worth_it"] is True
 
 
-def test_table_prints(capsys) -> None:
+def test_table_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert group.main([*PRESET, "--budget", "200GB", "--sweep"]) == 0
     assert "expected recovery" in capsys.readouterr().out
 
 
-def test_sim_json(capsys) -> None:
+def test_an_unproven_plan_shows_its_gap(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = GroupPlan(((0, 1),), 0, 20.0, (20.0, 20.0), "optimal", 0, 100, gap_s=0.005)
+    monkeypatch.setattr(group, "plan_groups", lambda *_, **__: plan)
+    assert group.main([*PRESET, "--budget", "200GB"]) == 0
+    line = "not proven optimal: another partition could be faster by 0.025 % at most (0.005 s)"
+    assert capsys.readouterr().out.splitlines()[-1] == line
+
+
+def test_sim_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main(["--preset", "bert-128", "--trials", "5", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["failure_free_h"] == pytest.approx(461.1)
@@ -142,7 +117,7 @@ def test_sim_json(capsys) -> None:
     assert all(fact["source"] for fact in answer["facts"])
 
 
-def test_sim_never_finishing_is_null_in_json(capsys) -> None:
+def test_sim_never_finishing_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     argv = [
         "--machines",
         "1000",
@@ -161,12 +136,12 @@ def test_sim_never_finishing_is_null_in_json(capsys) -> None:
 @pytest.mark.parametrize(
     "argv", [[], ["--machines", "5"], ["--preset", "gpt"], ["--preset", "vit-128", "--trials", "0"]]
 )
-def test_sim_mistakes(argv: list[str], capsys) -> None:
+def test_sim_mistakes(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main(argv) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_sim_trace_and_calibration(tmp_path: Path, capsys) -> None:
+def test_sim_trace_and_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, results = tmp_path / "trace.csv", tmp_path / "results.json"
     trace.write_text("time,machine\n7200,3\n3600,1\n")
     record = {"strategy": "swift_logging", "startup_s": 2, "restore_s": 1, "replay_s": 5}
@@ -203,7 +178,7 @@ def test_bad_trace_names_its_line(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tool", [group, simulate])
-def test_plots(tool, tmp_path: Path) -> None:
+def test_plots(tool: ModuleType, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "out.png"
     argv = [*PRESET, "--plot"] if tool is group else ["--preset", "bert-128", "--trials", "1", "--plot"]
@@ -216,7 +191,7 @@ def test_bubble_of_figure_1() -> None:
     assert bubble_ratio(4, 4) == pytest.approx(3 / 7)
 
 
-QUESTION = {
+QUESTION: dict[str, Any] = {
     "log_bytes_per_iteration": 1e9,
     "busiest_sender_bytes": 1e8,
     "model_bytes": 1e9,

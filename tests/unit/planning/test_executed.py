@@ -1,7 +1,8 @@
 """swift-sim against a training that was really executed and lost three machines to SIGKILL.
 
-``data/executed.json`` is what ``benchmarks/simulated.py --record`` measured: 70 iterations on four machines,
-on two busy cores. The simulator gets its recoveries and the times of its failures, and must find its total.
+``data/executed.json`` is what ``benchmarks/planning/simulated.py --record`` measured: 70 iterations on four
+machines, on two busy cores.
+The simulator gets its recoveries and the times of its failures, and must find its total.
 """
 
 import json
@@ -43,7 +44,9 @@ def simulated_s(tmp_path: Path, capsys: pytest.CaptureFixture[str], *further: st
     return float(outcome["hours"]) * 3600
 
 
-def test_calibrated_simulation_finds_the_time_of_an_executed_training(tmp_path, capsys) -> None:
+def test_calibrated_simulation_finds_the_time_of_an_executed_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Within 10 %, and the assumptions that calibration replaces are far from it."""
     executed_s = json.loads(RECORD.read_text())["training_s"]
     calibrated_s = simulated_s(tmp_path, capsys, "--calibrate", str(RECORD))
@@ -51,8 +54,8 @@ def test_calibrated_simulation_finds_the_time_of_an_executed_training(tmp_path, 
     assert simulated_s(tmp_path, capsys) > 1.5 * executed_s
 
 
-def test_failures_cost_what_was_measured(tmp_path, capsys) -> None:
-    """What the failures added to the training, and not only its total, is found."""
+def test_failures_cost_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The simulation finds the time that failures add, not only the total."""
     executed = json.loads(RECORD.read_text())
     calm_s = executed["iterations"] * executed["iteration_s"]
     recoveries = executed["recoveries"]

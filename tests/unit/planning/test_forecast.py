@@ -1,4 +1,4 @@
-"""Which way each machine would come back, and what that would cost (paper §3, §5.3, §5.4)."""
+"""How each machine would recover, and what that would cost (paper §3, §5.3, §5.4)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_ft.errors import UsageError
-from swift_ft.planning.chain import ChainProfile
 from swift_ft.planning.forecast import Protection, forecast
-from swift_ft.planning.grouping import evaluate_groups
-from swift_ft.planning.job import Job, Measured, Worker
-from swift_ft.recovery.events import Reported
-from swift_ft.recovery.plan import Way, make_plan
+from swift_ft.planning.grouping.chain import ChainProfile
+from swift_ft.planning.grouping.groups import evaluate_groups
+from swift_ft.planning.job import Job, Measured, ScriptGroup, Worker
+from swift_ft.recovery.events import StatusReported
+from swift_ft.recovery.plan import RecoveryMode, make_plan
 
-WAYS = {Way.REPLICA: Protection.REPLICATION, Way.REPLAY: Protection.LOGGING}
+PROTECTION = {RecoveryMode.REPLICA: Protection.REPLICATION, RecoveryMode.REPLAY: Protection.LOGGING}
 
 
 def pipeline(stages: int, *, looped: bool = False) -> tuple[Worker, ...]:
@@ -65,17 +65,17 @@ def jobs(draw: st.DrawFn) -> Job:
 
 @given(jobs(), st.data())
 @settings(max_examples=400, deadline=None)
-def test_it_is_the_way_that_is_taken(job: Job, data: st.DataObject) -> None:
-    """Whatever machine is lost, whenever, and however far the survivors were: as the planner decides then."""
+def test_the_forecast_is_what_the_planner_decides(job: Job, data: st.DataObject) -> None:
+    """For any lost machine, at any time, and for any progress of the survivors."""
     slot = data.draw(st.integers(0, job.machines - 1))
     committed = data.draw(st.integers(0, 50))
     at = committed + data.draw(st.integers(1, 50))
-    standings = {}
+    statuses = {}
     for rank, worker in enumerate(job.workers):
         lost = rank in job.ranks(slot)
         ahead = not lost and data.draw(st.booleans())
-        standings[rank] = Reported(
-            rank,
+        statuses[rank] = StatusReported(
+            rank=rank,
             generation=3,
             iteration=None if lost else at + ahead,
             live=not lost,
@@ -86,33 +86,33 @@ def test_it_is_the_way_that_is_taken(job: Job, data: st.DataObject) -> None:
             pipeline=worker.pipeline,
             group=job.group(rank // job.per_machine),
         )
-    taken = make_plan(standings, workers=job.per_machine, committed=committed)
-    told = forecast(job).machines[slot]
-    assert told.way == WAYS.get(taken.way, Protection.CHECKPOINT)
-    if told.way == Protection.LOGGING:
-        loaded = {rank // job.per_machine for rank, task in taken.tasks.items() if task.load is not None}
-        assert told.rolled_back == tuple(sorted(loaded))
+    plan = make_plan(statuses, workers_per_machine=job.per_machine, committed=committed)
+    predicted = forecast(job).machines[slot]
+    assert predicted.protection == PROTECTION.get(plan.mode, Protection.CHECKPOINT)
+    if predicted.protection == Protection.LOGGING:
+        loaded = {rank // job.per_machine for rank, task in plan.tasks.items() if task.load is not None}
+        assert predicted.rolled_back == tuple(sorted(loaded))
 
 
 @given(jobs())
 @settings(max_examples=400, deadline=None)
 def test_section_3_in_its_own_words(job: Job) -> None:
     """A replica on another machine; else a pipeline and its logs; else the checkpoint."""
-    for told in forecast(job).machines:
-        here = job.ranks(told.machine)
+    for predicted in forecast(job).machines:
+        here = job.ranks(predicted.machine)
         elsewhere = {w.holds for rank, w in enumerate(job.workers) if rank not in here}
         several = len({w.holds for w in job.workers}) < len(job.workers)
         if all(job.workers[rank].holds in elsewhere for rank in here):
             expected = {Protection.REPLICATION}
         elif not all(worker.stages for worker in job.workers):
             expected = {Protection.CHECKPOINT}
-        elif several:  # as long as somebody logged what the replay needs: `make_plan` is asked above
+        elif several:  # depends on whether the needed messages were logged: `make_plan` decides, see above
             expected = {Protection.LOGGING, Protection.CHECKPOINT}
-        elif any(job.group(slot) != job.group(told.machine) for slot in range(job.machines)):
+        elif any(job.group(slot) != job.group(predicted.machine) for slot in range(job.machines)):
             expected = {Protection.LOGGING}
         else:
             expected = {Protection.CHECKPOINT}
-        assert told.way in expected, told.why
+        assert predicted.protection in expected, predicted.why
 
 
 def measured(workers: tuple[Worker, ...], **facts: object) -> tuple[Worker, ...]:
@@ -141,54 +141,90 @@ def chain(compute_s: tuple[float, ...], sent: int) -> tuple[Worker, ...]:
 
 
 def test_a_lost_stage_loads_and_replays() -> None:
-    told = forecast(Job(chain((0.2, 0.3, 0.4), 50), 1, 20))
-    middle = told.machines[1]
-    assert middle.way == Protection.LOGGING
+    answer = forecast(Job(chain((0.2, 0.3, 0.4), 50), 1, 20))
+    middle = answer.machines[1]
+    assert middle.protection == Protection.LOGGING
     assert (middle.load_s, middle.transfer_s) == (2.0, 0.0)
     assert middle.again_s == pytest.approx(10 * 0.3)
     assert middle.expected_s == pytest.approx(5.0)
     assert middle.checkpoint_s == pytest.approx(2.0 + 10 * 1.0)
-    assert told.logging is not None
-    assert told.logging.worth_it
-    assert told.logging.log_bytes == 20 * 4 * 50
-    assert not told.unknown
+    assert answer.logging is not None
+    assert answer.logging.worth_it
+    assert answer.logging.log_bytes == 20 * 4 * 50
+    assert not answer.unknown
 
 
 @pytest.mark.parametrize("groups", [(0, 0, 1, 2), (0, 1, 1, 1), (0, 0, 1, 1)])
 def test_replay_costs_what_the_grouping_planner_says(groups: tuple[int, ...]) -> None:
     """§5.3: R(G) of each machine's group, and the bytes of all boundaries between groups."""
     compute_s = (0.1, 0.2, 0.15, 0.3)
-    told = forecast(Job(chain(compute_s, 50), 1, 20, groups))
+    answer = forecast(Job(chain(compute_s, 50), 1, 20, groups))
     together = [[slot for slot in range(4) if groups[slot] == g] for g in dict.fromkeys(groups)]
     profile = ChainProfile(compute_s, (100,) * 3)
     plan = evaluate_groups(profile, together, checkpoint_interval=20, bandwidth=1_000.0)
-    assert [way.again_s for way in told.machines] == pytest.approx(list(plan.per_machine_recovery_s))
-    assert told.logging is not None
-    assert told.logging.log_bytes == plan.log_bytes
+    assert [machine.again_s for machine in answer.machines] == pytest.approx(
+        list(plan.per_machine_recovery_s)
+    )
+    assert answer.logging is not None
+    assert answer.logging.log_bytes == plan.log_bytes
 
 
-def test_a_replica_gives_its_state() -> None:
+def test_a_replica_sends_its_state() -> None:
     workers = measured(data_parallel(4), iteration_s=1.0, state_bytes=4_000, link_bytes_per_s=1_000.0)
-    told = forecast(Job(workers, 2, 100))
-    assert [way.way for way in told.machines] == [Protection.REPLICATION] * 2
-    assert told.machines[0].expected_s == pytest.approx(2 * 4.0)  # two workers, over one link
-    assert told.machines[0].rolled_back == ()
-    assert "a replica is on machine 1" in told.machines[0].why
-    assert told.logging is None
+    answer = forecast(Job(workers, 2, 100))
+    assert [machine.protection for machine in answer.machines] == [Protection.REPLICATION] * 2
+    assert answer.machines[0].expected_s == pytest.approx(2 * 4.0)  # two workers, over one link
+    assert answer.machines[0].rolled_back == ()
+    assert "a replica is on machine 1" in answer.machines[0].why
+    assert answer.logging is None
+
+
+def test_replicas_of_the_shards_of_a_stage() -> None:
+    """Two stages of two replicas of two shards, a machine for each replica of a stage."""
+    workers = tuple(
+        Worker((f"stage {rank // 4}, shard {rank % 2} of 2",), (rank // 4,), rank % 4) for rank in range(8)
+    )
+    groups = tuple(ScriptGroup(tuple(range(first, first + 4)), True, 5, "reduce_scatter") for first in (0, 4))
+    answer = forecast(Job(workers, 2, 100, script=groups))
+    assert [machine.protection for machine in answer.machines] == [Protection.REPLICATION] * 4
+    assert answer.machines[3].why == (
+        "stage 1, shard 0 of 2, stage 1, shard 1 of 2: a replica is on machine 2"
+    )
+    assert {group.way for group in answer.script} == {"replayed together"}
+
+
+def test_a_copy_in_memory_is_nearer_than_the_checkpoint() -> None:
+    measured = Measured(iteration_s=2.0, state_bytes=1_000, save_bytes_per_s=10.0, link_bytes_per_s=500.0)
+    job = Job((Worker((), measured=measured),) * 3, 1, 100, snapshot_every=10)
+    for machine in forecast(job).machines:
+        assert machine.protection == Protection.MEMORY
+        assert (machine.load_s, machine.transfer_s, machine.again_s) == (0.0, 2.0, 10.0)
+        assert machine.checkpoint_s == 100.0 + 100.0
+        assert machine.rolled_back == (0, 1, 2)
+        assert f"machine {(machine.machine + 1) % 3} holds a copy, at most 10 iterations old" in machine.why
+    assert {m.protection for m in forecast(replace(job, snapshot_every=None)).machines} == {
+        Protection.CHECKPOINT
+    }
+
+
+def test_a_copy_in_memory_is_in_another_failure_domain() -> None:
+    job = Job((Worker(()),) * 4, 1, 100, snapshot_every=10, domains=("a", "a", "b", "b"))
+    whys = [machine.why for machine in forecast(job).machines]
+    assert [next(slot for slot in range(4) if f"machine {slot} holds" in why) for why in whys] == [2, 3, 0, 1]
 
 
 def test_replicas_on_the_same_machine_do_not_count() -> None:
-    told = forecast(Job(mesh(2, 2, stage_first=True), 2, 100))
-    assert [way.way for way in told.machines] == [Protection.LOGGING] * 2
-    assert told.machines[1].why.startswith("stage 1: no replica is elsewhere")
-    assert told.machines[1].rolled_back == (1,)
+    answer = forecast(Job(mesh(2, 2, stage_first=True), 2, 100))
+    assert [machine.protection for machine in answer.machines] == [Protection.LOGGING] * 2
+    assert answer.machines[1].why.startswith("stage 1: no replica elsewhere")
+    assert answer.machines[1].rolled_back == (1,)
 
 
-def test_a_machine_with_one_worker_that_nobody_else_is_like() -> None:
-    """Stage 1 has no replica elsewhere. For its replay all replicas of stage 0 would go back, too."""
-    told = forecast(Job((*pipeline(3), Worker(("stage 0",))), 2, 100)).machines[0]
-    assert told.way == Protection.CHECKPOINT
-    assert told.rolled_back == (0, 1)
+def test_a_machine_with_one_worker_without_a_replica() -> None:
+    """Stage 1 has no replica elsewhere. For its replay all replicas of stage 0 would roll back, too."""
+    answer = forecast(Job((*pipeline(3), Worker(("stage 0",))), 2, 100)).machines[0]
+    assert answer.protection == Protection.CHECKPOINT
+    assert answer.rolled_back == (0, 1)
 
 
 def test_logging_that_is_not_worth_it() -> None:
@@ -203,28 +239,54 @@ def test_logging_that_is_not_worth_it() -> None:
 
 
 def test_nothing_is_measured_yet() -> None:
-    """Before training: the ways, their reasons, and what is missing."""
-    told = forecast(Job(pipeline(3), 1, 20))
-    assert {way.way for way in told.machines} == {Protection.LOGGING}
-    assert {way.expected_s for way in told.machines} == {None}
-    assert told.logging is None
-    assert told.unknown == ("Not all is measured yet: ask again after the first ten iterations.",)
-    assert "?" in str(told)
+    """Before training: the protection, its reasons, and the missing measurements."""
+    answer = forecast(Job(pipeline(3), 1, 20))
+    assert {machine.protection for machine in answer.machines} == {Protection.LOGGING}
+    assert {machine.expected_s for machine in answer.machines} == {None}
+    assert answer.logging is None
+    assert answer.unknown == ("Not all is measured yet: ask again after the first ten iterations.",)
+    assert "?" in str(answer)
 
 
-def test_for_programs_and_for_people() -> None:
-    told = forecast(Job(chain((0.2, 0.3, 0.4), 50), 1, 20))
-    data = json.loads(json.dumps(told.to_dict()))
-    assert data["machines"][1]["way"] == "logging"
+def test_the_forecast_as_json_and_as_a_table() -> None:
+    answer = forecast(Job(chain((0.2, 0.3, 0.4), 50), 1, 20))
+    data = json.loads(json.dumps(answer.to_dict()))
+    assert data["machines"][1]["protection"] == "logging"
     assert data["machines"][1]["expected_s"] == pytest.approx(5.0)
     assert all(fact["source"].startswith(("measured", "assumed")) for fact in data["facts"])
-    lines = str(told).splitlines()
-    assert lines[2].startswith("1        logging   5 s")
+    lines = str(answer).splitlines()
+    assert lines[2].startswith("1        logging     5.00 s")
     assert "Logging is worth it." in lines
 
 
-def test_jobs_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match="on no machines of 2"):
+def test_impossible_jobs_are_refused() -> None:
+    with pytest.raises(UsageError, match="do not fill machines of 2"):
         Job(pipeline(3), 2, 20)
-    with pytest.raises(UsageError, match="groups are told for 3 machines"):
+    with pytest.raises(UsageError, match="groups are given for 3 machines"):
         Job(pipeline(3), 1, 20, (0, 0))
+
+
+def test_what_becomes_of_what_a_script_communicates() -> None:
+    """Stage 1 is on two machines, whose workers share it: both go back, and nobody else."""
+    workers = tuple(Worker((f"part {rank}",), (stage,)) for rank, stage in enumerate((0, 1, 1, 2)))
+    groups = (
+        ScriptGroup((0, 1, 2, 3), together=False, nbytes=4),
+        ScriptGroup((1, 2), together=True, nbytes=6_300_000, why="train.py:7 (main) calls allreduce"),
+    )
+    answer = forecast(Job(workers, 1, 20, script=groups))
+    assert [one.protection for one in answer.machines] == [Protection.LOGGING] * 4
+    assert [one.rolled_back for one in answer.machines] == [(0,), (1, 2), (1, 2), (3,)]
+    lines = str(answer).splitlines()
+    assert "The script's group of workers 0, 1, 2 and 3: 4 B/iteration, logged" in lines
+    told = "The script's group of workers 1 and 2: 6.30 MB/iteration, replayed together"
+    assert f"{told} (train.py:7 (main) calls allreduce)" in lines
+    assert answer.to_dict()["script"][1]["members"] == (1, 2)
+
+
+def test_a_script_for_which_there_is_only_the_checkpoint() -> None:
+    call = "train.py:9 (main) calls alltoall"
+    everybody = ScriptGroup((0, 1, 2), together=True, nbytes=8, why=call)
+    answer = forecast(Job(pipeline(3), 1, 20, script=(everybody,)))
+    assert [one.protection for one in answer.machines] == [Protection.CHECKPOINT] * 3
+    assert call in answer.machines[0].why
+    assert f"workers 0, 1 and 2: 8 B/iteration, all return to the checkpoint ({call})" in str(answer)

@@ -1,23 +1,26 @@
 """Laws that groups obey (§5.3), and the paper's tables 3, 6 and 7."""
 
 import math
+from typing import Any
 
 import pytest
-from chains import profiles
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swift_ft.errors import UsageError
 from swift_ft.planning.advisor import boundary_bytes
-from swift_ft.planning.chain import Chain, ChainProfile
-from swift_ft.planning.greedy import greedy_merges, greedy_partition
-from swift_ft.planning.grouping import METHODS, evaluate_groups, plan_groups, sweep_budgets
+from swift_ft.planning.grouping.chain import Chain, ChainProfile
+from swift_ft.planning.grouping.greedy import greedy_merges, greedy_partition
+from swift_ft.planning.grouping.groups import METHODS, GroupPlan, evaluate_groups, plan_groups, sweep_budgets
 from swift_ft.planning.presets import preset_profile
+from tests.support.chains import profiles
 
 budgets = st.floats(0, 1.1)
 
 
-def plan(profile: ChainProfile, part: float, method: str, parallel: bool = False, bandwidth: float = 1e9):
+def plan(
+    profile: ChainProfile, part: float, method: str, parallel: bool = False, bandwidth: float = 1e9
+) -> GroupPlan:
     budget = int(part * sum(profile.boundary_bytes) * 100)
     return plan_groups(
         profile,
@@ -31,7 +34,9 @@ def plan(profile: ChainProfile, part: float, method: str, parallel: bool = False
 
 @settings(deadline=None)
 @given(profiles(), budgets, st.sampled_from(METHODS), st.booleans())
-def test_never_above_budget_and_every_machine_once(profile, part, method, parallel) -> None:
+def test_never_above_budget_and_every_machine_once(
+    profile: ChainProfile, part: float, method: str, parallel: bool
+) -> None:
     made = plan(profile, part, method, parallel)
     assert made.log_bytes <= made.budget_bytes
     assert [m for group in made.groups for m in group] == list(range(profile.n_machines))
@@ -39,7 +44,7 @@ def test_never_above_budget_and_every_machine_once(profile, part, method, parall
 
 @settings(deadline=None)
 @given(profiles(), budgets, st.booleans())
-def test_optimal_is_never_worse(profile, part, parallel) -> None:
+def test_optimal_is_never_worse(profile: ChainProfile, part: float, parallel: bool) -> None:
     best = plan(profile, part, "optimal", parallel).expected_recovery_s
     for method in ("greedy", "balanced"):
         assert best <= plan(profile, part, method, parallel).expected_recovery_s * (1 + 1e-9) + 1e-12
@@ -57,7 +62,7 @@ def test_greedy_may_be_worse_than_balanced() -> None:
 
 @settings(deadline=None)
 @given(profiles(), budgets, budgets, st.sampled_from(["optimal", "greedy"]))
-def test_more_budget_is_never_slower(profile, one, other, method) -> None:
+def test_more_budget_is_never_slower(profile: ChainProfile, one: float, other: float, method: str) -> None:
     assume(method == "optimal" or not profile.failure_weight)
     small, large = sorted((one, other))
     slow, fast = plan(profile, small, method), plan(profile, large, method)
@@ -66,7 +71,7 @@ def test_more_budget_is_never_slower(profile, one, other, method) -> None:
 
 @settings(deadline=None)
 @given(profiles(), budgets, st.booleans())
-def test_reversing_the_chain_changes_nothing(profile, part, parallel) -> None:
+def test_reversing_the_chain_changes_nothing(profile: ChainProfile, part: float, parallel: bool) -> None:
     turned = ChainProfile(profile.compute_s[::-1], profile.boundary_bytes[::-1], profile.failure_weight[::-1])
     one, other = plan(profile, part, "optimal", parallel), plan(turned, part, "optimal", parallel)
     assert one.expected_recovery_s == pytest.approx(other.expected_recovery_s, rel=1e-9, abs=1e-12)
@@ -74,7 +79,9 @@ def test_reversing_the_chain_changes_nothing(profile, part, parallel) -> None:
 
 @settings(deadline=None)
 @given(profiles(), budgets, st.sampled_from(METHODS))
-def test_a_machine_half_as_fast_and_a_network_half_as_fast_take_twice_as_long(profile, part, method) -> None:
+def test_a_machine_half_as_fast_and_a_network_half_as_fast_take_twice_as_long(
+    profile: ChainProfile, part: float, method: str
+) -> None:
     slow = ChainProfile(
         tuple(2 * c for c in profile.compute_s), profile.boundary_bytes, profile.failure_weight
     )
@@ -84,8 +91,8 @@ def test_a_machine_half_as_fast_and_a_network_half_as_fast_take_twice_as_long(pr
 
 @settings(deadline=None)
 @given(profiles(), st.booleans())
-def test_greedy_takes_the_smallest_ratio_each_time(profile, parallel) -> None:
-    """§5.3 to the letter, with a plain O(N^2) loop over ΔR/ΔM as the witness."""
+def test_greedy_takes_the_smallest_ratio_each_time(profile: ChainProfile, parallel: bool) -> None:
+    """The algorithm of §5.3, against a plain O(N^2) loop over ΔR/ΔM."""
     chain = Chain(profile, 1e9, parallel)
     n, starts = chain.n, list(range(chain.n))
 
@@ -223,7 +230,7 @@ BAD_PROFILES = [
 
 
 @pytest.mark.parametrize(("compute", "sizes"), BAD_PROFILES)
-def test_bad_profiles_are_refused(compute, sizes) -> None:
+def test_bad_profiles_are_refused(compute: tuple[float, ...], sizes: tuple[int, ...]) -> None:
     with pytest.raises(UsageError):
         ChainProfile(compute, sizes)
 
@@ -239,8 +246,13 @@ def test_bad_profiles_are_refused(compute, sizes) -> None:
         {"budget_bytes": math.nan},
     ],
 )
-def test_bad_settings_are_refused(change) -> None:
-    settings_ = {"budget_bytes": 1, "checkpoint_interval": 1, "bandwidth": 1.0, "method": "optimal"} | change
+def test_bad_settings_are_refused(change: dict[str, Any]) -> None:
+    settings_: dict[str, Any] = {
+        "budget_bytes": 1,
+        "checkpoint_interval": 1,
+        "bandwidth": 1.0,
+        "method": "optimal",
+    } | change
     with pytest.raises(UsageError):
         plan_groups(ChainProfile((1.0, 1.0), (1,)), **settings_)
 

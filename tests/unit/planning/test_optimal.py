@@ -4,13 +4,13 @@ import random
 
 import numpy as np
 import pytest
-from chains import brute_force, profiles
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swift_ft.planning import exact
-from swift_ft.planning.chain import Chain, ChainProfile
-from swift_ft.planning.exact import optimal_partition
+from swift_ft.planning.grouping import exact
+from swift_ft.planning.grouping.chain import Chain, ChainProfile
+from swift_ft.planning.grouping.exact import optimal_partition
+from tests.support.chains import brute_force, profiles
 
 
 @settings(deadline=None, max_examples=300)

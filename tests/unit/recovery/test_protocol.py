@@ -19,30 +19,45 @@ RANKS = st.integers(0, 2)
 GENERATIONS = st.integers(0, 4)
 ITERATIONS = st.integers(0, 5)
 EVENTS = st.one_of(
-    st.builds(ev.Joined, MACHINES),
-    st.builds(ev.Lost, MACHINES, st.just("why")),
-    st.builds(ev.Bare, MACHINES, GENERATIONS),
+    st.builds(ev.MachineJoined, machine=MACHINES),
+    st.builds(ev.MachineLost, machine=MACHINES, reason=st.just("why")),
+    st.builds(ev.SessionlessWorkers, machine=MACHINES, generation=GENERATIONS),
     st.builds(
-        ev.Reported, RANKS, GENERATIONS, st.none() | ITERATIONS, st.booleans(), RANKS.map(lambda r: (r,))
+        ev.StatusReported,
+        rank=RANKS,
+        generation=GENERATIONS,
+        iteration=st.none() | ITERATIONS,
+        live=st.booleans(),
+        stages=RANKS.map(lambda r: (r,)),
     ),
-    st.builds(ev.Ready, RANKS, GENERATIONS),
-    st.builds(ev.CannotReplay, RANKS, GENERATIONS, st.just("why")),
-    st.builds(ev.Interrupted, RANKS, GENERATIONS, st.just("why")),
-    st.builds(ev.Durable, RANKS, ITERATIONS, st.integers(0, 2), GENERATIONS, st.just("path")),
-    st.builds(ev.Committed, ITERATIONS, st.integers(0, 2)),
-    st.builds(ev.CheckpointWanted, RANKS, ITERATIONS, GENERATIONS),
-    st.builds(ev.Finished, RANKS, GENERATIONS),
-    st.builds(ev.Exited, MACHINES, GENERATIONS),
-    st.builds(ev.Failed, MACHINES, GENERATIONS, st.just("why")),
+    st.builds(ev.WorkerReady, rank=RANKS, generation=GENERATIONS),
+    st.builds(ev.ReplayFailed, rank=RANKS, generation=GENERATIONS, reason=st.just("why")),
     st.builds(
-        ev.TimedOut,
-        GENERATIONS,
-        st.sampled_from(("agreeing", "recovering")),
-        st.tuples(MACHINES, MACHINES),
-        st.just("why"),
+        ev.CheckpointDamaged, rank=RANKS, generation=GENERATIONS, iteration=ITERATIONS, reason=st.just("why")
     ),
-    st.builds(ev.Injected, st.just("fault")),
-    st.builds(ev.Closed, st.just("why")),
+    st.builds(ev.CommunicationFailed, rank=RANKS, generation=GENERATIONS, reason=st.just("why")),
+    st.builds(
+        ev.PartPersisted,
+        rank=RANKS,
+        iteration=ITERATIONS,
+        epoch=st.integers(0, 2),
+        generation=GENERATIONS,
+        path=st.just("path"),
+    ),
+    st.builds(ev.CheckpointCommitted, iteration=ITERATIONS, epoch=st.integers(0, 2), keep=st.integers(1, 3)),
+    st.builds(ev.CheckpointRequested, rank=RANKS, iteration=ITERATIONS, generation=GENERATIONS),
+    st.builds(ev.WorkerFinished, rank=RANKS, generation=GENERATIONS),
+    st.builds(ev.ScriptExited, machine=MACHINES, started_in=GENERATIONS),
+    st.builds(ev.ScriptFailed, machine=MACHINES, started_in=GENERATIONS, reason=st.just("why")),
+    st.builds(
+        ev.DeadlinePassed,
+        generation=GENERATIONS,
+        phase=st.sampled_from(("agreeing", "recovering")),
+        machines=st.tuples(MACHINES, MACHINES),
+        reason=st.just("why"),
+    ),
+    st.builds(ev.FaultInjected, fault=st.just("fault")),
+    st.builds(ev.JobClosed, reason=st.just("why")),
 )
 
 
@@ -50,29 +65,46 @@ EVENTS = st.one_of(
 @given(st.lists(EVENTS, max_size=40))
 def test_any_journal_leaves_a_sound_state(events: list[ev.Event]) -> None:
     state = State()
-    for event in [ev.Opened(3, restarts=1), *map(ev.Joined, "ABC"), *events]:
+    for event in [
+        ev.JobOpened(machines=3, restarts=1),
+        *(ev.MachineJoined(machine=name) for name in "ABC"),
+        *events,
+    ]:
         before, state = state, step(state, event)
-        members = [m for slot, m in enumerate(state.members) if m is not None and slot not in state.exited]
-        places = [*members, *(m for m, _ in state.spares)]
+        members = [
+            m for slot, m in enumerate(state.members) if m is not None and slot not in state.membership.exited
+        ]
+        places = [*members, *state.membership.spares]
         assert len(places) == len(set(places))
-        assert state.phase == Phase.ENDED or not set(places) & state.fenced
-        assert (state.committed or 0) >= (before.committed or 0)
+        assert state.phase == Phase.ENDED or not set(places) & set(state.membership.fenced)
+        assert (state.checkpoints.committed or 0) >= (before.checkpoints.committed or 0)
         assert state.generation >= before.generation
-        assert state.epoch >= before.epoch
+        assert state.checkpoints.epoch >= before.checkpoints.epoch
         assert (state.plan is not None) == (state.phase in (Phase.RECOVERING, Phase.LIVE))
-        assert state.wanted is None or state.wanted > (-1 if state.committed is None else state.committed)
-        assert state.wanted is None or state.generation == before.generation
+        assert state.checkpoints.requested is None or state.checkpoints.requested > (
+            -1 if state.checkpoints.committed is None else state.checkpoints.committed
+        )
+        assert state.checkpoints.requested is None or state.generation == before.generation
         assert before.phase != Phase.ENDED or state is before
 
 
-def test_time_outs_are_applied_alike_by_everybody() -> None:
+def test_all_participants_apply_a_deadline_alike() -> None:
     """A set's order differs from process to process; names are chosen so that one order cannot be luck."""
     for i in range(20):
         names = [f"machine-{i}-{n}" for n in range(4)]
         state = State()
-        for event in [ev.Opened(4), *map(ev.Joined, [*names, "X", "Y", "Z"])]:
+        events: list[ev.Event] = [
+            ev.JobOpened(machines=4),
+            *(ev.MachineJoined(machine=name) for name in [*names, "X", "Y", "Z"]),
+        ]
+        for event in events:
             state = step(state, event)
-        state = step(state, ev.TimedOut(1, "agreeing", (names[3], names[1], names[2]), "silent"))
+        state = step(
+            state,
+            ev.DeadlinePassed(
+                generation=1, phase="agreeing", machines=(names[3], names[1], names[2]), reason="silent"
+            ),
+        )
         assert state.members == (names[0], "X", "Y", "Z")
 
 

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))  # tools.py: shared by these tests
 
 
 @pytest.fixture(autouse=True, scope="session")

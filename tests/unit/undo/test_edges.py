@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from tools import assert_close, assert_same_bits, params_of, picture, set_grads, ulps
 from torch import Tensor
 from torch.optim import Optimizer
 
 from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError
 from swift_ft.optim import Lamb, UndoableOptimizer
+from tests.support.optimizers import assert_close, assert_same_bits, params_of, picture, set_grads, ulps
 
 OPTIM = torch.optim
 BOTH = pytest.mark.parametrize("exact", [False, True], ids=["bounded", "exact"])
@@ -64,24 +64,24 @@ def one(kind: type[Optimizer], values: Tensor, exact: bool, **kwargs: Any) -> Un
     ids=lambda value: value.__name__ if isinstance(value, type) else str(value),
 )
 def test_factors_of_zero_or_nearly(kind: type[Optimizer], kwargs: dict[str, Any], exact: bool) -> None:
-    """What was multiplied by nothing cannot be divided back: it is in the journal, to the bit."""
+    """A part that was multiplied by 0 has no inverse: its snapshot restores every bit."""
     wrapped = one(kind, torch.linspace(-2, 2, 33), exact, **kwargs)
     round_trip(wrapped, exact)
 
 
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_kernel_that_does_not_do_what_it_should(dtype: torch.dtype, exact: bool) -> None:
-    """torch 2.13's fused SGD on a CPU leaves such parameters where they are, and buffers not initialized.
+def test_a_kernel_that_is_wrong(dtype: torch.dtype, exact: bool) -> None:
+    """Torch 2.13's fused SGD on a CPU does not change such parameters and leaves buffers uninitialized.
 
-    No formula inverts that; the journal does, to the bit.
+    No formula inverts that; a snapshot restores every bit.
     """
     wrapped = one(OPTIM.SGD, torch.ones(64, dtype=dtype), exact, lr=0.5, momentum=0.9, fused=True)
     round_trip(wrapped, exact=True)
 
 
 @BOTH
-def test_the_state_of_the_first_step_is_gone_afterwards(exact: bool) -> None:
+def test_undoing_the_first_step_removes_its_state(exact: bool) -> None:
     for kind in (OPTIM.SGD, OPTIM.AdamW, OPTIM.RMSprop, OPTIM.ASGD, Lamb):
         wrapped = one(kind, torch.ones(3), exact, **({"momentum": 0.9} if kind is OPTIM.SGD else {}))
         wrapped.step()
@@ -139,9 +139,9 @@ def test_odd_layouts_and_empty_tensors(exact: bool) -> None:
 
 
 @BOTH
-def test_parameters_larger_than_a_piece(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut into pieces that do not divide it, and gathered with small ones."""
-    monkeypatch.setattr("swift_ft.undo.pieces.CPU_ELEMENTS", 16)
+def test_parameters_larger_than_a_slice(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut into slices that do not divide it, and listed with small parameters."""
+    monkeypatch.setattr("swift_ft.undo.slices.CPU_ELEMENTS", 16)
     monkeypatch.setattr("swift_ft.undo.exact.BUCKET_BYTES", 400)
     params = [torch.nn.Parameter(torch.linspace(0, 1, n)) for n in (3, 50, 1, 7, 32)]
     for kind in (OPTIM.AdamW, OPTIM.SGD, OPTIM.NAdam, OPTIM.ASGD, Lamb):
@@ -152,7 +152,7 @@ def test_parameters_larger_than_a_piece(exact: bool, monkeypatch: pytest.MonkeyP
 
 @BOTH
 def test_residuals_that_a_byte_cannot_hold(exact: bool) -> None:
-    """A huge gradient on a small parameter leaves nothing of it in the result."""
+    """After a huge gradient nothing of a small parameter is left in the result."""
     wrapped = one(OPTIM.SGD, torch.full((40,), 1e-6), exact, lr=1.0)
     params_of(wrapped)[0].grad = torch.full((40,), 1e6)
     before = picture(wrapped)
@@ -177,7 +177,7 @@ def test_residuals_that_a_byte_cannot_hold(exact: bool) -> None:
     ids=str,
 )
 def test_sparse_gradients(kind: type[Optimizer], kwargs: dict[str, Any], exact: bool) -> None:
-    """The rows that the gradient names come from the journal; without momentum no others change."""
+    """Snapshots restore the rows that the gradient names; without momentum no others change."""
     param = torch.nn.Parameter(torch.ones(100, 4))
     wrapped = wrap_optimizer(kind([param], **kwargs), exact=exact)
     for _ in range(3):
@@ -193,8 +193,8 @@ def test_sparse_gradients(kind: type[Optimizer], kwargs: dict[str, Any], exact: 
         wrapped.step()
 
 
-def test_differentiable_brings_the_values_back() -> None:
-    """The graph of the step that was taken back is not: nobody wants its derivative."""
+def test_differentiable_restores_the_values() -> None:
+    """The graph of the undone step is not restored: its derivative is of no use."""
     source = torch.ones(3, requires_grad=True)
     param = source.clone()
     wrapped = wrap_optimizer(OPTIM.SGD([param], lr=0.5, momentum=0.9, differentiable=True))
@@ -212,7 +212,7 @@ CAPTURABLE = ["adam", "asgd", "adadelta", "adamax", "nadam", "radam", "rmsprop",
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", CAPTURABLE)
 def test_capturable(name: str, foreach: bool, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch takes this way on accelerators only; here it is told that a CPU is one."""
+    """Torch allows this on accelerators only; the patched list says that a CPU is one."""
     module = importlib.import_module(f"torch.optim.{name}")
     monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"])
     kind = next(k for k in vars(OPTIM).values() if isinstance(k, type) and k.__module__ == module.__name__)
@@ -231,7 +231,8 @@ class Strange(Optimizer):
         super().__init__(params, {"lr": 0.1, "count": 0})
         self.total = torch.zeros(())
         self.history: list[float] = []
-        self.state["shared"] = {"calls": 0, "last": [torch.zeros(2)]}
+        state: dict[Any, Any] = self.state  # torch calls the keys tensors; they may be anything
+        state["shared"] = {"calls": 0, "last": [torch.zeros(2)]}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -244,8 +245,9 @@ class Strange(Optimizer):
                 param.copy_(param.sin() * 0.5 + 0.01 * param.grad)
                 self.total += param.sum()
         self.history.append(float(self.total))
-        self.state["shared"]["calls"] += 1
-        self.state["shared"]["last"][0].add_(1)
+        shared = cast(dict[Any, Any], self.state)["shared"]
+        shared["calls"] += 1
+        shared["last"][0].add_(1)
         return None if closure is None else closure()
 
 
@@ -253,11 +255,12 @@ class Strange(Optimizer):
 def test_an_unknown_optimizer_is_journaled(exact: bool) -> None:
     params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2, 2))]
     wrapped = wrap_optimizer(Strange(params), exact=exact)
+    state: dict[Any, Any] = wrapped.state
     for seed in range(3):
         set_grads(params, seed)
         before = picture(wrapped)
-        hidden = (wrapped.total.clone(), list(wrapped.history), wrapped.state["shared"]["last"][0].clone())  # type: ignore[attr-defined]  # Strange's
-        calls = wrapped.state["shared"]["calls"]
+        hidden = (wrapped.total.clone(), list(wrapped.history), state["shared"]["last"][0].clone())  # type: ignore[attr-defined]  # Strange's
+        calls = state["shared"]["calls"]
         wrapped.step()
         assert len(wrapped.updated) == 2
         with pytest.raises(UndoError, match="whole"):
@@ -265,8 +268,8 @@ def test_an_unknown_optimizer_is_journaled(exact: bool) -> None:
         assert wrapped.undo() == 2
         assert_same_bits(picture(wrapped), before)
         assert (wrapped.total, wrapped.history) == hidden[:2]  # type: ignore[attr-defined]  # Strange's
-        assert torch.equal(wrapped.state["shared"]["last"][0], hidden[2])
-        assert wrapped.state["shared"]["calls"] == calls
+        assert torch.equal(state["shared"]["last"][0], hidden[2])
+        assert state["shared"]["calls"] == calls
         with pytest.raises(UndoError):
             wrapped.undo()
         wrapped.step()

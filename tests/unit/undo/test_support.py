@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tools import params_of, set_grads
 from torch.optim import Optimizer
 
 from swift_ft import undo_support, wrap_optimizer
 from swift_ft.optim import Lamb
+from tests.support.optimizers import params_of, set_grads
 
 OPTIM = torch.optim
 CASES: list[tuple[type[Optimizer], dict[str, Any]]] = [
@@ -114,7 +114,7 @@ Lamb: algebra, 3 B, exact""",
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("kind", "kwargs"), CASES, ids=str)
 def test_the_bytes_are_what_is_held(kind: type[Optimizer], kwargs: dict[str, Any], exact: bool) -> None:
-    """From the second step on; residuals may be shorter than promised, never longer."""
+    """From the second step on. Residuals may be smaller than predicted, never larger."""
     optimizer = wrap_optimizer(made(kind, kwargs), exact=exact)
     if kind in (OPTIM.LBFGS, OPTIM.SparseAdam):
         assert undo_support(optimizer).method == "journal"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tools import assert_close, assert_same_bits, params_of, picture, set_grads
 from torch.optim import Optimizer
 
 from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError, UsageError
 from swift_ft.optim import UndoableOptimizer
+from tests.support.optimizers import assert_close, assert_same_bits, params_of, picture, set_grads
 
 
 def wrapped_sgd(exact: bool = True, **kwargs: Any) -> UndoableOptimizer:
@@ -72,7 +72,7 @@ def test_each_window_has_a_number() -> None:
     assert optimizer.windows_opened == 2
 
 
-def test_tags_are_in_the_groups_order_and_leave_out_who_has_no_gradient() -> None:
+def test_tags_are_in_the_groups_order_without_parameters_that_have_no_gradient() -> None:
     optimizer = wrapped_sgd()
     params = params_of(optimizer)
     set_grads(params, 0)
@@ -91,10 +91,10 @@ def test_tags_are_in_the_groups_order_and_leave_out_who_has_no_gradient() -> Non
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_zero_grad_hands_the_gradients_over_without_copies(exact: bool) -> None:
+def test_zero_grad_moves_the_gradients_into_the_window_without_copies(exact: bool) -> None:
     optimizer = wrapped_sgd(exact)
     set_grads(params_of(optimizer), 0)
-    grads = [weakref.ref(param.grad) for param in params_of(optimizer)]  # type: ignore[arg-type]  # just set
+    grads = [weakref.ref(param.grad) for param in params_of(optimizer)]
     addresses = {grad().data_ptr() for grad in grads}  # type: ignore[union-attr]  # still alive
     before = picture(optimizer)
     optimizer.step()
@@ -106,12 +106,12 @@ def test_zero_grad_hands_the_gradients_over_without_copies(exact: bool) -> None:
     optimizer.undo()
     assert_close(picture(optimizer), before, after, 0.0 if exact else 3.0)
     gc.collect()
-    assert all(grad() is None for grad in grads), "let go with the window"
+    assert all(grad() is None for grad in grads), "the window releases them"
 
 
-def test_closing_lets_go_of_gradients() -> None:
+def test_closing_releases_gradients() -> None:
     optimizer = stepped()
-    grad = weakref.ref(params_of(optimizer)[0].grad)  # type: ignore[arg-type]  # just set
+    grad = weakref.ref(params_of(optimizer)[0].grad)
     optimizer.zero_grad()
     assert grad() is not None
     assert optimizer.undo_memory_bytes() > 0
@@ -150,7 +150,7 @@ def test_zeroing_a_closed_windows_gradients_is_in_place() -> None:
 
 
 @pytest.mark.parametrize("part", ["gradient", "parameter"])
-def test_what_was_written_to_is_noticed(part: str) -> None:
+def test_a_change_after_the_step_is_noticed(part: str) -> None:
     """An undo with another gradient would be silently wrong."""
     optimizer = stepped()
     param = params_of(optimizer)[1]
@@ -184,7 +184,7 @@ def test_clipping_and_replacing_gradients_before_the_step() -> None:
 # ---------------------------------------------------------------------------------- wait-free
 
 
-def test_an_interrupted_step_is_taken_back_where_it_came_to() -> None:
+def test_the_updated_part_of_an_interrupted_step_is_undone() -> None:
     """Exactly the tagged parameters are undone; the others were never touched (§2.3)."""
     optimizer = stepped()
     params = params_of(optimizer)
@@ -213,7 +213,7 @@ def test_an_update_after_a_partial_undo_makes_the_step_whole() -> None:
     assert_same_bits(picture(optimizer), picture(other))
 
 
-def test_updating_twice_or_a_stranger_is_a_mistake() -> None:
+def test_updating_twice_or_an_unknown_parameter_is_an_error() -> None:
     optimizer = stepped()
     params = params_of(optimizer)
     set_grads(params, 1)

@@ -1,4 +1,4 @@
-"""A wrapped optimizer is to everybody what it was."""
+"""A wrapped optimizer behaves like the plain one for all other code."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tools import assert_same_bits, params_of, picture, set_grads
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import Optimizer, lr_scheduler
 
 from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError, UsageError
 from swift_ft.optim import UndoableOptimizer
+from tests.support.optimizers import assert_same_bits, params_of, picture, set_grads
 
 
 def adamw(**kwargs: Any) -> tuple[torch.nn.Module, Optimizer]:
@@ -38,7 +38,7 @@ def test_it_is_the_same_object_and_an_optimizer_of_its_class() -> None:
 
 @pytest.mark.parametrize("first", ["scheduler", "wrapper"])
 def test_schedulers_before_and_after_wrapping(first: str) -> None:
-    """The rate that a step used comes back with it, though the scheduler has moved on (§4)."""
+    """Undoing a step restores the rate that it used, although the scheduler has changed it since (§4)."""
     _, optimizer = adamw()
     if first == "wrapper":
         wrap_optimizer(optimizer)
@@ -59,7 +59,7 @@ def test_schedulers_before_and_after_wrapping(first: str) -> None:
             scheduler.step()
 
 
-def test_a_rate_in_a_tensor_comes_back_in_the_same_tensor() -> None:
+def test_a_rate_in_a_tensor_is_restored_in_the_same_tensor() -> None:
     rate = torch.tensor(0.1)
     param = torch.nn.Parameter(torch.ones(3))
     wrapped = wrap_optimizer(torch.optim.SGD([param], lr=rate), exact=True)
@@ -122,8 +122,9 @@ def test_dcp_sees_what_it_saw() -> None:
     wrapped.step()
     theirs, ours = get_optimizer_state_dict(plain_model, plain), get_optimizer_state_dict(model, wrapped)
     assert theirs["param_groups"] == ours["param_groups"]
-    for name, state in theirs["state"].items():
-        assert_same_bits(ours["state"][name], state)  # type: ignore[index]  # DCP's type is a union
+    states: list[Any] = [theirs["state"], ours["state"]]
+    for name, state in states[0].items():
+        assert_same_bits(states[1][name], state)
 
 
 def test_dcp_can_make_the_state_before_the_first_step() -> None:
@@ -162,8 +163,8 @@ def test_a_closure_runs_once_and_its_loss_is_returned() -> None:
         loss.backward()
         return loss
 
-    assert wrapped.step(closure).item() == 4.0
-    assert wrapped.step(closure=closure).item() == pytest.approx(1.6**2)
+    losses: list[Any] = [wrapped.step(closure), wrapped.step(closure=closure)]
+    assert [loss.item() for loss in losses] == [4.0, pytest.approx(1.6**2)]
     assert len(calls) == 2
     wrapped.undo()
     assert param.item() == pytest.approx(1.6)
@@ -235,7 +236,7 @@ def scaled(optimizer: Optimizer, scaler: torch.amp.GradScaler, finite: bool) -> 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_step_that_the_scaler_skipped_was_no_step(fused: bool, exact: bool) -> None:
-    """Not fused, the step is never called; fused, the kernel leaves everything alone."""
+    """If not fused, the step is never called; if fused, the kernel changes nothing."""
     param = torch.nn.Parameter(torch.ones(3))
     wrapped = wrap_optimizer(torch.optim.AdamW([param], lr=0.1, fused=fused), exact=exact)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -273,3 +274,42 @@ def test_the_fused_kernel_unscales_the_gradient(kind: type[Optimizer], exact: bo
         torch.testing.assert_close(param.detach(), before["0.param"], rtol=1e-6, atol=1e-7)
         wrapped.step()  # the gradient is the unscaled one by now
         torch.testing.assert_close(param.detach(), after["0.param"], rtol=1e-6, atol=1e-7)
+
+
+class Proxy:
+    """As Lightning Fabric's ``setup()`` wraps an optimizer: it has its class, but no attributes."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.__class__ = type(f"Proxy{type(optimizer).__name__}", (Proxy, type(optimizer)), {})
+
+    def step(self, closure: Any = None) -> Any:
+        return self._optimizer.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+def test_a_proxy_with_its_class_steps_and_undoes() -> None:
+    _, optimizer = adamw()
+    wrapped = wrap_optimizer(optimizer, exact=True)
+    proxy: Any = Proxy(wrapped)
+    before = picture(wrapped)
+    set_grads(params_of(wrapped), 0)
+    proxy.step()
+    assert len(proxy.updated) == len(params_of(wrapped))
+    assert proxy.windows_opened == wrapped.windows_opened == 1
+    assert proxy.undo() == len(params_of(wrapped))
+    assert_same_bits(picture(wrapped), before)
+    proxy.step()
+    proxy.zero_grad()
+    assert all(param.grad is None for param in params_of(wrapped))
+    proxy.load_state_dict(proxy.state_dict())
+    assert proxy.undo_memory_bytes() == 0
+    copy.deepcopy(proxy)  # no KeyError; what a copy of a proxy is good for is the proxy's affair

@@ -1,0 +1,25 @@
+"""CPU time of processes, read from ``/proc``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from examples.commands import descendants
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process and all below it have used so far."""
+    return sum(cpu_by_process([pid, *descendants(pid)]).values())
+
+
+def cpu_by_process(pids: Sequence[int]) -> dict[int, float]:
+    """CPU seconds that each process has used so far; those that have ended are left out."""
+    seconds: dict[int, float] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            seconds[pid] = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return seconds

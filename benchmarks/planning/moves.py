@@ -1,0 +1,114 @@
+"""How long it takes to plan the moves between two layouts of 1,024 devices, for a model of 100 layers.
+
+Each layer has twelve tensors, and AdamW keeps four more for each. CPU time of one process with one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
+from benchmarks.lib.results import machine as this_machine
+from swift_ft.recovery.layout.mesh import even_layout
+from swift_ft.recovery.layout.tensors import StateTensor, kept_for
+from swift_ft.recovery.moves.plan import plan_moves
+
+LAYERS, WIDTH = 100, 4096
+LIMIT_S = 5.0
+CASES = (
+    ("fewer stages", {"tp": 8, "pp": 16, "dp": 8}, {"tp": 8, "pp": 8, "dp": 16}, False),
+    ("more tensor parallelism", {"tp": 8, "pp": 64, "dp": 2}, {"tp": 16, "pp": 32, "dp": 2}, False),
+    ("from replicas to stages", {"tp": 8, "pp": 8, "dp": 16}, {"tp": 16, "pp": 64, "dp": 1}, False),
+    ("a replica less", {"tp": 8, "pp": 16, "dp": 8}, {"tp": 8, "pp": 16, "dp": 7}, False),
+    ("a replica more", {"tp": 8, "pp": 16, "dp": 7}, {"tp": 8, "pp": 16, "dp": 8}, False),
+    ("sixteen times the replicas", {"tp": 8, "dp": 8}, {"tp": 8, "dp": 128}, False),
+    ("sharded: 24 devices less", {"dp": 1024}, {"dp": 1000}, True),
+    ("sharded: half of the devices", {"dp": 1024}, {"dp": 512}, True),
+    ("sharded: more stages", {"dp": 128, "pp": 8}, {"dp": 64, "pp": 16}, True),
+)
+"""Name, old and new degrees, and whether replicas shard their state, as FSDP does."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One change of layout."""
+
+    name: str
+    old: str
+    new: str
+    seconds: float
+    moves: int
+    moved_share: float
+
+
+def model(*, sharded: bool) -> Iterator[StateTensor]:
+    """The tensors of a transformer, and those of AdamW with 32-bit copies of the weights."""
+    for layer in range(LAYERS):
+        for name, shape, split in _layer():
+            cut = (*((("dp", 0),) if sharded else ()), *split)
+            parameter = StateTensor(f"layers.{layer}.{name}", shape, 2, (layer,), cut)
+            yield parameter
+            yield from (kept_for(parameter, key, shape, 4) for key in ("exp_avg", "exp_avg_sq", "weight"))
+            yield kept_for(parameter, "step", (), 4)
+
+
+def _layer() -> Iterator[tuple[str, tuple[int, ...], tuple[tuple[str, int], ...]]]:
+    for name, shape, dimension in (
+        ("attention.in", (3 * WIDTH, WIDTH), 0),
+        ("attention.out", (WIDTH, WIDTH), 1),
+        ("mlp.in", (4 * WIDTH, WIDTH), 0),
+        ("mlp.out", (WIDTH, 4 * WIDTH), 1),
+    ):
+        yield f"{name}.weight", shape, (("tp", dimension),)
+        yield f"{name}.bias", shape[:1], (("tp", 0),) if dimension == 0 else ()
+    for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
+        yield name, (WIDTH,), ()
+
+
+def measure(name: str, old: dict[str, int], new: dict[str, int], sharded: bool) -> Row:
+    """Plans one change, with the state already listed."""
+    tensors = list(model(sharded=sharded))
+    before, after = even_layout(LAYERS, **old), even_layout(LAYERS, **new)
+    devices = range(max(before.size, after.size))
+    begin = time.process_time()
+    plan = plan_moves(tensors, (before, range(before.size)), (after, devices))
+    seconds = time.process_time() - begin
+    share = plan.moved_bytes / sum(tensor.nbytes for tensor in tensors)
+    return Row(name, _text(old), _text(new), seconds, len(plan.moves), share)
+
+
+def _text(degrees: dict[str, int]) -> str:
+    return " ".join(f"{axis}={degree}" for axis, degree in degrees.items())
+
+
+def main() -> int:
+    """Plans all changes and prints the report. Returns 1 if one took too long."""
+    args = argument_parser(__doc__, repetitions=1).parse_args()
+    rows = [measure(*case) for case in CASES for _ in range(args.repetitions)]
+    slowest = max(row.seconds for row in rows)
+    target = Target("slowest plan", f"<= {LIMIT_S:g} s", f"{slowest:.2f} s", slowest <= LIMIT_S)
+    head = ["change", "from", "to", "CPU time", "moves", "moved / state of one model"]
+    cells = [
+        [row.name, row.old, row.new, f"{row.seconds:.2f} s", str(row.moves), f"{row.moved_share:.2f}"]
+        for row in rows
+    ]
+    intro = (
+        f"{LAYERS} layers of twelve tensors, each with four more of AdamW: 6,000 tensors. CPU time of one "
+        "process with one thread, beside other load."
+    )
+    body = f"{intro}\n\n{table(head, cells)}\n\n{target_table([target])}"
+    if args.json:
+        print(json.dumps({"machine": this_machine(), "rows": [asdict(row) for row in rows]}, indent=1))
+    else:
+        print(body)
+    if args.update:
+        append_results("Moves between layouts", body)
+    return 0 if target.met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

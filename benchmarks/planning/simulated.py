@@ -1,0 +1,120 @@
+"""A simulated training against an executed one: swift-sim gets the costs and the times of the failures.
+
+Before and after the executed training a shorter one is measured: its iterations, and its recovery from one
+failure. ``swift-sim --calibrate`` gets the means and the times at which the executed training really lost
+machines; its total must be within 10 % of the executed one. Takes some minutes on two cores. Run it on an
+idle machine: a simulation cannot know of load that changes between the runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.lib.results import Summary, Target, append_results, argument_parser, table, target_table
+from benchmarks.lib.results import machine as this_machine
+from benchmarks.recovery.breakdown import Breakdown, read_breakdown
+from examples.commands import CommandError
+from examples.disturbed import Failure, train
+from swift_ft.cli import simulate
+
+CHECKPOINT_EVERY = 12
+SHORT = (26, ((2, 20),))  # iterations; (machine, iteration) of each kill
+LONG = (70, ((1, 18), (3, 34), (2, 56)))
+LIMIT = 0.10
+
+
+def main() -> int:
+    """Executes and simulates in turns and prints the report. Returns 1 if the target is missed."""
+    parser = argument_parser(__doc__, repetitions=1)
+    parser.add_argument("--record", type=Path, help="write the last executed training's breakdown here")
+    args = parser.parse_args()
+    rows = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
+            before = run(*SHORT, Path(name) / "before")
+            for repetition in range(args.repetitions):
+                executed = run(*LONG, Path(name) / f"executed-{repetition}")
+                after = run(*SHORT, Path(name) / f"after-{repetition}")
+                rows.append((executed, simulated_s(executed, (before, after), Path(name))))
+                before = after
+    except CommandError as error:
+        print(f"simulated.py: {error}", file=sys.stderr)
+        return 1
+    if args.record:
+        args.record.write_text(json.dumps(executed.to_dict(), indent=1) + "\n")
+    ratio = Summary.of([simulated / executed.training_s for executed, simulated in rows])
+    met = ratio.low >= 1 - LIMIT and ratio.high <= 1 + LIMIT
+    target = Target("simulated / executed training time", f"1 +- {LIMIT:g}", ratio.text(""), met)
+    body = report(rows, target)
+    if args.json:
+        runs = [{"simulated_s": simulated, **executed.to_dict()} for executed, simulated in rows]
+        print(json.dumps({"machine": this_machine(), "runs": runs, "targets": [target.to_dict()]}, indent=1))
+    else:
+        print(body)
+    if args.update:
+        append_results("Simulated and executed", body)
+    return 0 if met else 1
+
+
+def run(iterations: int, kills: Sequence[tuple[int, int]], folder: Path) -> Breakdown:
+    """Trains, kills these machines in mid-forward of these iterations, and returns where the time went."""
+    failure = Failure(checkpoint_every=CHECKPOINT_EVERY)
+    inject = "; ".join(f"kill machine={m} iteration={i} point=forward microbatch=3" for m, i in kills)
+    report, progress = train(failure, iterations, folder, inject=inject)
+    found = read_breakdown(failure, iterations, [m for m, _ in kills], report, progress)
+    print(
+        f"# {folder.name}: {found.training_s:.1f} s, {found.iteration_s:.3f} s an iteration", file=sys.stderr
+    )
+    return found
+
+
+def simulated_s(executed: Breakdown, measured: Sequence[Breakdown], folder: Path) -> float:
+    """What swift-sim says of the executed training, from measurements of others and the same failures."""
+    calibration, trace = folder / "calibration.json", folder / "trace.csv"
+    recoveries = [asdict(recovery) for one in measured for recovery in one.recoveries]
+    calibration.write_text(json.dumps({"recoveries": recoveries}))
+    trace.write_text("".join(f"{at},{machine}\n" for at, machine in executed.failures))
+    iteration_s = sum(one.iteration_s for one in measured) / len(measured)
+    command = (
+        *("--machines", str(executed.machines), "--training-time", f"{executed.iterations * iteration_s}s"),
+        *("--checkpoint-interval", f"{executed.checkpoint_every * iteration_s}s", "--checkpoint-stall", "0s"),
+        *("--trace", str(trace), "--calibrate", str(calibration), "--trials", "1", "--json"),
+    )
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        if simulate.main(command) != 0:
+            raise CommandError(f"swift-sim {' '.join(command)} failed")
+    return float(json.loads(output.getvalue())["strategies"]["swift_logging"]["hours"]) * 3600
+
+
+def report(rows: Sequence[tuple[Breakdown, float]], target: Target) -> str:
+    """All results as Markdown."""
+    iterations, kills = LONG
+    intro = (
+        f"The GPT of `examples/` on four machines, {iterations} iterations, {len(kills)} machines killed by "
+        "SIGKILL. Simulated from the mean iteration and the recoveries of trainings of "
+        f"{SHORT[0]} iterations, one before and one after it, with the failures at the times at which they "
+        "happened."
+    )
+    cells = [
+        [
+            f"{executed.training_s:.1f} s",
+            f"{executed.iteration_s:.3f} s",
+            ", ".join(f"{at:.1f} s" for at, _ in executed.failures),
+            f"{simulated:.1f} s",
+            f"{simulated / executed.training_s:.3f}",
+        ]
+        for executed, simulated in rows
+    ]
+    head = ["executed", "its mean undisturbed iteration", "failures at", "simulated", "ratio"]
+    return f"{intro}\n\n{table(head, cells)}\n\n{target_table([target])}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

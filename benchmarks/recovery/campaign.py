@@ -1,0 +1,184 @@
+"""A campaign of random faults over all topologies, which counts runs that end wrong or not at all.
+
+Each topology is trained once undisturbed, then with random plans of one to three faults (machines, workers or
+agents killed or stopped, connections broken, in steps, at checkpoints and in recoveries). The last checkpoint
+of each run is compared with that of the undisturbed one, bit for bit. 500 plans take one to two hours on two
+cores. With --keep, a campaign that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
+from examples.commands import EXAMPLES, ROOT
+from swift_ft.testing.chaos.campaign import Campaign
+from swift_ft.testing.chaos.plans import Shape
+from swift_ft.testing.chaos.trial import Outcome, Training, Trial
+
+_ITERATIONS = 8
+_SMALL = ("--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--layers=8")
+_PLACES = ("--iterations", str(_ITERATIONS), "--checkpoint-every", "4", "--store", "{folder}/store")
+_SHARDED = str(ROOT / "benchmarks" / "recovery" / "scripts" / "sharded.py")
+_OUTCOMES = "outcomes.jsonl"
+_BAD = (Outcome.WRONG, Outcome.HUNG, Outcome.CRASHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """What is trained, and where.
+
+    Attributes:
+        machines: number of machines.
+        workers: number of workers on each.
+        script: with its options.
+        flags: more of them for swift-run.
+        microbatches: of the script.
+        copies: it has memory checkpoints.
+    """
+
+    machines: int
+    workers: int
+    script: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    microbatches: int = 4
+    copies: bool = False
+
+
+def _example(name: str, *options: str) -> tuple[str, ...]:
+    return (str(EXAMPLES / name), *_SMALL, *options, *_PLACES)
+
+
+def _sharded(machines: int, *flags: str) -> Topology:
+    """FSDP2 without a replica: a loss leads to memory checkpoints, or else to the store."""
+    options = ("--way", "memory", "--width", "32", "--snapshot-every", "2")
+    lengths = ("--iterations", str(_ITERATIONS), "--checkpoint-every", "4")
+    return Topology(
+        machines,
+        1,
+        (_SHARDED, *options, *lengths, "--folder", "{folder}"),
+        flags,
+        microbatches=1,
+        copies=True,
+    )
+
+
+_PIPELINE = _example("train_swift.py", "--microbatches=8")
+_REPLICAS = _example("train_ddp.py", "--microbatches=4")
+_NO_HELPERS = ("--helpers", "0")
+
+TOPOLOGIES = {
+    "pipeline 4x1": Topology(4, 1, _PIPELINE, _NO_HELPERS, 8),
+    "pipeline 4x1, helpers": Topology(4, 1, _PIPELINE, microbatches=8),
+    "pipeline 2x2": Topology(2, 2, _PIPELINE, _NO_HELPERS, 8),
+    "interleaved 4x1": Topology(4, 1, (*_PIPELINE, "--schedule=Interleaved1F1B"), microbatches=8),
+    "zero bubble 2x1": Topology(2, 1, (*_PIPELINE, "--schedule=ZBVZeroBubble"), microbatches=8),
+    "replicas 2x1": Topology(2, 1, _REPLICAS),
+    "replicas 2x2, wait-free": Topology(2, 2, (*_REPLICAS, "--wait-free", "--exact")),
+    "hybrid 4x1": Topology(4, 1, _example("train_hybrid.py", "--microbatches=4")),
+    "sharded 2x1, copies": _sharded(2),
+    "sharded 4x1, copies in two domains": _sharded(4, "--failure-domain", "a,a,b,b,a,b,a"),
+}
+
+
+def main() -> int:
+    """Run the campaign and print the report. Returns 1 if any run was wrong, hung or crashed."""
+    parser = argument_parser(__doc__, repetitions=1)
+    parser.add_argument("--plans", type=int, default=500, help="in all, default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the first plan, default: %(default)s")
+    parser.add_argument("--parallel", type=int, default=2, help="runs at a time, default: %(default)s")
+    parser.add_argument(
+        "--keep", type=Path, help="for outcomes, and the files of runs that are not identical"
+    )
+    parser.add_argument("--only", help="one topology")
+    args = parser.parse_args()
+    folder = args.keep or Path(tempfile.mkdtemp(prefix="swift-campaign-"))
+    names = [args.only] if args.only else list(TOPOLOGIES)
+    began = time.monotonic()
+    found = {
+        name: _run(
+            name,
+            folder,
+            args.seed,
+            args.plans * (i + 1) // len(names) - args.plans * i // len(names),
+            args.parallel,
+        )
+        for i, name in enumerate(names)
+    }
+    minutes = (time.monotonic() - began) / 60
+    body = report(found, args.seed, minutes)
+    if args.json:
+        print(json.dumps({name: [_facts(trial) for trial in trials] for name, trials in found.items()}))
+    else:
+        print(body)
+    if args.update:
+        append_results("A campaign of random faults", body)
+    return 1 if any(trial.outcome in _BAD for trials in found.values() for trial in trials) else 0
+
+
+def _run(name: str, folder: Path, seed: int, plans: int, parallel: int) -> list[Trial]:
+    its = TOPOLOGIES[name]
+    launch = ("--standalone", "--machines", str(its.machines), "--nproc-per-node", str(its.workers))
+    limits = ("--spares", "3", "--heartbeat-timeout", "4")
+    training = Training((*launch, *limits, *its.flags), its.script, "{folder}/store", deadline_s=200)
+    shape = Shape(its.machines, its.workers, _ITERATIONS, its.microbatches, copies=its.copies)
+    place = folder / name.replace(" ", "-").replace(",", "")
+    trials = _earlier(place)[:plans]
+    if len(trials) == plans:
+        return trials
+    campaign = Campaign(training, shape, place, seed + len(trials), plans - len(trials), parallel)
+    for trial in campaign.run():
+        trials.append(trial)
+        _note(trial, place)
+        if trial.outcome != Outcome.IDENTICAL:
+            print(f"{name}: {trial.outcome}: {trial.plan}: {trial.reason}", file=sys.stderr, flush=True)
+    return trials
+
+
+def _note(trial: Trial, place: Path) -> None:
+    with (place / _OUTCOMES).open("a") as outcomes:
+        outcomes.write(json.dumps(_facts(trial)) + "\n")
+
+
+def _earlier(place: Path) -> list[Trial]:
+    """The trials of an interrupted campaign, in the order of their seeds."""
+    if not (place / _OUTCOMES).exists():
+        return []
+    facts = map(json.loads, (place / _OUTCOMES).read_text().splitlines())
+    return [Trial(f["plan"], Outcome(f["outcome"]), f["code"], f["reason"], {}, place) for f in facts]
+
+
+def report(found: dict[str, list[Trial]], seed: int, minutes: float) -> str:
+    """The tables of a campaign, and what did not end identical."""
+    rows, all_of_them = [], Counter[Outcome]()
+    for name, trials in found.items():
+        counts = Counter(trial.outcome for trial in trials)
+        all_of_them += counts
+        faults = sum(trial.plan.count(";") + 1 for trial in trials)
+        rows.append([name, str(len(trials)), str(faults), *(str(counts[outcome]) for outcome in Outcome)])
+    total = sum(all_of_them.values())
+    targets = [
+        Target("plans", ">= 500", str(total), total >= 500),
+        *(Target(str(bad).lower(), "0", str(all_of_them[bad]), all_of_them[bad] == 0) for bad in _BAD),
+    ]
+    ended = Counter(t.reason for trials in found.values() for t in trials if t.outcome == Outcome.ENDED)
+    lines = [f"- {count} ended with: {reason}" for reason, count in ended.most_common()]
+    head = ["topology", "plans", "faults", *(outcome.lower() for outcome in Outcome)]
+    said = f"Seeds from {seed} on; the last sitting took {minutes:.0f} minutes."
+    return "\n\n".join(
+        [said, table(head, rows), *(["\n".join(lines)] if lines else []), target_table(targets)]
+    )
+
+
+def _facts(trial: Trial) -> dict[str, object]:
+    return {"plan": trial.plan, "outcome": trial.outcome, "code": trial.code, "reason": trial.reason}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

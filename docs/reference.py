@@ -1,0 +1,463 @@
+"""The tables of docs/reference.md, written from the code.
+
+    python -m docs.reference            writes them anew
+    python -m docs.reference --check    fails if one of them is old
+
+Each table is between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. The text around the tables is
+written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from docs.generated import write_or_check
+from docs.house import MODULES, ROOT
+from swift_ft.cli import group, simulate, store
+from swift_ft.cli.operator_events import OPERATOR_EVENTS
+from swift_ft.cli.plan import main as plan
+from swift_ft.cli.recover import main as recover
+from swift_ft.cli.verb import Verb
+from swift_ft.config import Option, RunConfig, flag_of
+from swift_ft.data import IndexedBatches, LoaderBatches
+from swift_ft.determinism import deterministic
+from swift_ft.failpoints import Point
+from swift_ft.faults import Action, Target
+from swift_ft.launch.agent_endpoint import AgentCollector
+from swift_ft.launch.agent_status import AgentStatus
+from swift_ft.logging import IterationStats, LogBudget, LogWriterMetrics
+from swift_ft.optim import wrap_optimizer
+from swift_ft.recovery.events import EVENTS
+from swift_ft.recovery.plan import RecoveryMode
+from swift_ft.recovery.timeline import Recovery
+from swift_ft.runtime.metrics import LogMetrics, MetricsCollector, SessionMetrics
+from swift_ft.session import Session, Step
+from swift_ft.testing.simulation import __main__ as simulation
+from swift_ft.undo.support import undo_support
+
+__all__ = ["LogCall", "agent_metrics", "document", "log_calls"]
+
+PATH = ROOT / "docs" / "reference.md"
+
+_WIDTH = 100
+_LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+MEANINGS = {
+    "store_silent": "The rendezvous store has not answered for a while. Training goes on until a limit.",
+    "store_answers": "The rendezvous store answers again.",
+    "snapshots_off": "A job with one machine has no other one that could hold its state in memory.",
+    "copies_in_their_domain": "Most machines are in one failure domain: some of their copies stay in it.",
+    "copy_damaged": "A copy in memory is not what was copied. It is dropped, and the next way back is taken.",
+    "copy_not_held": "A copy of a state did not reach the machine that holds it. The one before it stays.",
+    "copy_request_failed": "A worker could not answer a request for a copy that it holds.",
+    "checkpoint_damaged": "A part of a checkpoint is not what was saved. All workers return to an older one.",
+    "archive_failed": "The journal cannot be archived in the store now. It is tried again later.",
+    "archive_left_to_agent": "A worker ends before it has archived the journal's end. Its agent does.",
+    "batch_position_unknown": "A resumed script ignores `step.index`. It may begin with its first batch.",
+    "buffer_differs": "A replacement made another buffer than the lost worker, and no state holds it.",
+    "checkpoint_failed": "A part of a checkpoint could not be written. The previous checkpoint stays valid.",
+    "checkpoint_unverified": "An earlier version wrote it. It has no digests, so it cannot be verified.",
+    "iteration_over": "A worker whose iteration took long goes on.",
+    "iteration_stalled": "An iteration takes far longer than others: for how long, and where the script is.",
+    "cleanup_failed": "Old checkpoints or segments could not be deleted.",
+    "cleanup_timed_out": "The run is over, and old files are left in the store.",
+    "commit_failed": "A checkpoint is complete, but its marker could not be written.",
+    "disk_budget_exhausted": "Senders wait until a checkpoint is committed or segments are uploaded.",
+    "events_not_written": "The file of `--events-log` cannot be written. The run continues.",
+    "last_checkpoint_not_committed": "The run is over, and its last checkpoint does not count.",
+    "replay_together": "Workers replay together because of what a line of the script communicates.",
+    "log_not_uploaded": "A log is not in the store yet. Its writer serves it while it lives.",
+    "log_not_served": "A worker cannot serve its log to others. A replacement reads it from the store.",
+    "log_resumed": "A suspended log can be written again. The next checkpoint covers its gap.",
+    "log_suspended": "A log cannot be written. Training continues, and a loss now leads to the checkpoint.",
+    "log_waits": "A log cannot be written at the moment, and is tried again.",
+    "log_whole_again": "A checkpoint covers the gap in a log.",
+    "machine_failed": "The agent of a machine ended with an error.",
+    "machine_stays_away": "Others cannot reach a machine that can reach them. It joins again after a while.",
+    "machine_refused": "The agent of a machine ended because of a mistake that the user can fix.",
+    "metrics_not_served": "The port for a worker's metrics is not available. Training continues.",
+    "nothing_to_resume_from": "The store holds no committed checkpoint. Training begins at iteration 0.",
+    "no_replay_possible": "A loss leads to the checkpoint because of what a line of the script communicates.",
+    "parallel_recovery_off": "Survivors cannot help in a replay, for the reason given.",
+    "peer_log_unusable": "A segment could not be read from its writer. That log is read from the store now.",
+    "profile_not_written": "The profile could not be measured or written. Training continues.",
+    "recovery_gave_up": "No way back is left. The run ends.",
+    "script_misused": "The user can fix it in the script or the flags. The message says how.",
+    "segment_request_failed": "The server of log segments could not answer a request.",
+    "segments_not_deleted": "Old segments could not be deleted. The next checkpoint tries again.",
+    "statistics_lost": "A worker goes on with a replica's running statistics, because its own are lost.",
+    "wait_over": "A wait that was announced is over.",
+    "waiting": "A wait takes more than 10 s: what for, how long already, and until when.",
+    "store_waited_for": "The store is full, not writable, gone, or does not answer, and is tried again.",
+    "worker_history_not_written": "What a worker did is not in the store yet. It is tried again later.",
+    "worker_history_left": "A worker ends before it has noted its last steps in the store.",
+    "profile_not_archived": "The store does not say what a worker measured: estimates say less.",
+    "worker_record_not_written": "The store does not say which stages a worker has: no offline replay.",
+    "worker_fenced": "A worker found that it has been replaced, and ended.",
+    "worker_came_back": "A silent worker answered just after it was reported: the deadline was too short.",
+    "worker_silent": "An agent kills a worker that sent no heartbeat in time.",
+    "worker_stuck": "gloo did not end a wait. The worker ends and is replaced.",
+}
+"""What each event of the package's loggers means to an operator."""
+
+
+def document(text: str) -> str:
+    """The reference with its tables written anew.
+
+    Args:
+        text: the present document.
+
+    Raises:
+        LookupError: if the document has no place for a table, or a place for an unknown one.
+    """
+    places = re.findall(r"<!-- begin ([\w-]+) -->", text)
+    if sorted(places) != sorted(TABLES):
+        raise LookupError(f"docs/reference.md has places for {places}, and the tables are {list(TABLES)}")
+    for name, make in TABLES.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n\n" + "\n".join(make()).strip() + f"\n\n{end}{after}"
+    return text
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"| {' | '.join('---' for _ in columns)} |"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+# ---------------------------------------------------------------------------------------------- command lines
+
+
+def _flags() -> Iterator[str]:
+    def rows() -> Iterator[tuple[str, str]]:
+        for field in dataclasses.fields(RunConfig):
+            option: Option = field.metadata["option"]
+            yield (
+                f"`{flag_of(field.name)}{f' {option.metavar}' if option.metavar else ''}`",
+                _said(option.help),
+            )
+
+    return _table(("flag", "meaning"), rows())
+
+
+def _options_of(parser: argparse.ArgumentParser) -> Callable[[], Iterator[str]]:
+    def rows() -> Iterator[tuple[str, str]]:
+        for action in parser._actions:
+            if isinstance(action, argparse._HelpAction):
+                continue
+            names = ", ".join(action.option_strings)
+            value = "" if action.nargs == 0 else _value_of(action)
+            required = " (required)" if action.required else ""
+            yield f"`{f'{names} {value}'.strip()}`", _said(action.help or "") + required
+
+    return lambda: _table(("flag", "meaning"), rows())
+
+
+def _verbs_of(program: str, verbs: Iterable[Verb]) -> Callable[[], Iterator[str]]:
+    """The verbs of a command, each with its arguments."""
+
+    def lines() -> Iterator[str]:
+        for verb in verbs:
+            own = argparse.ArgumentParser(prog=verb.name)
+            verb.declare(own)
+            positional = " ".join(_value_of(action) for action in own._actions if not action.option_strings)
+            yield f"### `{program} {verb.name}{f' {positional}' if positional else ''}`"
+            yield ""
+            yield _said(verb.description.strip())
+            yield ""
+            yield from _options_of(own)()
+            yield ""
+
+    return lines
+
+
+def _value_of(action: argparse.Action) -> str:
+    if action.choices is not None:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return str(action.metavar or action.dest.upper())
+
+
+def _said(words: str) -> str:
+    """A help text as a table's cell: what a user types is set as code."""
+    return re.sub(r"(?<![\w`-])(--[a-z][a-z-]+|swift-[a-z]+(?!\[)\b|PORT \+ r)", r"`\1`", words)
+
+
+# ----------------------------------------------------------------------------------------------- docstrings
+
+
+def _markdown(text: str) -> str:
+    """A docstring's markup as Markdown's: roles and double backquotes become code."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+    return text.replace("``", "`").replace("`swift_ft.Session`", "`Session`")
+
+
+def _sections(text: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The paragraphs of a Google docstring, and the entries of each of its sections."""
+    paragraphs: list[str] = []
+    sections: dict[str, list[str]] = {}
+    for block in inspect.cleandoc(text).split("\n\n"):
+        head, *lines = block.splitlines()
+        if head.rstrip(":") in ("Args", "Attributes", "Raises", "Returns") and lines:
+            entries: list[str] = []
+            for line in lines:
+                if line.startswith("     "):
+                    entries[-1] += " " + line.strip()
+                else:
+                    entries.append(line.strip())
+            sections[head.rstrip(":")] = [_markdown(entry) for entry in entries]
+        else:
+            paragraphs.append(_markdown(" ".join(line.strip() for line in block.splitlines())))
+    return paragraphs, sections
+
+
+def _first_sentence(documented: Any) -> str:
+    return _sections(documented.__doc__ or "")[0][0]
+
+
+def _entry(text: str) -> str:
+    """An argument or an error as an item of a list."""
+    name, colon, words = text.partition(": ")
+    return f"- `{name}`: {words}" if colon and re.fullmatch(r"\w+", name) else f"- {text}"
+
+
+def _describe(documented: Any) -> Iterator[str]:
+    paragraphs, sections = _sections(documented.__doc__ or "")
+    for paragraph in paragraphs:
+        yield from (paragraph, "")
+    for name, title in (("Args", ""), ("Attributes", ""), ("Returns", "Returns"), ("Raises", "Raises")):
+        if name not in sections:
+            continue
+        if title == "Returns":
+            yield from (f"Returns: {' '.join(sections[name])}", "")
+            continue
+        if title:
+            yield from (f"{title}:", "")
+        yield from (_entry(entry) for entry in sections[name])
+        yield ""
+
+
+def _signature(name: str, function: Callable[..., Any]) -> str:
+    parameters = [
+        p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else _Shown(p.default))
+        for p in inspect.signature(function).parameters.values()
+        if p.name != "self"
+    ]
+    return f"{name}{inspect.Signature(parameters)}"
+
+
+class _Shown:
+    """A default value that is shown as a user writes it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value.value if isinstance(value, Enum) else value
+
+    def __repr__(self) -> str:
+        if isinstance(self._value, str):
+            return f'"{self._value}"'
+        if isinstance(self._value, LogBudget):
+            return "LogBudget()"
+        if isinstance(self._value, int) and self._value >= 1 << 20:
+            return f"{self._value >> 20} << 20"
+        return repr(self._value)
+
+
+def _front_door() -> Iterator[str]:
+    """What ``swift_ft`` itself exports, except the metrics."""
+    yield from (*_callable("Session", Session), *_methods("session", Session))
+    yield from ("### `Step`", "", *_describe(Step))
+    for exported in (LogBudget, wrap_optimizer, undo_support, deterministic):
+        yield from _callable(exported.__name__, exported)
+    for batches in (IndexedBatches, LoaderBatches):
+        yield from _callable(f"data.{batches.__name__}", batches)
+
+
+def _callable(name: str, exported: Callable[..., Any]) -> Iterator[str]:
+    signature = _signature(f"swift_ft.{name}", exported)
+    if len(signature) > _WIDTH:  # one argument per line
+        head, _, arguments = signature.removesuffix(")").partition("(")
+        signature = f"{head}(\n    {arguments.replace(', ', f',{chr(10)}    ')},\n)"
+    yield from (f"### `{name}`", "", "```python", *signature.splitlines(), "```", "")
+    yield from _describe(exported)
+
+
+def _methods(instance: str, kind: type) -> Iterator[str]:
+    for name, value in vars(kind).items():
+        if not name.startswith("_"):
+            shown = name if isinstance(value, property) else _signature(name, value)
+            yield from (f"#### `{instance}.{shown}`", "")
+            yield from _describe(value)
+
+
+def _fields_of(*classes: type) -> Callable[[], Iterator[str]]:
+    """The attributes of dataclasses, each class under its name."""
+
+    def lines() -> Iterator[str]:
+        for documented in classes:
+            _, sections = _sections(documented.__doc__ or "")
+            yield from (f"`{documented.__name__}`: {_first_sentence(documented)}", "")
+            yield from (_entry(entry) for entry in sections["Attributes"])
+            yield ""
+
+    return lines
+
+
+def _members_of(kind: type[Enum], column: str) -> Callable[[], Iterator[str]]:
+    """The values of an enumeration, with the text below each of them."""
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    words: dict[str, str] = {}
+    name = ""
+    for node in body.body:
+        if isinstance(node, ast.Assign):
+            name = ast.unparse(node.targets[0])
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name:
+            words[name] = " ".join(_sections(str(node.value.value))[0])
+    return lambda: _table((column, "meaning"), ((f"`{m.value}`", words.get(m.name, "")) for m in kind))
+
+
+# ---------------------------------------------------------------------------- metrics, the log, the journal
+
+
+def _prometheus() -> Iterator[str]:
+    nothing = LogMetrics(IterationStats(), IterationStats(), LogWriterMetrics(), 0, 0, 0.0, False, 0, 0, True)
+    session = SessionMetrics(0, 0, 0, False, 0, 0, 0, nothing)
+    families = list(MetricsCollector(lambda: session).collect())
+    return _families(families)
+
+
+def _families(families: Iterable[Any]) -> Iterator[str]:
+    return _table(
+        ("metric", "type", "meaning"),
+        ((f"`{_sample_name(f)}`", f.type, f.documentation) for f in families),
+    )
+
+
+def _sample_name(family: Any) -> str:
+    return str(family.name) + ("_total" if family.type == "counter" else "")
+
+
+def agent_metrics() -> dict[str, Any]:
+    """The families that an agent serves, by the name that a query uses."""
+    return {_sample_name(f): f for f in AgentCollector(AgentStatus(loop_limit_s=1.0)).collect()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogCall:
+    """One place that logs.
+
+    Attributes:
+        logger: the logger's name.
+        level: the level's name.
+        event: the event's name; None if it has none.
+        fields: the other keys in ``extra``.
+        line: where it is, for a message.
+    """
+
+    logger: str
+    level: str
+    event: str | None
+    fields: tuple[str, ...]
+    line: str
+
+
+def log_calls(modules: Mapping[str, Path] = MODULES) -> Iterator[LogCall]:
+    """Every call of a module's logger."""
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            if node.func.attr not in _LEVELS or ast.unparse(node.func.value) != "_logger":
+                continue
+            level = "error" if node.func.attr == "exception" else node.func.attr
+            extra = next((k.value for k in node.keywords if k.arg == "extra"), None)
+            facts = {}
+            if isinstance(extra, ast.Dict):
+                keys = [key.value for key in extra.keys if isinstance(key, ast.Constant)]
+                facts = dict(zip(map(str, keys), extra.values, strict=True))
+            event = facts.pop("event", None)
+            yield LogCall(
+                f"swift_ft.{module}",
+                level,
+                str(event.value) if isinstance(event, ast.Constant) else None,
+                tuple(facts),
+                f"{path.name}:{node.lineno}",
+            )
+
+
+def _log_events() -> Iterator[str]:
+    found: dict[str, list[LogCall]] = {}
+    for call in log_calls():
+        if call.event is not None:
+            found.setdefault(call.event, []).append(call)
+    if found.keys() != MEANINGS.keys():
+        odd = sorted(found.keys() ^ MEANINGS.keys())
+        raise LookupError(f"say in MEANINGS of docs/reference.py what each event means, and no other: {odd}")
+
+    def all_of(values: Iterable[str]) -> str:
+        return ", ".join(f"`{value}`" for value in dict.fromkeys(values))
+
+    rows = (
+        (
+            f"`{event}`",
+            " or ".join(dict.fromkeys(call.level for call in calls)),
+            all_of(call.logger for call in calls),
+            all_of(field for call in calls for field in call.fields),
+            MEANINGS[event],
+        )
+        for event, calls in sorted(found.items())
+    )
+    return _table(("event", "level", "logger", "fields", "meaning"), rows)
+
+
+def _operator_events() -> Iterator[str]:
+    rows = ((f"`{name}`", level, meaning) for name, (level, meaning) in OPERATOR_EVENTS.items())
+    return _table(("event", "level", "meaning"), rows)
+
+
+def _journal_events() -> Iterator[str]:
+    def rows() -> Iterator[tuple[str, str, str]]:
+        for name, kind in EVENTS.items():
+            fields = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind))
+            yield f"`{name}`", fields, _first_sentence(kind)
+
+    return _table(("event", "fields", "meaning"), rows())
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "swift-run": _flags,
+    "front-door": _front_door,
+    "swift-recover": _verbs_of("swift-recover", recover.VERBS),
+    "swift-group": _options_of(group.parser()),
+    "swift-sim": _options_of(simulate.parser()),
+    "swift-plan": _verbs_of("swift-plan", plan.VERBS),
+    "store": _options_of(store.parser()),
+    "simulation": _options_of(simulation.parser()),
+    "metrics": _fields_of(SessionMetrics, LogMetrics, IterationStats, LogWriterMetrics),
+    "agent-metrics": lambda: _families(agent_metrics().values()),
+    "prometheus": _prometheus,
+    "actions": _members_of(Action, "action"),
+    "targets": _members_of(Target, "target"),
+    "failpoints": _members_of(Point, "point"),
+    "log-events": _log_events,
+    "operator-events": _operator_events,
+    "journal-events": _journal_events,
+    "modes": _members_of(RecoveryMode, "mode"),
+    "recovery": _fields_of(Recovery),
+}
+"""What fills each place of the document."""
+
+
+if __name__ == "__main__":
+    sys.exit(write_or_check("docs.reference", __doc__, lambda: {PATH: document(PATH.read_text())}))

@@ -1,0 +1,109 @@
+"""Runs a command beside this process, and leaves none of its processes behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+_GRACE_S = 15.0
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reports the connections that a run's end closes
+
+
+class CommandError(Exception):
+    """A command failed; the message holds the end of its output."""
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], output: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a command while the block runs. When the block ends, no process of the command is left.
+
+    Args:
+        command: what to run.
+        output: file for what it prints.
+        env: variables to add to our own.
+    """
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": _import_path(), **env},
+            start_new_session=True,  # a terminal's Ctrl-C reaches us alone, and we end it in order
+        )
+        try:
+            yield process
+        finally:
+            _end(process)
+
+
+def finished(command: Sequence[str], output: Path, **env: str) -> None:
+    """Runs a command to its end.
+
+    Raises:
+        CommandError: if its exit code is not 0.
+    """
+    with started(command, output, **env) as process:
+        process.wait()
+    check(process, output)
+
+
+def check(process: subprocess.Popen[bytes], output: Path) -> None:
+    """Raises a :class:`CommandError` if a command that has ended did not end well."""
+    if process.returncode:
+        tail = "\n".join(output.read_text(errors="replace").splitlines()[-15:])
+        raise CommandError(f"exit code {process.returncode} of {process.args!r}\n{tail}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Asks a command to end; kills it and all that it started if it does not."""
+    if process.poll() is not None:
+        return
+    offspring = descendants(process.pid)
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()
+    for pid in offspring:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, from ``/proc``; none on systems without it."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def swift_run(*args: str) -> list[str]:
+    """The command ``swift-run --standalone`` with further arguments."""
+    return [sys.executable, "-m", "swift_ft.cli.run", "--standalone", *args]
+
+
+def torchrun(*args: str) -> list[str]:
+    """The command ``torchrun --standalone`` with further arguments."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", *args]
+
+
+def _import_path() -> str:
+    """Our own PYTHONPATH behind the project's root and the examples: benchmarks' scripts import both."""
+    return os.pathsep.join([str(ROOT), str(EXAMPLES), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,0 +1,1 @@
+"""A trainer like torchtitan's, small: what its loop does between machines, without its size."""

@@ -1,0 +1,228 @@
+"""Whether the session's state holds all that training changes.
+
+A replacement gets what is in the state and nothing else: what was left out would begin anew in it, while the
+others go on. So what is missing is an error that names it, before it can be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from swift_ft.checkpoint.followers import (
+    Follower,
+    averaged_tensors,
+    followers_of,
+    is_follower,
+    reachable,
+    values_of,
+)
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import IncompleteStateError
+from swift_ft.torch_adapters.core.tensors import storage_id, tensors_in
+
+__all__ = ["Completeness"]
+
+
+class Completeness:
+    """Holds the session's state against what the script trains.
+
+    Frozen parameters may be missing, and so may buffers that are not persistent: both are as the script makes
+    them (`runtime/data/remade.py`).
+
+    Args:
+        state: what the session protects.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._attached: dict[str, nn.Module] = {}  # by what an error calls it
+        self._vetted: WeakSet[Optimizer] = WeakSet()
+        self._hook: RemovableHandle | None = None
+        self._begun = 0
+        self._followers: dict[int, Follower] = {}  # by id(); those that are not in the state
+        self._held_now: _Tensors | None = None  # in the running iteration
+
+    def attach(self, owner: str, module: nn.Module) -> None:
+        """A module is trained. All that it trains must be in the state.
+
+        Args:
+            owner: what an error calls the module, such as ``stage 1``.
+            module: the module.
+
+        Raises:
+            IncompleteStateError: if it has a parameter or a buffer that is not there.
+        """
+        held = self._held()
+        missing = [what for what, tensor in _trained(module) if tensor not in held]
+        if missing:
+            more = f" (nor are {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise IncompleteStateError(
+                f"{owner}'s {missing[0]} is not in Session(state){more}: pass the module, as in "
+                'Session({"model": model, "optimizer": optimizer}, ...).'
+            )
+        self._attached[owner] = module
+
+    def made_by_script(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What is attached and not in the state, by name: a replacement makes it as the lost worker did."""
+        held = self._held()
+        for owner, module in self._attached.items():
+            named: dict[str, torch.Tensor]
+            named = {f"parameter {name!r}": tensor for name, tensor in module.named_parameters()}
+            named |= {f"buffer {name!r}": tensor for name, tensor in module.named_buffers()}
+            for what, tensor in named.items():
+                if tensor.numel() and tensor not in held:
+                    yield f"{owner}'s {what}", tensor
+
+    def watch(self) -> None:
+        """From now on, vet each optimizer before its first step."""
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def begin(self) -> None:
+        """An iteration begins: note the schedulers, scalers and averages that the state does not hold.
+
+        They are looked for in the first two iterations, and again in the 16th, the 32nd, the 64th and so on:
+        some scripts make theirs late, and a look through the whole process is too slow for each iteration.
+        """
+        self._held_now = None
+        self._begun += 1
+        if self._begun <= 2 or (self._begun >= 16 and self._begun & (self._begun - 1) == 0):
+            self._look_for_followers()
+
+    def _look_for_followers(self) -> None:
+        protected = self._protected()
+        optimizers = [o for o in self._held_optimizers() if self._first_update(o, protected)]
+        held = {id(part) for part in reachable(self._state.small.values(), is_follower)}
+        held_tensors = self._held()
+        for part in followers_of(optimizers, protected.values()):
+            wraps = not isinstance(part, LRScheduler) and any(id(v) in held for v in values_of(part))
+            in_module = any(tensor in held_tensors for tensor in averaged_tensors(part))
+            if id(part) in held or wraps or in_module:
+                continue
+            known = self._followers.get(id(part))
+            if known is None or not known.follows(part):
+                self._followers[id(part)] = Follower(part)
+
+    def completed(self) -> None:
+        """An iteration is complete.
+
+        Raises:
+            IncompleteStateError: if a scheduler, a scaler or an average has changed that is not in the state.
+        """
+        for follower in self._followers.values():
+            if follower.has_stepped():
+                raise IncompleteStateError(follower.why_wanted)
+
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        """Called by torch, before any optimizer's step."""
+        if optimizer in self._vetted:
+            return
+        if optimizer in self._held_optimizers():
+            self._check_parameters(optimizer)
+        elif update := self._first_update(optimizer, self._protected()):
+            raise IncompleteStateError(
+                f"The {type(optimizer).__name__} that updates {update} is not in Session(state): pass it, "
+                'as in Session({"model": model, "optimizer": optimizer}, ...).'
+            )
+        self._vetted.add(optimizer)
+
+    def _check_parameters(self, optimizer: Optimizer) -> None:
+        """All that an optimizer of the state updates must be there as well."""
+        self._held_now = held = self._held_now or self._held()
+        for number, group in enumerate(optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                if parameter.numel() and parameter not in held:
+                    raise IncompleteStateError(
+                        f"The {type(optimizer).__name__} updates a parameter of shape "
+                        f"{list(parameter.shape)} (number {index} of its group {number}) that no module in "
+                        'Session(state) has: pass its module, as in Session({..., "head": head}, ...).'
+                    )
+
+    def _first_update(self, optimizer: Optimizer, protected: Mapping[str, nn.Module]) -> str:
+        """What of the protected modules an optimizer updates; empty if nothing."""
+        own = _Tensors(p for group in optimizer.param_groups for p in group["params"])
+        for owner, module in protected.items():
+            for name, parameter in module.named_parameters():
+                if parameter.numel() and parameter in own:
+                    return f"{owner}'s parameter {name!r}"
+        return ""
+
+    def _protected(self) -> dict[str, nn.Module]:
+        return {**self._attached, **{f"state[{n!r}]": m for n, m in self._state.modules.items()}}
+
+    def _held(self) -> _Tensors:
+        """All tensors that are saved with the state."""
+        found = _Tensors()
+        for module in self._state.modules.values():
+            saved = get_model_state_dict(module)
+            found.add(tensors_in(saved))
+            tensors = (*module.named_parameters(), *module.named_buffers())
+            found.add(tensor for name, tensor in tensors if name in saved)  # saved as a copy, perhaps
+        for part in self._state.small.values():
+            found.add(tensors_in(part.state_dict()))
+        return found
+
+    def _held_optimizers(self) -> set[Optimizer]:
+        """Those of the state, those that they wrap, and those that a part of the state saves with itself."""
+        savers = [part for part in self._state.small.values() if _saves_an_optimizer(part.state_dict())]
+        return {*reachable((*self._state.optimizers.values(), *savers), _is_optimizer)}
+
+
+class _Tensors:
+    """A set of tensors; one that views a storage of the set is in it, too."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        self._tensors: set[int] = set()
+        self._storages: set[int] = set()
+        self.add(tensors)
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Put tensors in."""
+        for tensor in tensors:
+            self._tensors.add(id(tensor))
+            self._storages.add(storage_id(_local(tensor)))
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._tensors or storage_id(_local(tensor)) in self._storages
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _trained(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What training changes in a module and a checkpoint of it would hold, by what an error calls it."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.numel():
+            yield f"parameter {name!r}", parameter
+    saved = _Tensors(tensors_in(module.state_dict()))
+    for name, buffer in module.named_buffers():
+        if buffer.numel() and buffer in saved:  # it is persistent
+            yield f"buffer {name!r}", buffer
+
+
+def _saves_an_optimizer(saved: Any) -> bool:
+    """Whether a ``state_dict()`` has an optimizer's groups somewhere in it."""
+    if not isinstance(saved, Mapping):
+        return False
+    return any(str(key).startswith("param_groups") or _saves_an_optimizer(v) for key, v in saved.items())
+
+
+def _is_optimizer(kind: type) -> bool:
+    return issubclass(kind, Optimizer)

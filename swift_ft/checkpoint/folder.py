@@ -1,0 +1,216 @@
+"""The checkpoints in a store: DCP checkpoints of all workers, and a marker that is written last (paper §3).
+
+checkpoints/00000020/rank-00001.g00002/   one worker's part, a DCP checkpoint of its own
+checkpoints/00000020/committed.json       names all parts; without it the checkpoint does not exist
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from swift_ft.checkpoint.manifest import read_manifest, read_sealed
+from swift_ft.errors import CheckpointError, DamagedCheckpointError, SwiftError
+from swift_ft.storage.digest import sealed
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.dcp import PartReader
+
+__all__ = ["CheckpointFolder", "Part"]
+
+_ROOT = "checkpoints"
+_MARKER = "committed.json"
+_PART = re.compile(r"rank-\d{5}\.g(\d{5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One worker's part of a committed checkpoint.
+
+    Attributes:
+        path: its place in the store.
+        digest: of the list of its files; empty if an earlier version wrote it.
+    """
+
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFolder:
+    """The checkpoints in a store."""
+
+    store: Store
+
+    def part(self, iteration: int, rank: int, generation: int) -> str:
+        """Where a worker writes its part. A fenced worker and its successor differ in the generation."""
+        return f"{_folder(iteration)}/rank-{rank:05d}.g{generation:05d}"
+
+    def committed(self) -> list[int]:
+        """Iterations of all committed checkpoints, oldest first."""
+        return sorted(int(name) for name in self._all() if self.store.exists(f"{_ROOT}/{name}/{_MARKER}"))
+
+    def commit(
+        self, iteration: int, parts: Mapping[int, str], run_id: str, digests: Mapping[str, str]
+    ) -> None:
+        """Write the marker, last of all, unless the same marker is there.
+
+        A commit is repeated when the outcome of an earlier one is unknown. Often that one succeeded. Then
+        nothing is written, so that a writer that dies leaves no temporary file behind.
+
+        Args:
+            iteration: of the checkpoint.
+            parts: the place of each worker's part, by rank. Replicas share one.
+            run_id: the run that saved it.
+            digests: by place, the digest of the list of a part's files.
+        """
+        marker = sealed(
+            {
+                "iteration": iteration,
+                "run_id": run_id,
+                "parts": {str(rank): path for rank, path in parts.items()},
+                "digests": dict(digests),
+            }
+        )
+        path = f"{_folder(iteration)}/{_MARKER}"
+        with suppress(SwiftError):
+            if self.store.read_json(path) == marker:
+                return
+        self.store.write_json(path, marker)
+
+    def parts_of(self, iteration: int) -> dict[int, Part]:
+        """All parts of a committed checkpoint, by rank.
+
+        Raises:
+            DamagedCheckpointError: if the marker is gone, or is not what was written.
+            CheckpointError: if there is no checkpoint at all: the store itself may be gone.
+        """
+        marker = read_sealed(self.store, f"{_folder(iteration)}/{_MARKER}", _MARKER)
+        if marker is None and not self._all():
+            raise CheckpointError(
+                f"There are no checkpoints in {self.store.url}: is it mounted, and the right one?"
+            )
+        if marker is None:
+            raise DamagedCheckpointError(f"the file {_MARKER} is gone", file=_MARKER)
+        digests = marker.get("digests", {})
+        return {int(rank): Part(path, digests.get(path, "")) for rank, path in marker["parts"].items()}
+
+    def part_of(self, iteration: int, rank: int) -> Part:
+        """A worker's part of a committed checkpoint.
+
+        Raises:
+            CheckpointError: if it cannot be found, as :meth:`parts_of` says.
+        """
+        part = self.parts_of(iteration).get(rank)
+        if part is None:
+            raise CheckpointError(
+                f"The checkpoint of iteration {iteration} in {self.store.url} has no part of worker {rank}.",
+                iteration=iteration,
+                rank=rank,
+            )
+        return part
+
+    def reader(self, part: Part) -> PartReader:
+        """Reads a part, and verifies all that it reads, unless an earlier version wrote it.
+
+        Raises:
+            DamagedCheckpointError: if the list of its files is not what was written.
+        """
+        files = read_manifest(self.store, part.path, part.digest) if part.digest else None
+        return PartReader(self.store, part.path, files)
+
+    def clean(self, kept: Sequence[int], generation: int, run_id: str) -> None:
+        """Delete what is older than the newest checkpoint that counts, but those to keep.
+
+        A clean-up may come late: its worker was frozen, or the store slow. All workers may then have gone
+        back to an older checkpoint, and be saving the same iterations again. So parts of later generations
+        are left alone.
+
+        Args:
+            kept: the committed checkpoints to keep, oldest first.
+            generation: in which these counted.
+            run_id: of this run. Generations of an earlier one have nothing to do with this one's.
+        """
+        for name in self._all():
+            if int(name) < kept[-1] and int(name) not in kept and not self._newer(name, generation, run_id):
+                self.store.delete(f"{_ROOT}/{name}", recursive=True)
+        for iteration in kept:
+            self._delete_orphans(iteration, generation, newest=iteration == kept[-1])
+
+    def tidy(self) -> None:
+        """When all workers are done: delete what attempts that failed have left in committed checkpoints."""
+        for iteration in self.committed():
+            self._delete_orphans(iteration)
+
+    def sweep(self) -> None:
+        """Delete all that belongs to no committed checkpoint. Only a run that has not begun may do this."""
+        for path in self.uncommitted():
+            self.store.delete(path, recursive=True)
+        for iteration in self.committed():
+            self._delete_orphans(iteration)
+
+    def uncommitted(self) -> list[str]:
+        """The folders of checkpoints that are being saved, or that were never complete."""
+        folders = (f"{_ROOT}/{name}" for name in self._all())
+        return [folder for folder in folders if not self.store.exists(f"{folder}/{_MARKER}")]
+
+    def orphans(self, iteration: int, generation: int | None = None, *, newest: bool = False) -> list[str]:
+        """What attempts that failed have left beside a committed checkpoint. Nothing if that cannot be known.
+
+        Args:
+            iteration: of the checkpoint.
+            generation: what is of later ones is none of them.
+            newest: another worker may be repeating the commit now, so its temporary file is none of them.
+        """
+        folder, marker = _folder(iteration), self._intact_marker(iteration)
+        if marker is None:  # the parts may still be needed
+            return []
+        kept = _names(marker) | {_MARKER}
+
+        def is_orphan(name: str) -> bool:
+            being_written = name.startswith(f"{_MARKER}.") and newest
+            later = generation is not None and _generation(name) > generation
+            return name not in kept and not being_written and not later
+
+        return [f"{folder}/{name}" for name in self.store.list(folder) if is_orphan(name)]
+
+    def _newer(self, name: str, generation: int, run_id: str) -> bool:
+        """Whether a checkpoint has parts of a later generation of this run."""
+        named = set[str]()
+        with suppress(DamagedCheckpointError):
+            marker = read_sealed(self.store, f"{_ROOT}/{name}/{_MARKER}", _MARKER)
+            if marker is not None and marker["run_id"] != run_id:
+                named = _names(marker)
+        parts = {*self.store.list(f"{_ROOT}/{name}")} - named
+        return any(_generation(part) > generation for part in parts)
+
+    def _delete_orphans(self, iteration: int, generation: int | None = None, *, newest: bool = False) -> None:
+        for path in self.orphans(iteration, generation, newest=newest):
+            self.store.delete(path, recursive=True)
+        if self._intact_marker(iteration) is not None:
+            self.store.abort_uploads(_folder(iteration))  # of attempts that failed
+
+    def _intact_marker(self, iteration: int) -> dict[str, Any] | None:
+        """What belongs to a checkpoint; None if that is not known."""
+        with suppress(DamagedCheckpointError):
+            return read_sealed(self.store, f"{_folder(iteration)}/{_MARKER}", _MARKER)
+        return None
+
+    def _all(self) -> list[str]:
+        return [name for name in self.store.list(_ROOT) if name.isdigit()]
+
+
+def _folder(iteration: int) -> str:
+    return f"{_ROOT}/{iteration:08d}"
+
+
+def _names(marker: Mapping[str, Any]) -> set[str]:
+    return {path.rsplit("/", 1)[-1] for path in marker["parts"].values()}
+
+
+def _generation(name: str) -> int:
+    """In which a part was saved; 0 for other files."""
+    found = _PART.fullmatch(name)
+    return int(found[1]) if found else 0

@@ -1,0 +1,66 @@
+"""What proves that a committed checkpoint is the one that was saved: each step vouches for the next.
+
+    committed.json                   its own digest, and the digest of each part's list
+    rank-00001.g00002/digests.json   the list: size and digest of each file of the part
+    rank-00001.g00002/...            the files, as DCP writes them
+
+Versions before this one wrote neither. Their checkpoints are read, and cannot be verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from swift_ft.errors import DamagedCheckpointError, SwiftError
+from swift_ft.storage.digest import FileDigest, digest_of_json, unsealed
+from swift_ft.storage.store import Store
+
+__all__ = ["MANIFEST", "read_manifest", "read_sealed", "write_manifest"]
+
+MANIFEST = "digests.json"
+_UNSEALED = {"iteration", "run_id", "parts"}  # what earlier versions wrote in a marker
+
+
+def write_manifest(store: Store, part: str, files: Mapping[str, FileDigest]) -> str:
+    """Write the list of a part's files, once they are durable. Returns the digest of the list."""
+    content = {"algorithm": "xxh3_128", "files": {name: asdict(file) for name, file in files.items()}}
+    store.write_json(f"{part}/{MANIFEST}", content)
+    return digest_of_json(content)
+
+
+def read_manifest(store: Store, part: str, digest: str) -> dict[str, FileDigest]:
+    """The list of a part's files, by name.
+
+    Raises:
+        DamagedCheckpointError: if it is gone, or is not the one of that digest.
+    """
+    content = _read(store, f"{part}/{MANIFEST}", MANIFEST)
+    if content is None:
+        raise DamagedCheckpointError(f"the file {MANIFEST} is gone", file=MANIFEST)
+    if digest_of_json(content) != digest:
+        raise DamagedCheckpointError(f"the file {MANIFEST} does not match its digest", file=MANIFEST)
+    return {name: FileDigest(**file) for name, file in content["files"].items()}
+
+
+def read_sealed(store: Store, path: str, name: str) -> dict[str, Any] | None:
+    """A marker without its own digest; None if it is absent.
+
+    Raises:
+        DamagedCheckpointError: if the marker is not what was written.
+    """
+    marker = _read(store, path, name)
+    if marker is None or marker.keys() == _UNSEALED:
+        return marker
+    plain = unsealed(marker)
+    if plain is None:
+        raise DamagedCheckpointError(f"the file {name} does not match its digest", file=name)
+    return plain
+
+
+def _read(store: Store, path: str, name: str) -> dict[str, Any] | None:
+    try:
+        return store.read_json(path)
+    except SwiftError as error:
+        raise DamagedCheckpointError(f"the file {name} is not what was written", file=name) from error

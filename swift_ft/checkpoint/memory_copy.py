@@ -1,0 +1,164 @@
+"""A worker's state in one block of host memory: copied fast, sent as it is, read back.
+
+    length of header | length of plain bytes | header | plain bytes | tensors, each at a multiple of 64
+
+The same block is what the worker keeps and what another machine holds for it. Of a sharded tensor (a DTensor)
+the worker's own part counts.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from swift_ft.checkpoint.state_digest import weighted_sum
+from swift_ft.checkpoint.state_payload import (
+    StatePath,
+    StatePayload,
+    TensorKind,
+    kinds_in,
+    tensor_at,
+    tensors_in,
+)
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import UnsupportedError
+
+__all__ = ["Block", "digest_of", "load_block", "size_of", "write_block"]
+
+_ALIGNED = 64
+_LENGTHS = 16
+_ROOM = 1 << 16
+"""Bytes beyond the first copy: step counters and schedulers grow by a few digits."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Host memory for one copy of a state.
+
+    Attributes:
+        data: all of it, as bytes; longer than the copy.
+        length: bytes of the copy.
+        ready: what the copy from a device waits for; None on the host.
+    """
+
+    data: torch.Tensor
+    length: int
+    ready: Any = None
+
+    def finish(self) -> None:
+        """Wait until the device has copied everything."""
+        if self.ready is not None:
+            self.ready.synchronize()
+            self.ready = None
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes of the copy."""
+        return self.data.numpy().data[: self.length]
+
+
+def digest_of(block: Block) -> int:
+    """One number of all bytes of a copy (`checkpoint/state_digest.py`)."""
+    return int(weighted_sum(block.data[: block.length]).item())
+
+
+def size_of(state: TrainingState) -> int:
+    """Bytes of a copy of the present state."""
+    payload = _payload(state)
+    return _begin(payload.header(), payload.plain) + _length(payload.kinds)
+
+
+def write_block(state: TrainingState, into: Block | None) -> Block:
+    """Copy the present state. Its device may still be copying when this returns.
+
+    Args:
+        state: what a session protects.
+        into: a block that may be used again; a new one is made if it is too small.
+
+    Raises:
+        UnsupportedError: a part of the state is no tensor that can be copied.
+    """
+    payload = _payload(state)
+    header = payload.header()
+    begin = _begin(header, payload.plain)
+    length = begin + _length(payload.kinds)
+    devices = {tensor.device for tensor in payload.tensors.values() if tensor.is_cuda}
+    if into is None or into.data.numel() < length:
+        data = torch.empty(_rounded(length + _ROOM), dtype=torch.uint8, pin_memory=bool(devices))
+    else:
+        data = into.data
+    lengths = len(header).to_bytes(8, "little") + len(payload.plain).to_bytes(8, "little")
+    _fill(data, lengths + header + payload.plain, begin)
+    with torch.no_grad():
+        for (at, kind), tensor in zip(_places(payload.kinds, begin), payload.tensors.values(), strict=True):
+            _part(data, at, kind).copy_(tensor.detach(), non_blocking=True)
+    ready = None
+    if devices:
+        ready = torch.cuda.Event()
+        ready.record()
+    return Block(data, length, ready)
+
+
+def load_block(state: TrainingState, block: Block) -> None:
+    """Make a copy the state again.
+
+    Raises:
+        TopologyMismatchError: the copy is of another model.
+    """
+    block.finish()
+    raw = block.view
+    header_length, plain_length = (int.from_bytes(raw[at : at + 8], "little") for at in (0, 8))
+    header = bytes(raw[_LENGTHS : _LENGTHS + header_length])
+    kinds = kinds_in(header)
+    begin = _rounded(_LENGTHS + header_length + plain_length)
+    state.check(kinds)
+    filled = state.to_load(kinds)
+    with torch.no_grad():
+        for path, (at, kind) in zip(kinds, _places(kinds, begin), strict=True):
+            tensor_at(filled, path).copy_(_part(block.data, at, kind))
+    filled["plain"]["bytes"] = io.BytesIO(bytes(raw[_LENGTHS + header_length :][:plain_length]))
+    state.take_over(filled)
+
+
+def _payload(state: TrainingState) -> StatePayload:
+    saved = state.to_save()
+    found = dict(tensors_in(saved))
+    for name, model in saved["models"].items():
+        for key in model:
+            if ("models", name, key) not in found:
+                raise UnsupportedError(f"{name}'s {key} is no tensor: it cannot be copied to memory.")
+    return StatePayload(found, saved["plain"]["bytes"].getvalue())
+
+
+def _part(data: torch.Tensor, at: int, kind: TensorKind) -> torch.Tensor:
+    size = kind.elements * kind.dtype.itemsize
+    return data[at : at + size].view(kind.dtype).view(kind.shape)
+
+
+def _places(kinds: Mapping[StatePath, TensorKind], begin: int) -> Iterator[tuple[int, TensorKind]]:
+    at = begin
+    for kind in kinds.values():
+        yield at, kind
+        at += _rounded(kind.elements * kind.dtype.itemsize)
+
+
+def _length(kinds: Mapping[StatePath, TensorKind]) -> int:
+    return sum(_rounded(kind.elements * kind.dtype.itemsize) for kind in kinds.values())
+
+
+def _begin(header: bytes, plain: bytes) -> int:
+    return _rounded(_LENGTHS + len(header) + len(plain))
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _fill(data: torch.Tensor, head: bytes, begin: int) -> None:
+    """The head and its padding: every byte of a block is known, so that digests agree."""
+    padded = head + bytes(begin - len(head))
+    data[:begin] = torch.frombuffer(bytearray(padded), dtype=torch.uint8)

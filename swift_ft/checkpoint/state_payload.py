@@ -1,0 +1,128 @@
+"""State as named tensors and a few plain bytes: the one form in which it is stored, sent and received.
+
+    header (JSON: path, dtype and shape of each tensor; length of the plain bytes) | plain bytes | tensors
+
+Plain values travel as bytes of ``torch.save``, and are read with ``weights_only=True``: nothing that arrives
+is executed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = [
+    "Allocate",
+    "StatePath",
+    "StatePayload",
+    "TensorKind",
+    "fresh_on",
+    "kinds_in",
+    "pack",
+    "tensor_at",
+    "tensors_in",
+    "unpack",
+]
+
+StatePath = tuple[str, ...]
+"""Where a tensor is in a state: the keys that lead to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorKind:
+    """What a tensor looks like."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorKind:
+        """The kind of a tensor."""
+        return cls(tensor.dtype, tuple(tensor.shape))
+
+    @property
+    def elements(self) -> int:
+        """The number of its elements."""
+        return torch.Size(self.shape).numel()
+
+
+Allocate = Callable[[dict[StatePath, TensorKind]], Mapping[StatePath, torch.Tensor]]
+"""Called with the kinds of the tensors that arrive; returns the tensors to be filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatePayload:
+    """A state, or a part of one.
+
+    Attributes:
+        tensors: by path.
+        plain: everything else, as :func:`pack` made it.
+    """
+
+    tensors: Mapping[StatePath, torch.Tensor]
+    plain: bytes = b""
+
+    @property
+    def kinds(self) -> dict[StatePath, TensorKind]:
+        """What the tensors look like, in their order."""
+        return {path: TensorKind.of(tensor) for path, tensor in self.tensors.items()}
+
+    def header(self) -> bytes:
+        """Describes the tensors to the receiver, which reads it with :func:`kinds_in`."""
+        tensors = [
+            [list(path), str(kind.dtype).removeprefix("torch."), list(kind.shape)]
+            for path, kind in self.kinds.items()
+        ]
+        return json.dumps({"tensors": tensors, "plain": len(self.plain)}).encode()
+
+
+def kinds_in(header: bytes) -> dict[StatePath, TensorKind]:
+    """What a header says about the tensors that follow it."""
+    return {
+        tuple(path): TensorKind(getattr(torch, dtype), tuple(shape))
+        for path, dtype, shape in json.loads(header)["tensors"]
+    }
+
+
+def fresh_on(device: torch.device | None = None) -> Allocate:
+    """Allocates new tensors, by default on the host."""
+    return lambda kinds: {p: torch.empty(k.shape, dtype=k.dtype, device=device) for p, k in kinds.items()}
+
+
+def pack(value: Any) -> bytes:
+    """Plain values as bytes: numbers, text, containers, small tensors."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes, device: torch.device | None = None) -> Any:
+    """The values that :func:`pack` was given; their tensors on a device, by default where they were.
+
+    Raises:
+        pickle.UnpicklingError: the bytes name something else than plain values.
+    """
+    return torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+
+
+def tensors_in(nested: Mapping[str, Any], at: StatePath = ()) -> Iterator[tuple[StatePath, torch.Tensor]]:
+    """All tensors of a nested state with their paths, in its order."""
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from tensors_in(value, (*at, key))
+        elif isinstance(value, torch.Tensor):
+            yield (*at, key), value
+
+
+def tensor_at(nested: Mapping[str, Any], path: StatePath) -> torch.Tensor:
+    """The tensor at a path of a nested state."""
+    value: Any = nested
+    for key in path:
+        value = value[key]
+    assert isinstance(value, torch.Tensor)
+    return value

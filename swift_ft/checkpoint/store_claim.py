@@ -1,0 +1,254 @@
+"""Which run owns the store: one at a time, and nothing is overwritten without permission.
+
+run.json    the run's name, its topology, and the runs that it continues
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistError
+
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.config import WorkerContext
+from swift_ft.errors import (
+    ForeignLogError,
+    GaveUpError,
+    RecoveryError,
+    StoreInUseError,
+    SwiftError,
+    TopologyMismatchError,
+    UsageError,
+)
+from swift_ft.logging import parse_segment_name, read_segment
+from swift_ft.storage.store import TEMPORARY_SUFFIX, Store
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.waits import waiting
+
+__all__ = [
+    "CLAIMED",
+    "FORMAT",
+    "RECORD",
+    "claim_store",
+    "history_directory",
+    "journal_directory",
+    "log_directory",
+    "open_store",
+    "read_record",
+    "tidy_store",
+]
+
+_logger = logging.getLogger(__name__)
+
+RECORD = "run.json"
+"""Where a store says which run it belongs to."""
+
+FORMAT = 1
+"""Of the store's layout. Stores of the versions before this number say none, and are read as well."""
+
+CLAIMED = "claimed"
+"""What the rendezvous store has once a job owns its store."""
+
+_LOG_ROOT = "log"
+_RUNS_ROOT = "runs"
+_JOURNAL = "journal"
+_WORKERS = "workers"
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_OF_REPORT_TIMEOUT = 0.8
+
+
+def log_directory(rank: int) -> str:
+    """Where a worker's log is."""
+    return f"{_LOG_ROOT}/rank-{rank:05d}"
+
+
+def journal_directory(run_id: str) -> str:
+    """Where the journal of a run is archived. The name that a user gave to a run may hold any character."""
+    return f"{_RUNS_ROOT}/{_UNSAFE.sub('_', run_id)}/{_JOURNAL}"
+
+
+def history_directory(run_id: str) -> str:
+    """Where the workers of a run say what they have done (`checkpoint/worker_history.py`)."""
+    return f"{_RUNS_ROOT}/{_UNSAFE.sub('_', run_id)}/{_WORKERS}"
+
+
+def read_record(store: Store) -> dict[str, Any] | None:
+    """Which run a store belongs to; None if it holds no run.
+
+    Raises:
+        UsageError: the record is damaged, or a newer version of swift_ft wrote the store.
+    """
+    try:
+        record = store.read_json(RECORD)
+    except SwiftError as error:
+        raise UsageError(f"{store.url} cannot be used: {RECORD} is damaged. Choose another store.") from error
+    if record is None:
+        return None
+    if record.get("format", 0) > FORMAT:
+        raise UsageError(
+            f"A newer version of swift_ft wrote {store.url} (format {record['format']}, this one knows "
+            f"{FORMAT}): install that version, or choose another store."
+        )
+    if not {"run_id", "topology", "earlier"} <= record.keys():
+        raise UsageError(f"{store.url} holds no run of swift_ft: its {RECORD} is something else.")
+    return record
+
+
+def open_store(store: Store, context: WorkerContext, rendezvous: RendezvousStore) -> None:
+    """See to it that the store can be written.
+
+    One that this job has never used may be mistyped: that is said at once. Once the job has claimed it, the
+    store is waited for, whatever is wrong with it: the survivors of a loss wait, too.
+
+    Raises:
+        StoreNotWritableError: it cannot be written.
+    """
+    if not rendezvous.check([CLAIMED]):
+        store.probe()
+        return
+    store.anchor(RECORD)
+    # A little less than the others wait for this worker's report: the line below is better than theirs.
+    store.probe(_OF_REPORT_TIMEOUT * context.config.report_timeout_s)
+
+
+def claim_store(
+    store: Store,
+    context: WorkerContext,
+    rendezvous: RendezvousStore,
+    topology: dict[str, Any],
+    timeout_s: float,
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[int, ...]:
+    """Make the store this run's own. Worker 0 decides, the others wait for it.
+
+    The settings are noted in it for people and tools: a resumed run may have others.
+
+    From then on a local store without its record counts as gone (:meth:`Store.anchor`).
+
+    Returns:
+        The iterations of all committed checkpoints on worker 0, oldest first; none on all others.
+
+    Raises:
+        StoreInUseError, TopologyMismatchError: see the command line's ``--resume``,
+            ``--auto-resume`` and ``--fresh``.
+        GaveUpError: if worker 0 does not decide in time.
+    """
+    if context.rank != 0:
+        try:
+            with waiting(f"worker 0 to claim {store.url}", timeout_s):
+                rendezvous.wait([CLAIMED], timedelta(seconds=timeout_s))
+        except (DistError, RuntimeError) as error:
+            raise GaveUpError(f"Worker 0 did not claim {store.url} within {timeout_s:g} s.") from error
+        store.anchor(RECORD)
+        return ()
+    if rendezvous.check([CLAIMED]):  # by an earlier worker 0, which may have died before it reported this
+        checkpoints = tuple(json.loads(rendezvous.get(CLAIMED))["checkpoints"])
+    else:
+        with waiting(f"the store {store.url} to answer"):
+            checkpoints = _decide(store, context, topology, settings or {})
+        rendezvous.set(CLAIMED, json.dumps({"checkpoints": checkpoints}))
+    store.anchor(RECORD)
+    return checkpoints
+
+
+def tidy_store(store: Store) -> None:
+    """When all workers are done: remove what processes left that were killed while they wrote it.
+
+    These are probes, and files of the journal's archive.
+    """
+    for name in store.temporary_files(""):
+        store.delete(name)
+    for run in store.list(_RUNS_ROOT):
+        store.sweep(f"{_RUNS_ROOT}/{run}/{_JOURNAL}")
+
+
+def _decide(
+    store: Store, context: WorkerContext, topology: dict[str, Any], settings: Mapping[str, Any]
+) -> tuple[int, ...]:
+    config = context.config
+    record = read_record(store)
+    used = record is not None and record["run_id"] != context.run_id
+    if record is None and any(not name.endswith(TEMPORARY_SUFFIX) for name in store.list("")):
+        raise StoreInUseError(
+            f"{store.url} is not empty and holds no run of swift_ft: choose an empty folder.",
+            path=store.url,
+        )
+    if used and not (config.resume or config.auto_resume or config.fresh):
+        raise StoreInUseError(
+            f"{store.url} holds run {record and record['run_id']}: continue from its last checkpoint with "
+            "--resume, delete it with --fresh, or choose another store.",
+            path=store.url,
+        )
+    if used and config.fresh:
+        store.delete_all()
+        record = None
+    earlier: list[str] = [*record["earlier"], record["run_id"]] if used and record is not None else []
+    if used and record is not None:
+        _check_topology(store, record["topology"], topology)
+        tidy_store(store)
+        _take_over_logs(store, {*earlier})
+    if record is None and config.resume:
+        raise UsageError(
+            f"{store.url} holds nothing to resume: omit --resume in the first run, or use --auto-resume."
+        )
+    written = {"format": FORMAT, "run_id": context.run_id, "topology": topology, "earlier": earlier}
+    store.write_json(RECORD, {**written, "settings": dict(settings)})
+    folder = CheckpointFolder(store)
+    if used:
+        folder.sweep()
+    checkpoints = tuple(folder.committed())
+    if used and not config.fresh and not checkpoints:
+        _logger.warning(
+            "%s holds no committed checkpoint: training begins at iteration 0.",
+            store.url,
+            extra={"event": "nothing_to_resume_from"},
+        )
+    return checkpoints
+
+
+def _check_topology(store: Store, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    differences = [
+        f"{name} {theirs.get(name)} there, {ours[name]} here"
+        for name in ours
+        if theirs.get(name) != ours[name]
+    ]
+    if differences:
+        raise TopologyMismatchError(
+            f"The checkpoint in {store.url} was made with another topology ({'; '.join(differences)}): "
+            "start with the same one, or choose another store.",
+            path=store.url,
+        )
+
+
+def _take_over_logs(store: Store, known: set[str]) -> None:
+    """Delete the logs of earlier runs, which a resumed run does not need; refuse if they are a stranger's."""
+    for folder in store.list(_LOG_ROOT):
+        directory = f"{_LOG_ROOT}/{folder}"
+        segments = [name for name in store.list(directory) if parse_segment_name(name) is not None]
+        for name in segments[:1]:
+            _check_owner(store, f"{directory}/{name}", known)
+        store.delete(directory, recursive=True)
+
+
+def _check_owner(store: Store, path: str, known: set[str]) -> None:
+    refused: ForeignLogError | None = None
+    for run_id in known:
+        try:
+            read_segment(store, path, run_id)
+        except ForeignLogError as error:
+            refused = error
+        except RecoveryError:  # torn or corrupt: its owner is unknown, and it is of no use
+            return
+        else:
+            return
+    if refused is not None:
+        raise StoreInUseError(
+            f"The log segment {path} in {store.url} belongs to another run: move it away, or choose "
+            "another store.",
+            path=path,
+        )

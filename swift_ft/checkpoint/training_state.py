@@ -1,0 +1,286 @@
+"""What a session protects, as one value that can be saved, loaded, sent and restored."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.optim import Optimizer
+
+from swift_ft.checkpoint.state_digest import StateDigests, differing, tensor_digests
+from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tensors_in, unpack
+from swift_ft.determinism import host_random_state, set_host_random_state
+from swift_ft.errors import TopologyMismatchError
+from swift_ft.torch_adapters.core.shards import Description, describe, local, note_changed, rebuilt
+from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
+
+__all__ = ["TrainingState", "bytes_of"]
+
+
+class TrainingState:
+    """What a session protects: modules, optimizers, and small objects with a ``state_dict``.
+
+    Args:
+        parts: by name. A module or an optimizer is large state; everything else must have ``state_dict()``
+            and ``load_state_dict()`` and is copied at every step.
+
+    Attributes:
+        parameters: all parameters of all optimizers, each with its optimizer; the index in this list is what
+            events and plans mean by a parameter.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        models = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+        self.modules = {name: unwrapped_model(model) for name, model in models.items()}
+        optimizers = {name: part for name, part in parts.items() if isinstance(part, Optimizer)}
+        self.optimizers = {name: unwrapped_optimizer(optimizer) for name, optimizer in optimizers.items()}
+        large = self.modules.keys() | self.optimizers.keys()
+        self.small = {name: part for name, part in parts.items() if name not in large}
+
+    @property
+    def parameters(self) -> list[tuple[Optimizer, nn.Parameter]]:
+        """In the order of optimizers, groups and parameters: the same on every replica."""
+        return [
+            (optimizer, parameter)
+            for optimizer in self.optimizers.values()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All large state: of modules with their gradients, and of optimizers."""
+        for module in self.modules.values():
+            yield from module.buffers()
+            for parameter in module.parameters():
+                yield parameter
+                if parameter.grad is not None:
+                    yield parameter.grad
+        for optimizer in self.optimizers.values():
+            for fields in optimizer.state.values():
+                yield from (value for value in fields.values() if isinstance(value, torch.Tensor))
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and optimizer state, as replicas must share them, by names that a user knows."""
+        names: dict[torch.Tensor, str] = {}
+        for part, module in self.modules.items():
+            for name, parameter in module.named_parameters():
+                names.setdefault(parameter, f"{part}.{name.removeprefix('module.')}")
+        found = {name: parameter for parameter, name in names.items()}
+        owners = {id(optimizer): name for name, optimizer in self.optimizers.items()}
+        for index, (optimizer, parameter) in enumerate(self.parameters):
+            of = names.get(parameter, f"parameter {index}")
+            for field, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    found[f"{owners[id(optimizer)]}.{field} of {of}"] = value
+        return found
+
+    # -------------------------------------------------------------------------------------- small state
+
+    def snapshot(self) -> dict[str, Any]:
+        """A copy of all small state and of the host's random state (kilobytes), for :meth:`restore`."""
+        parts = {name: copy.deepcopy(part.state_dict()) for name, part in self.small.items()}
+        return {"parts": parts, "random": host_random_state()}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Return to what :meth:`snapshot` copied."""
+        for name, part in self.small.items():
+            if name in saved["parts"] or not name.startswith("swift_ft."):  # else from before there was one
+                part.load_state_dict(copy.deepcopy(saved["parts"][name]))
+        set_host_random_state(saved["random"])
+
+    # -------------------------------------------------------------------------------------- everything
+
+    def to_save(self, digests: StateDigests | None = None) -> dict[str, Any]:
+        """Everything, by name, as DCP stores it; large tensors are the live ones.
+
+        Of a sharded tensor (``DTensor``) it is this worker's shard, as a plain tensor. The plain bytes say of
+        what it is a part.
+
+        Optimizers are read directly. DCP's helper would run a step on one whose state is still empty, and so
+        count a step that never happened.
+
+        Args:
+            digests: of :meth:`named_tensors`, for :meth:`take_over` to compare.
+        """
+        optimizers, plain = {}, {}
+        for name, optimizer in self.optimizers.items():
+            saved = optimizer.state_dict()
+            tensors, values = _split_tensors(saved["state"])
+            optimizers[name] = {"state": tensors}
+            plain[name] = {"state": values, "param_groups": saved["param_groups"]}
+        models = {name: get_model_state_dict(module) for name, module in self.modules.items()}
+        shards = {name: _described(tensors) for name, tensors in models.items()}
+        of_optimizers = {name: _described(saved) for name, saved in optimizers.items()}
+        rest = {
+            "small": self.snapshot(),
+            "optimizers": plain,
+            "digests": {**(digests or {})},
+            "shards": {"models": shards, "optimizers": of_optimizers},
+        }
+        return {
+            "models": {name: _localized(tensors) for name, tensors in models.items()},
+            "optimizers": {name: _localized(tensors) for name, tensors in optimizers.items()},
+            "plain": {"bytes": _as_file(pack(rest))},
+        }
+
+    def check(self, stored: Mapping[StatePath, TensorKind]) -> None:
+        """Compare the models' tensors with those of a checkpoint.
+
+        Raises:
+            TopologyMismatchError: it was made by another model; names a tensor and both shapes.
+        """
+        for name, module in self.modules.items():
+            theirs = {
+                path[2]: tuple(kind.shape) for path, kind in stored.items() if path[:2] == ("models", name)
+            }
+            tensors = _localized(get_model_state_dict(module)).items()
+            ours = {key: tuple(value.shape) for key, value in tensors if isinstance(value, torch.Tensor)}
+            for key in sorted({*ours, *theirs}):
+                if (here := ours.get(key)) != (there := theirs.get(key)):
+                    raise TopologyMismatchError(
+                        f"The checkpoint was made by another model: {name}.{key} has {_shape(there)} there "
+                        f"and {_shape(here)} here. Start with the same model, or choose another store.",
+                        key=key,
+                    )
+
+    def to_load(self, stored: Mapping[StatePath, TensorKind], aside: bool = False) -> dict[str, Any]:
+        """Tensors to be filled: the models' own, and new ones for optimizers.
+
+        Args:
+            stored: the tensors that will arrive, by their path in :meth:`to_save`.
+            aside: new tensors for models too, so that nothing changes before :meth:`take_over`.
+        """
+        optimizers: dict[str, Any] = {name: {"state": {}} for name in self.optimizers}
+        for path, kind in stored.items():
+            if path[0] == "optimizers":
+                _, name, _, parameter, field = path
+                tensor = torch.empty(kind.shape, dtype=kind.dtype)
+                optimizers[name]["state"].setdefault(parameter, {})[field] = tensor
+        models = {name: _localized(get_model_state_dict(module)) for name, module in self.modules.items()}
+        if aside:
+            models = {
+                name: {
+                    key: torch.empty_like(value) if isinstance(value, torch.Tensor) else value
+                    for key, value in model.items()
+                }
+                for name, model in models.items()
+            }
+        return {"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO()}}
+
+    def buffers(self, of: nn.Module) -> dict[str, dict[str, torch.Tensor]]:
+        """The buffers of a trained model: the live tensors, by their names in :meth:`to_save`."""
+        places = {b.data_ptr() for b in of.buffers() if b.numel()}
+        saved = {name: _localized(get_model_state_dict(module)) for name, module in self.modules.items()}
+        return {
+            name: {k: t for k, t in model.items() if isinstance(t, torch.Tensor) and t.data_ptr() in places}
+            for name, model in saved.items()
+        }
+
+    def take_over(self, loaded: dict[str, Any]) -> list[str]:
+        """Make the filled tensors of :meth:`to_load` the state.
+
+        Returns:
+            Names of tensors that are not what was saved, as far as digests came with them.
+
+        Raises:
+            TopologyMismatchError: what came is another worker's shard, or that of another layout.
+        """
+        plain = unpack(loaded["plain"]["bytes"].getvalue())
+        shards = plain.get("shards") or {"models": {}, "optimizers": {}}  # an earlier version has no shards
+        for name, module in self.modules.items():
+            self._take_over_model(name, module, loaded["models"][name], shards["models"].get(name, {}))
+        for name, optimizer in self.optimizers.items():
+            state: dict[int, dict[str, Any]] = {
+                int(i): dict(v) for i, v in plain["optimizers"][name]["state"].items()
+            }
+            described = shards["optimizers"].get(name, {}).get("state", {})
+            owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for index, fields in loaded["optimizers"][name]["state"].items():
+                for field, values in fields.items():
+                    part = described.get(index, {}).get(field)
+                    value = values if part is None else rebuilt(values, part, owners[int(index)])
+                    state.setdefault(int(index), {})[field] = value
+            groups = plain["optimizers"][name]["param_groups"]
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.restore(plain["small"])
+        if not (expected := plain.get("digests")):  # an earlier version, or verify="none"
+            return []
+        return differing(tensor_digests(self.named_tensors()), expected)
+
+    def _take_over_model(
+        self, name: str, module: nn.Module, values: Mapping[str, Any], parts: Mapping[str, Description]
+    ) -> None:
+        own: dict[str, Any] = get_model_state_dict(module)
+        for key, tensor in own.items():
+            here = describe(tensor) if isinstance(tensor, torch.Tensor) else None
+            if here != (there := parts.get(key)):
+                raise TopologyMismatchError(
+                    f"The state was saved with another sharding: {name}.{key} is {_part(there)} there and "
+                    f"{_part(here)} here. Start with the same mesh, or choose another store.",
+                    key=key,
+                )
+        whole = {key: rebuilt(values[key], part, own[key]) for key, part in parts.items()}
+        set_model_state_dict(module, {**values, **whole})
+        for key in parts:
+            note_changed(own[key])
+
+
+def bytes_of(saved: Mapping[str, Any]) -> int:
+    """Size of the tensors in what :meth:`TrainingState.to_save` returned."""
+    return sum(tensor.nbytes for _, tensor in tensors_in(saved))
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "no tensor" if shape is None else f"the shape {shape}"
+
+
+def _part(description: Description | None) -> str:
+    if description is None:
+        return "not sharded"
+    return f"the part at {description['offset']} of the shape {description['shape']}"
+
+
+def _localized(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with this worker's shard in the place of each sharded tensor."""
+    return {
+        key: _localized(value)
+        if isinstance(value, Mapping)
+        else (local(value) if isinstance(value, torch.Tensor) else value)
+        for key, value in nested.items()
+    }
+
+
+def _described(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`_localized` leaves out, at the same places; empty without sharded tensors."""
+    found = {
+        key: _described(value)
+        if isinstance(value, Mapping)
+        else (describe(value) if isinstance(value, torch.Tensor) else None)
+        for key, value in nested.items()
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _split_tensors(
+    state: Mapping[int, Mapping[str, Any]],
+) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, dict[str, Any]]]:
+    """An optimizer's state by parameter: its tensors, and its plain values."""
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    rest: dict[str, dict[str, Any]] = {}
+    for parameter, fields in state.items():
+        rest[str(parameter)] = {k: v for k, v in fields.items() if not isinstance(v, torch.Tensor)}
+        if found := {k: v for k, v in fields.items() if isinstance(v, torch.Tensor)}:
+            tensors[str(parameter)] = found
+    return tensors, rest
+
+
+def _as_file(data: bytes) -> io.BytesIO:
+    """As which DCP stores bytes; its position is at the end, as it always was in checkpoints."""
+    file = io.BytesIO()
+    file.write(data)
+    return file

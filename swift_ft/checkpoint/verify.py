@@ -1,0 +1,153 @@
+"""Verifies committed checkpoints on demand, without loading them: in threads, and piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from swift_ft.checkpoint.folder import CheckpointFolder, Part
+from swift_ft.checkpoint.manifest import MANIFEST, read_manifest
+from swift_ft.errors import DamagedCheckpointError
+from swift_ft.storage.digest import Digester, FileDigest
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.dcp import check_digest
+from swift_ft.waits import waiting
+
+__all__ = ["CheckedCheckpoint", "CheckedPart", "part_damages", "verify_checkpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPart:
+    """What a part of a committed checkpoint turned out to be.
+
+    Attributes:
+        path: its place in the store.
+        ranks: the workers whose part it is: replicas share one.
+        damaged: by file name, what is wrong with it.
+        verified: whether it has digests. An earlier version wrote none.
+    """
+
+    path: str
+    ranks: tuple[int, ...]
+    damaged: Mapping[str, str]
+    verified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCheckpoint:
+    """What a committed checkpoint turned out to be.
+
+    Attributes:
+        iteration: of the checkpoint.
+        marker: what is wrong with the marker, so that the parts are unknown; empty if nothing is.
+        parts: by rank of their first worker.
+        store_url: where the checkpoint is, for messages.
+    """
+
+    iteration: int
+    marker: str
+    parts: tuple[CheckedPart, ...]
+    store_url: str
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """One line for each file that is not what was saved, or is gone."""
+        lines = [
+            f"{what} (the part of worker {part.ranks[0]}, {self.store_url}/{part.path})"
+            for part in self.parts
+            for what in part.damaged.values()
+        ]
+        return (*([self.marker] if self.marker else []), *lines)
+
+    @property
+    def unverified(self) -> tuple[str, ...]:
+        """The places of parts without digests, which an earlier version wrote."""
+        return tuple(part.path for part in self.parts if not part.verified)
+
+    @property
+    def intact(self) -> bool:
+        """Whether all its bytes are proven to be those that were saved."""
+        return not self.damaged and not self.unverified
+
+
+def verify_checkpoint(
+    folder: CheckpointFolder,
+    iteration: int,
+    *,
+    threads: int = 1,
+    on_bytes: Callable[[int], None] = lambda count: None,
+) -> CheckedCheckpoint:
+    """Read all files of a committed checkpoint, and compare them with their digests.
+
+    Args:
+        folder: where it is.
+        iteration: of the checkpoint.
+        threads: how many files are read at once.
+        on_bytes: called with the bytes of each piece that was read, in any of the threads.
+
+    Raises:
+        CheckpointError: if there are no checkpoints at all.
+        Exception: what the store's client raised, if it does not answer.
+    """
+    url = folder.store.url
+    try:
+        parts = folder.parts_of(iteration)
+    except DamagedCheckpointError as error:
+        return CheckedCheckpoint(iteration, str(error), (), url)
+    ranks: dict[Part, list[int]] = {}
+    for rank, part in sorted(parts.items()):
+        ranks.setdefault(part, []).append(rank)
+    with ThreadPoolExecutor(threads, "swift_ft verify") as pool:
+        pending = [(part, *_begun(pool, folder.store, part, on_bytes)) for part in ranks]
+        checked = [
+            CheckedPart(part.path, tuple(ranks[part]), _damaged(part, known, reading), bool(part.digest))
+            for part, known, reading in pending
+        ]
+    return CheckedCheckpoint(iteration, "", tuple(checked), url)
+
+
+def part_damages(folder: CheckpointFolder, part: Part) -> list[str]:
+    """One line for each file of a part that is not what was saved; none if that cannot be known."""
+    with ThreadPoolExecutor(1, "swift_ft verify") as pool:
+        return [*_damaged(part, *_begun(pool, folder.store, part, lambda count: None)).values()]
+
+
+def _begun(
+    pool: ThreadPoolExecutor, store: Store, part: Part, on_bytes: Callable[[int], None]
+) -> tuple[str, dict[str, Future[str]]]:
+    """What is wrong with the list of a part's files, and each file that is being read."""
+    try:
+        files = read_manifest(store, part.path, part.digest) if part.digest else {}
+    except DamagedCheckpointError as error:
+        return str(error), {}
+    return "", {
+        name: pool.submit(_damage, store, f"{part.path}/{name}", name, expected, on_bytes)
+        for name, expected in files.items()
+    }
+
+
+def _damaged(part: Part, manifest: str, reading: Mapping[str, Future[str]]) -> dict[str, str]:
+    with waiting(f"{part.path} to be read"):
+        results = {MANIFEST: manifest, **{name: future.result() for name, future in reading.items()}}
+    return {name: what for name, what in results.items() if what}
+
+
+def _damage(store: Store, path: str, name: str, expected: FileDigest, on_bytes: Callable[[int], None]) -> str:
+    """What is wrong with a file; empty if nothing is."""
+    digester = Digester()
+    try:
+        for piece in store.read_pieces(path):
+            digester.update(piece)
+            on_bytes(piece.nbytes)
+        check_digest(name, digester.digest(), expected)
+    except DamagedCheckpointError as error:
+        return str(error)
+    except FileNotFoundError:
+        store.check_anchor()
+        return f"the file {name} is gone"
+    except OSError as error:
+        if store.remote:  # it does not answer
+            raise
+        return f"the file {name} cannot be read ({store.redacted(error)})"
+    return ""

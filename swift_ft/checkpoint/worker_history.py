@@ -1,0 +1,132 @@
+"""What a store says about the work of each worker, generation by generation, when the run is gone.
+
+runs/<run>/workers/rank-00003.g0001.json    of the process that was started in generation 1, with a digest
+
+The file is written again whenever the worker begins to train in a generation, saves a checkpoint, is
+interrupted, or ends. A worker that is killed leaves what it had written before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swift_ft.checkpoint.store_claim import history_directory
+from swift_ft.errors import SwiftError
+from swift_ft.storage.digest import sealed, unsealed
+from swift_ft.storage.store import Store
+
+__all__ = [
+    "GenerationWork",
+    "WorkerHistory",
+    "history_names",
+    "read_history",
+    "sweep_histories",
+    "write_history",
+]
+
+_NAME = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.json")
+_PROFILE = re.compile(r"rank-(\d{5,})\.profile\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationWork:
+    """What one worker did in one generation, as far as it is known.
+
+    Attributes:
+        generation: the membership that it worked in.
+        began: when its first live step began, in Unix seconds by its own clock; None if none did.
+        until: when its last live step ended; None if none did.
+        steps: live steps that it completed.
+        iteration: iterations that its state had completed after the last step.
+        interrupted: when the step began that an interruption ended; None if there was none.
+        held_back_s: how long its live steps waited for room in the log's budget.
+        saving_s: how long its training stood still for checkpoints: to copy the state, and to take digests.
+        log_messages: messages that it logged, also in a replay.
+        log_bytes: their payload.
+        replayed: steps of a replay.
+        replay_s: time in these.
+    """
+
+    generation: int
+    began: float | None = None
+    until: float | None = None
+    steps: int = 0
+    iteration: int = 0
+    interrupted: float | None = None
+    held_back_s: float = 0.0
+    saving_s: float = 0.0
+    log_messages: int = 0
+    log_bytes: int = 0
+    replayed: int = 0
+    replay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHistory:
+    """The work of one process.
+
+    Attributes:
+        run_id: the run.
+        rank: the worker.
+        started_in: the generation in which the process was started.
+        generations: in order, those in which it took a step.
+    """
+
+    run_id: str
+    rank: int
+    started_in: int
+    generations: tuple[GenerationWork, ...]
+
+
+def write_history(store: Store, history: WorkerHistory) -> None:
+    """Write or replace the history of a process."""
+    name = f"rank-{history.rank:05d}.g{history.started_in:04d}.json"
+    store.write_json(f"{history_directory(history.run_id)}/{name}", sealed(asdict(history)))
+
+
+def history_names(store: Store, run_id: str) -> list[str]:
+    """The files of all processes of a run that took a step."""
+    return sorted(name for name in store.list(history_directory(run_id)) if _NAME.fullmatch(name))
+
+
+def read_history(store: Store, run_id: str, name: str) -> WorkerHistory:
+    """Read one of them.
+
+    Raises:
+        SwiftError: it is not what was written, or it is gone.
+    """
+    path = f"{history_directory(run_id)}/{name}"
+    found = store.read_json(path)
+    content = unsealed(found) if found is not None else None
+    if content is None:
+        raise SwiftError(f"the file {path} does not match its digest", path=path)
+    works = tuple(GenerationWork(**_known(data)) for data in content["generations"])
+    return WorkerHistory(content["run_id"], content["rank"], content["started_in"], works)
+
+
+def sweep_histories(store: Store, run_id: str, started_in: Mapping[int, int]) -> None:
+    """Remove what killed workers left that were writing. Those that live may write meanwhile.
+
+    What a lost worker measured may have been left unfinished as well.
+
+    Args:
+        store: of the run.
+        run_id: the run.
+        started_in: by rank, the generation in which the worker's present process was started.
+    """
+
+    def is_dead(name: str) -> bool:
+        if profile := _PROFILE.match(name):
+            return started_in.get(int(profile[1]), 1) > 1  # the worker was replaced
+        found = _NAME.match(name)
+        return found is not None and int(found[2]) < started_in.get(int(found[1]), 0)
+
+    store.sweep(history_directory(run_id), is_dead)
+
+
+def _known(data: dict[str, Any]) -> dict[str, Any]:
+    """Without what a later version may have added."""
+    return {name: value for name, value in data.items() if name in GenerationWork.__slots__}

@@ -1,0 +1,66 @@
+"""What a worker measured of its first iterations, as the store keeps it: for estimates when the run is gone.
+
+runs/<run>/workers/rank-00003.profile.json     with a digest; written again when a checkpoint has been timed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+from swift_ft.checkpoint.store_claim import history_directory
+from swift_ft.errors import SwiftError
+from swift_ft.planning.job import Measured, Worker
+from swift_ft.storage.digest import sealed, unsealed
+from swift_ft.storage.store import Store
+
+__all__ = ["read_profiles", "write_profile"]
+
+_READERS = 16
+
+
+def write_profile(store: Store, run_id: str, rank: int, worker: Worker) -> None:
+    """Write or replace what a worker measured."""
+    store.write_json(_path(run_id, rank), sealed(asdict(worker)))
+
+
+def read_profiles(store: Store, run_id: str, world_size: int) -> dict[int, Worker]:
+    """What the workers of a run measured, by rank. Those without a whole file are missing.
+
+    Raises:
+        Exception: what the store's client raised.
+    """
+    there = {f"{history_directory(run_id)}/{name}" for name in store.list(history_directory(run_id))}
+    ranks = [rank for rank in range(world_size) if _path(run_id, rank) in there]
+    with ThreadPoolExecutor(_READERS) as readers:
+        read = readers.map(lambda rank: _read(store, _path(run_id, rank)), ranks)
+        return {rank: worker for rank, worker in zip(ranks, read, strict=True) if worker is not None}
+
+
+def _read(store: Store, path: str) -> Worker | None:
+    """What a file holds; None if it is damaged."""
+    try:
+        content = store.read_json(path)
+    except SwiftError:  # it is not JSON
+        return None
+    plain = unsealed(content) if content is not None else None
+    return _worker(plain) if plain is not None else None
+
+
+def _worker(content: Mapping[str, Any]) -> Worker:
+    """Without what a later version may have added."""
+    known = {
+        name: value for name, value in content["measured"].items() if name in Measured.__dataclass_fields__
+    }
+    sent = {
+        int(slot): size for slot, size in known.pop("sent").items()
+    }  # JSON has no other keys than strings
+    return Worker(
+        tuple(content["holds"]), tuple(content["stages"]), content["pipeline"], Measured(sent=sent, **known)
+    )
+
+
+def _path(run_id: str, rank: int) -> str:
+    return f"{history_directory(run_id)}/rank-{rank:05d}.profile.json"

@@ -1,0 +1,62 @@
+"""What a store says about each worker of its run, so that it can be replayed when the run is gone.
+
+workers/rank-00003.json     its stages, the shapes of their messages, and which machines recover with its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from swift_ft.storage.store import Store
+
+__all__ = ["WorkerRecord", "read_record", "write_record"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A worker's place in its pipeline, as the live job knows it.
+
+    Attributes:
+        stages: the pipeline stages on this worker.
+        holds: names of the parts whose whole state is on it; workers that hold the same are replicas.
+        pipeline: distinguishes its pipeline from the replicas of that one.
+        group: the recovery group of its machine. Messages inside a group are not logged.
+        linked: stages of other workers, besides the neighbouring ones, to which it also sends messages.
+        together: other workers that are rebuilt and replay together with it, because of what the script
+            communicates.
+        microbatches: per iteration.
+        shapes: of its stages' messages, by stage (`torch_adapters/pipelining/stage_metadata.py`).
+        setup: what its script communicated before the first step
+            (`coordination/setup_communication.py`).
+    """
+
+    stages: tuple[int, ...]
+    holds: tuple[str, ...]
+    pipeline: int
+    group: int
+    linked: tuple[int, ...]
+    microbatches: int
+    shapes: Mapping[int, dict[str, Any]]
+    setup: Mapping[str, str] = field(default_factory=dict, compare=False)
+    together: tuple[int, ...] = ()
+
+
+def write_record(store: Store, rank: int, record: WorkerRecord) -> None:
+    """Write or replace a worker's record."""
+    store.write_json(_path(rank), asdict(record))
+
+
+def read_record(store: Store, rank: int) -> WorkerRecord | None:
+    """A worker's record; None if there is none: the worker has no pipeline, or never began a step."""
+    facts = store.read_json(_path(rank))
+    if facts is None:
+        return None
+    lists = {name: tuple(facts.get(name, ())) for name in ("stages", "holds", "linked", "together")}
+    shapes = {int(stage): shape for stage, shape in facts["shapes"].items()}
+    return WorkerRecord(**{**facts, **lists, "shapes": shapes})
+
+
+def _path(rank: int) -> str:
+    return f"workers/rank-{rank:05d}.json"

@@ -1,0 +1,331 @@
+"""The console of a launcher: who is lost, what is done about it, what that cost, and what the run waits for.
+
+It also writes the stream of events (``event_stream.py``).
+
+A process of its own follows the journal with clients of its own and writes to stderr, so that a launcher that
+forks its machines stays single-threaded, and one that hangs does not silence the console.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, TextIO
+
+from rich.console import Console
+
+from swift_ft.cli.event_hook import HOOK_S, EventHook
+from swift_ft.cli.event_stream import EventFile, EventStream
+from swift_ft.cli.narrate import Narrator, News, Weight
+from swift_ft.config import RunConfig, flag_of
+from swift_ft.coordination.follower import Follower
+from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.store_client import connect
+from swift_ft.errors import SwiftError
+from swift_ft.launch.event_pipe import EventPipe
+from swift_ft.recovery.events import Entry
+from swift_ft.recovery.job_state import Phase
+from swift_ft.recovery.waits import Limit, Wait, waiting_for
+from swift_ft.waits import Announcements, wait_in_words
+
+__all__ = ["LauncherConsole", "WaitTeller"]
+
+_TICK_S = 1.0
+_LAST_NEWS_S = 2.0
+"""How long the end waits for the last entries of the journal."""
+_LAST_TICK_S = 0.05
+_CLOSE_S = 10.0
+_CLAIM_S = 5.0
+
+
+class LauncherConsole:
+    """A forked child that narrates one run. Make it while the process has a single thread, before all else.
+
+    Args:
+        config: the run's; its limits are named in waits, and ``quiet`` silences the console.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._pid = 0
+        streams = bool(config.events_log or config.on_event)
+        if config.quiet and not streams:
+            return
+        self._close_s = _CLOSE_S + (HOOK_S if config.on_event else 0.0)
+        launcher = os.getpid()
+        orders_r, self._orders = os.pipe()
+        pipe = EventPipe() if streams else None
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._orders)
+            if pipe is not None:
+                pipe.read_from_here()
+            _serve(orders_r, config, launcher, pipe)
+        os.close(orders_r)
+        if pipe is not None:
+            pipe.write_from_here()
+
+    def expect(self, host: str, port: int) -> None:
+        """Begin to say how long the rendezvous store is waited for."""
+        self._order({"host": host, "port": port})
+
+    def follow(self, host: str, port: int, run_id: str) -> None:
+        """Begin to narrate a run."""
+        self._order({"host": host, "port": port, "run_id": run_id})
+
+    def fail(self, reason: str) -> None:
+        """Note that the launcher ends although the run may go on."""
+        self._order({"failed": reason, "at": time.time()})
+
+    def close(self) -> None:
+        """Tell the rest with a summary, and end. Call it while the rendezvous store still runs."""
+        if not self._pid:
+            return
+        self._order({})
+        os.close(self._orders)
+        deadline = time.monotonic() + self._close_s
+        with contextlib.suppress(ChildProcessError):  # reaped by who waits for any child
+            while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() > deadline:
+                    os.kill(self._pid, signal.SIGKILL)
+                time.sleep(0.01)
+        self._pid = 0
+
+    def _order(self, order: dict[str, str | float]) -> None:
+        if self._pid:
+            with contextlib.suppress(BrokenPipeError):  # a console that was killed is no reason to stop a run
+                os.write(self._orders, json.dumps(order).encode() + b"\n")
+
+
+class WaitTeller:
+    """Says what a run waits for: after 10 s, and then ever less often.
+
+    Args:
+        config: the run's, with the limits.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._step: object = None
+        self._announcements = Announcements(0.0)
+
+    def tell(self, wait: Wait | None, now: float) -> str:
+        """The announcement that is due now; empty if none is.
+
+        Args:
+            wait: what the run waits for now, if anything.
+            now: a monotonic time.
+        """
+        step = wait.step if wait is not None else None
+        if step != self._step:
+            self._step, self._announcements = step, Announcements(now)
+        if wait is None or not self._announcements.due(now):
+            return ""
+        limit_s = getattr(self._config, wait.limit) if wait.limit is not None else None
+        flag = flag_of(wait.limit) if wait.limit is not None else ""
+        waited_s = now - self._announcements.since
+        return wait_in_words(wait.what, waited_s, limit_s, flag=flag, until_progress=wait.until_progress)
+
+
+class _Story:
+    """What is printed. Owner: the child's main thread."""
+
+    def __init__(self, place: dict[str, Any], config: RunConfig) -> None:
+        self._quiet = config.quiet
+        self._narrator = Narrator()
+        self._teller = WaitTeller(config)
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._began = time.time()
+        self._store = Wait(
+            (0, Phase.FORMING, "store"),
+            f"the rendezvous store at {place['host']}:{place['port']}",
+            Limit.JOIN,
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self._narrator.state.phase == Phase.ENDED
+
+    def add(self, entry: Entry, *, news: bool) -> None:
+        """Apply an entry, and tell it if it is news."""
+        for sentence in self._narrator.apply(entry):
+            if news and sentence.weight > Weight.ROUTINE:
+                self._print(sentence)
+
+    def tell_wait(self) -> None:
+        """Say what the run waits for, if that is due."""
+        known = self._narrator.started_at is not None
+        wait = waiting_for(self._narrator.state) if known else self._store
+        if text := self._teller.tell(wait, time.monotonic()):
+            self._print(News(self._now(), text))
+
+    def warn(self, text: str) -> None:
+        """Print a warning about the launcher itself, even if it is quiet."""
+        self._console.print(f"swift-run: {text}")
+
+    def sum_up(self) -> None:
+        """Print all recoveries in one line, if there were any and the run has ended."""
+        if self.over and (text := self._narrator.summary()):
+            self._print(News(self._now(), text))
+
+    def _now(self) -> float:
+        return time.time() - (self._narrator.started_at or self._began)
+
+    def _print(self, news: News) -> None:
+        if self._quiet:
+            return
+        style = "bold" if news.weight == Weight.GRAVE else None
+        self._console.print(f"[swift-run {news.at:.1f} s] {news.text}", style=style)
+
+
+def _serve(orders_r: int, config: RunConfig, launcher: int, pipe: EventPipe | None) -> NoReturn:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # the launcher decides when the story ends
+    try:
+        orders = os.fdopen(orders_r)
+        if place := json.loads(orders.readline() or "{}"):
+            _narrate(orders, place, config, launcher, pipe)
+    finally:
+        os._exit(0)  # threads may block in the rendezvous store
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """An entry of the journal. ``news``: it did not happen before this launcher started."""
+
+    entry: Entry
+    news: bool
+
+
+class _Inbox:
+    """What threads of the child hear, in one queue: entries, orders of the launcher, and log events.
+
+    Args:
+        config: the run's.
+        orders: of the launcher.
+        place: the first order.
+        pipe: brings log events, if they are wanted.
+    """
+
+    def __init__(
+        self, config: RunConfig, orders: TextIO, place: dict[str, Any], pipe: EventPipe | None
+    ) -> None:
+        self._config = config
+        self._began = time.time()
+        self._queue: queue.SimpleQueue[_Read | _Order | _Record] = queue.SimpleQueue()
+        self.get, self.get_nowait, self.empty = self._queue.get, self._queue.get_nowait, self._queue.empty
+        self._obey(place)
+        self._start(self._listen, orders)
+        if pipe is not None:
+            self._start(self._hear, pipe)
+
+    def _start(self, target: Callable[..., None], *args: Any) -> None:
+        name = f"swift-console{target.__name__}"
+        threading.Thread(target=target, args=args, name=name, daemon=True).start()
+
+    def _listen(self, orders: TextIO) -> None:
+        while order := json.loads(orders.readline() or "{}"):
+            self._obey(order)
+        self._queue.put(_Order({}))
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        self._queue.put(_Order(order))
+        if "run_id" in order:
+            self._start(self._follow, order)
+
+    def _follow(self, place: dict[str, Any]) -> None:
+        client = partial(
+            connect, place["host"], place["port"], place["run_id"], timeout_s=self._config.join_timeout_s
+        )
+        here_before = True
+
+        def on_entry(entry: Entry) -> None:
+            old = here_before and entry.at < self._began - _TICK_S
+            self._queue.put(_Read(entry, news=not old))
+
+        with contextlib.suppress(SwiftError):  # the launcher has its own clients, and reports it
+            follower = Follower(Journal(client, by="console"), on_entry=on_entry)
+            here_before = False
+            follower.start()
+
+    def note_failed_hook(self, reason: str) -> None:
+        """Called in the hook's thread."""
+        self._queue.put(_Order({"hook": reason, "at": time.time()}))
+
+    def _hear(self, pipe: EventPipe) -> None:
+        while (record := pipe.receive()) is not None:
+            self._queue.put(_Record(record))
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """An order of the launcher; empty: it closes its console."""
+
+    order: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A log event."""
+
+    record: dict[str, Any]
+
+
+def _narrate(
+    orders: TextIO, place: dict[str, Any], config: RunConfig, launcher: int, pipe: EventPipe | None
+) -> None:
+    story = _Story(place, config)
+    inbox = _Inbox(config, orders, place, pipe)
+    hook = EventHook(config.on_event, inbox.note_failed_hook) if config.on_event else None
+    file = EventFile(config.events_log) if config.events_log else None
+    stream = EventStream(*(out for out in (file, hook) if out is not None))
+    closing: float | None = None
+    while os.getppid() == launcher and (closing is None or (time.monotonic() < closing and not story.over)):
+        try:
+            found = inbox.get(timeout=_TICK_S if closing is None else _LAST_TICK_S)
+        except queue.Empty:
+            story.tell_wait()
+            continue
+        match found:
+            case _Read(entry, news):
+                story.add(entry, news=news)
+                stream.add_entry(entry, news=news)
+            case _Record(record):
+                stream.add_record(record)
+            case _Order({"run_id": run_id, "host": host, "port": port}):
+                stream.run_id = run_id
+                if hook is not None:
+                    hook.agree_in(partial(connect, host, port, run_id, timeout_s=_CLAIM_S))
+            case _Order({"hook": reason, "at": at}):
+                story.warn(reason)
+                stream.add("hook_failed", reason, at=at)
+            case _Order({"failed": reason, "at": at}):
+                stream.add("launcher_failed", reason, at=at)
+            case _Order(order) if not order:
+                closing = time.monotonic() + _LAST_NEWS_S
+    _tell_rest(inbox, story, stream)
+    story.sum_up()
+    if hook is not None:
+        hook.close()
+        _tell_rest(inbox, story, stream)  # its last runs may be the first that fail
+
+
+def _tell_rest(inbox: _Inbox, story: _Story, stream: EventStream) -> None:
+    """What came with the end: log events, and that the hook has failed."""
+    while not inbox.empty():
+        match inbox.get_nowait():
+            case _Record(record):
+                stream.add_record(record)
+            case _Order({"hook": reason, "at": at}):
+                story.warn(reason)
+                stream.add("hook_failed", reason, at=at)
+            case _:
+                pass

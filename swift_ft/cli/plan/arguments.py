@@ -1,0 +1,126 @@
+"""The arguments that verbs of swift-plan share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from swift_ft.cli.common import unit
+from swift_ft.errors import UsageError
+from swift_ft.planning.layout.costs import StageCosts
+from swift_ft.planning.layout.misfit import least_nodes
+from swift_ft.planning.layout.orders import Schedule
+from swift_ft.planning.layout.profile import NANOSECONDS, read_layers
+from swift_ft.planning.layout.templates import SINGLE, Template, TemplateOptions, node_counts, templates_for
+from swift_ft.units import parse_bytes, parse_seconds
+
+__all__ = [
+    "MOST_NODES",
+    "at_most",
+    "costs_of",
+    "declare_cluster",
+    "declare_model",
+    "microbatches",
+    "options_of",
+    "templates_of",
+]
+
+MOST_NODES = 4_096
+_MOST_MICROBATCHES = 65_536
+
+
+def at_most(most: int) -> Callable[[str], int]:
+    """A parser of whole numbers: what is larger would take hours, or all memory."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{value} is too large to plan for: {most} at most")
+        return value
+
+    return parse
+
+
+microbatches = at_most(_MOST_MICROBATCHES)
+"""Parses a number of microbatches."""
+
+
+def declare_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Declare what a model's stages cost.
+
+    Args:
+        parser: of the verb.
+        required: whether the verb needs it.
+    """
+    parser.add_argument("--layers", type=Path, required=required, help="layers.json: what each layer costs")
+    parser.add_argument("--devices-per-node", type=int, default=1, help="of every node (default 1)")
+    parser.add_argument("--memory", type=unit(parse_bytes), help="of a device: 80GB (default: no limit)")
+    parser.add_argument(
+        "--microbatches",
+        type=microbatches,
+        help="of a pipeline's iteration, for templates (default: 4 per stage)",
+    )
+    parser.add_argument(
+        "--transfer", type=unit(parse_seconds), default=0.0, help="of a message: 2ms (default 0)"
+    )
+    parser.add_argument(
+        "--tensor-overhead",
+        type=float,
+        default=0.0,
+        help="part by which each doubling of a stage's devices falls short (default 0)",
+    )
+
+
+def declare_cluster(parser: argparse.ArgumentParser) -> None:
+    """Declare a model, and the nodes for whose pipelines templates are made."""
+    declare_model(parser)
+    parser.add_argument("--nodes", type=at_most(MOST_NODES), required=True, help="that are there")
+    parser.add_argument(
+        "--schedule", choices=[str(one) for one in SINGLE], default="1f1b", help="(default 1f1b)"
+    )
+    parser.add_argument(
+        "--tolerate", type=int, default=1, help="losses at once that leave a copy of all (default 1)"
+    )
+    parser.add_argument(
+        "--min-nodes", type=int, help="of the smallest pipeline (default: on which the model fits)"
+    )
+
+
+def costs_of(args: argparse.Namespace) -> StageCosts:
+    """What stages cost.
+
+    Raises:
+        UsageError: if the file is broken, or an argument makes no sense.
+    """
+    layers = read_layers(args.layers)
+    return StageCosts(layers, args.devices_per_node, args.memory, args.tensor_overhead)
+
+
+def options_of(args: argparse.Namespace, schedule: str | None = None) -> TemplateOptions:
+    """How templates are made.
+
+    Raises:
+        UsageError: if an argument makes no sense.
+    """
+    if args.microbatches is not None and args.microbatches < 1:
+        raise UsageError(f"--microbatches is {args.microbatches}: it must be at least 1")
+    transfer_ns = round(args.transfer * NANOSECONDS)
+    return TemplateOptions(args.microbatches, Schedule(schedule or args.schedule), transfer_ns)
+
+
+def templates_of(args: argparse.Namespace) -> tuple[Template, ...]:
+    """The templates for a cluster.
+
+    Raises:
+        UsageError: which constraint is not met, by how much, and what would do.
+    """
+    costs, options = costs_of(args), options_of(args)
+    smallest = args.min_nodes
+    if smallest is None:
+        smallest = least_nodes(costs, args.nodes, options.microbatches, options.schedule)
+    counts = node_counts(args.nodes, args.tolerate, smallest, len(costs.layers))
+    return templates_for(costs, counts, options)

@@ -1,0 +1,125 @@
+"""``swift-recover drain``: a machine hands over to a spare, and leaves the run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from functools import partial
+from operator import is_not
+
+from swift_ft.cli.recover.running import declare_run, following, who_asks
+from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.coordination.follower import Follower
+from swift_ft.errors import UsageError
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.orders import leaves_after_checkpoint
+from swift_ft.units import format_seconds
+
+__all__ = ["VERB"]
+
+
+def _declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "machine", metavar="MACHINE", help="its slot (a number), its name (m-9f3b91a7.0), or its host"
+    )
+    declare_run(parser)
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds to wait for the end (default 600)"
+    )
+
+
+def _run(args: argparse.Namespace) -> ExitCode:
+    with following(args.rdzv_endpoint, args.rdzv_id) as (run_id, follower):
+        return _drain(run_id, follower, args)
+
+
+def _drain(run_id: str, follower: Follower, args: argparse.Namespace) -> ExitCode:
+    machine = _named(follower.state, args.machine)
+    slot = follower.state.slot_of(machine)
+    if slot is not None and follower.state.generation and not follower.state.has_sessions:
+        raise UsageError("the run's script has no session: all its workers would start again from nothing")
+    began = time.monotonic()
+    state = follower.append(ev.DrainRequested(machine=machine, by=who_asks()))
+    outcome = _wait(follower, state, machine, slot, args)
+    took_s = time.monotonic() - began
+    if args.json:
+        facts = {"run": run_id, "machine": machine, "slot": slot, "outcome": outcome, "seconds": took_s}
+        print_json(facts)
+    elif outcome == "left":
+        by = f", and {follower.state.membership.members[slot]} fills its slot" if slot is not None else ""
+        print(f"{machine} has left after {format_seconds(took_s)}{by}")
+    else:
+        sys.stderr.write(f"swift-recover: {machine} {outcome}\n")
+    return ExitCode.OK if outcome == "left" else ExitCode.FINDINGS
+
+
+def _named(state: State, text: str) -> str:
+    """The machine that somebody means.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    members = state.membership.members
+    if text.isdigit() and int(text) < state.shape.machines:
+        if int(text) not in members:
+            raise UsageError(f"slot {text} is empty: its machine was lost")
+        return members[int(text)]
+    known = {*members.values(), *state.membership.spares}
+    if text in known:
+        return text
+    hosts = {machine: state.membership.addresses.get(machine, "").rpartition(":")[0] for machine in known}
+    there: list[str] = [machine for machine, host in sorted(hosts.items()) if _is_host(text, host)]
+    if not there:
+        found = ", ".join(f"{machine} on {host}" for machine, host in sorted(hosts.items()))
+        raise UsageError(
+            f"there is no machine {text}: slots are 0 to {state.shape.machines - 1}, machines are {found}"
+        )
+    if len(there) > 1:
+        raise UsageError(f"{text} has several machines: choose one of {', '.join(there)}")
+    return there[0]
+
+
+def _is_host(text: str, host: str) -> bool:
+    """Whether somebody means a host, by its address, its whole name, or the first part of that."""
+    return bool(text) and (text == host or (text == host.partition(".")[0] and not text.isdigit()))
+
+
+def _wait(follower: Follower, state: State, machine: str, slot: int | None, args: argparse.Namespace) -> str:
+    """Wait until the machine has left and another one trains in its slot. What came of it, in words."""
+    deadline = time.monotonic() + args.timeout
+    told = ""
+    while True:
+        if machine in state.membership.fenced and (slot is None or state.phase == Phase.LIVE):
+            return "left"
+        if state.phase == Phase.ENDED:
+            return "stayed: the run has ended"
+        if (left_s := deadline - time.monotonic()) <= 0:
+            return f"has not left within {args.timeout:g} s: it {_what_for(state, machine)}"
+        if not args.json and (words := _what_for(state, machine)) != told:
+            told = words
+            print(f"{machine} {told}", flush=True)
+        follower.wait_for(partial(is_not, state), min(left_s, 1.0))
+        state = follower.state
+
+
+def _what_for(state: State, machine: str) -> str:
+    """What the machine, or its replacement, waits for."""
+    if machine in state.membership.fenced:
+        return "has left, and its replacement is being rebuilt"
+    if machine in leaves_after_checkpoint(state):
+        return "waits for a checkpoint"
+    if not any(spare not in state.membership.draining for spare in state.membership.spares):
+        return "waits for a spare machine to take its place: start one more swift-run"
+    return "hands over"
+
+
+VERB = Verb(
+    "drain",
+    help="let a machine hand over to a spare and leave a running job",
+    description="Ask a machine of a running job to leave. All workers save a checkpoint, a spare takes the "
+    "machine's place, and no completed iteration is lost. Without a spare the machine stays until one joins.",
+    declare=_declare,
+    run=_run,
+)

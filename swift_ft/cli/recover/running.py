@@ -1,0 +1,84 @@
+"""A running run, for verbs that ask something of it: found by its rendezvous store and its name."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from swift_ft.coordination.follower import Follower
+from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.runs import newest_run
+from swift_ft.coordination.store_client import connect
+from swift_ft.errors import RendezvousLostError, UsageError
+from swift_ft.recovery.job_state import Phase
+from swift_ft.torch_adapters.connections import shut_down, tcp_connections
+
+__all__ = ["declare_run", "following", "who_asks"]
+
+_CONNECT_S = 10.0
+_TRIES, _TRY_S = 100, 0.1
+
+
+def declare_run(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that name a running run."""
+    parser.add_argument(
+        "--rdzv-endpoint",
+        required=True,
+        metavar="HOST:PORT",
+        help="as the run's launchers have it (swift-run --endpoint-out writes it to a file)",
+    )
+    parser.add_argument("--rdzv-id", default="run", metavar="RUN", help="the run's name (default run)")
+
+
+@contextmanager
+def following(endpoint: str, name: str) -> Iterator[tuple[str, Follower]]:
+    """The run that goes on under a name, and a follower of its journal that has started.
+
+    At the end no thread is left that waits in torch: Python's end would abort the process.
+
+    Raises:
+        UsageError: if nothing answers there, there is no such run, or it has ended.
+    """
+    before = tcp_connections()
+    run_id, follower = _follow(endpoint, name)
+    try:
+        yield run_id, follower
+    finally:
+        for _ in range(_TRIES):  # the thread may be about to open its connection
+            shut_down(dict(tcp_connections().items() - before.items()))
+            if follower.has_ended(_TRY_S):
+                break
+
+
+def _follow(endpoint: str, name: str) -> tuple[str, Follower]:
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"{endpoint!r} is not an endpoint: write host:port")
+    client = partial(connect, host, int(port), timeout_s=_CONNECT_S)
+    try:
+        run_id = newest_run(client, name)
+        journal = Journal(partial(client, run_id), by=who_asks())
+    except RendezvousLostError as error:
+        raise UsageError(
+            f"no rendezvous store answers at {endpoint}: the run has ended, or check --rdzv-endpoint"
+        ) from error
+    if not journal.has(0):
+        raise UsageError(f"there is no run {name!r} at {endpoint}: check --rdzv-id")
+    follower = Follower(journal)
+    if follower.state.phase == Phase.ENDED:
+        raise UsageError(f"run {run_id} has ended")
+    follower.start()
+    return run_id, follower
+
+
+def who_asks() -> str:
+    """Who gives an order, for the journal: ``anna@node7``."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container without a name for its user
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"

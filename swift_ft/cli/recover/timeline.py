@@ -1,0 +1,159 @@
+"""``swift-recover timeline``: recoveries, lost time, and who held what, as tables, a picture or a page."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from swift_ft.cli.recover.progress import file_progress
+from swift_ft.cli.timeline.chart import in_words
+from swift_ft.cli.timeline.page import html_of
+from swift_ft.cli.timeline.picture import draw
+from swift_ft.cli.timeline.words import goodput_in_words, in_seconds, lost_in_words, outcome, place_in_words
+from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.errors import UsageError, first_line
+from swift_ft.offline.run_store import open_run_store
+from swift_ft.offline.timeline import RunTimeline, run_timeline
+from swift_ft.units import format_bytes, format_seconds
+
+__all__ = ["VERB"]
+
+_PAGE = ".html"
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+def _declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", metavar="STORE", help="the store that the script gave to swift_ft.Session")
+    parser.add_argument(
+        "--run", metavar="R", dest="run_id", help="which run (default: the newest one in the store)"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="write a picture (.png, .svg or .pdf; needs swift-ft[plot]) or a report for a browser (.html)",
+    )
+
+
+def _run(args: argparse.Namespace) -> ExitCode:
+    plot: Path | None = args.plot
+    if plot is not None and plot.suffix not in (_PAGE, *_PICTURES):
+        raise UsageError(f"{plot} cannot be written: give a name that ends in .html, {', '.join(_PICTURES)}")
+    with file_progress("reading the run") as on_file:
+        timeline = run_timeline(open_run_store(args.store), args.run_id, on_file)
+    if plot is not None:
+        _write(timeline, plot)
+    if args.json:
+        print_json(timeline.to_dict())
+    else:
+        _print(timeline)
+        if plot is not None:
+            print(f"{plot} is written")
+    return ExitCode.FINDINGS if timeline.problems else ExitCode.OK
+
+
+def _write(timeline: RunTimeline, path: Path) -> None:
+    if path.suffix != _PAGE:
+        draw(timeline, path)
+        return
+    draft = path.with_name(f"{path.name}.tmp")
+    try:
+        draft.write_text(html_of(timeline, datetime.now(UTC)), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({first_line(error)}): give another place") from error
+
+
+def _print(timeline: RunTimeline) -> None:
+    console = Console(highlight=False, markup=False)
+    console.print(f"run {timeline.run_id} in {timeline.url}", soft_wrap=True)
+    console.print(outcome(timeline), soft_wrap=True)
+    if timeline.began is not None:
+        console.print(f"goodput: {goodput_in_words(timeline)}", soft_wrap=True)
+        console.print(_lost_time(timeline))
+        if timeline.recoveries:
+            console.print(_recoveries(timeline))
+        console.print(_places(timeline, timeline.began))
+        console.print(_work(timeline))
+    for unknown in timeline.unknown:
+        console.print(f"not known: {unknown}", soft_wrap=True)
+    for problem in timeline.problems:
+        console.print(f"problem: {problem}", soft_wrap=True)
+
+
+def _lost_time(timeline: RunTimeline) -> Table:
+    good = timeline.goodput
+    table = _table("where the time went", ("", "time", "share"), right=("time", "share"))
+    wall = good.wall_s or 1.0
+    table.add_row("training that counts", format_seconds(good.training_s), f"{good.training_s / wall:.1%}")
+    for lost in good.lost:
+        share = "" if lost.seconds is None else f"{lost.seconds / wall:.1%}"
+        table.add_row(lost.cause.value, in_seconds(lost.seconds, lost.estimated), share)
+    return table
+
+
+def _recoveries(timeline: RunTimeline) -> Table:
+    table = _table("recoveries", ("", "what", "from iteration", "took", "of which", "cost"))
+    for report in timeline.recoveries:
+        table.add_row(
+            str(report.number),
+            in_words(report),
+            str(report.recovery.resume),
+            format_seconds(report.total_s) + ", not ended" * (report.recovery.live is None),
+            "\n".join(f"{cause.value} {format_seconds(s)}" for cause, s in report.seconds.items()),
+            lost_in_words(report),
+        )
+    return table
+
+
+def _places(timeline: RunTimeline, began: float) -> Table:
+    table = _table("who held what", ("place", "name", "from", "to", "then", "held"), right=("from", "to"))
+    for place in sorted(timeline.occupancy.tenures, key=lambda p: (p.slot is None, p.slot or 0, p.since)):
+        table.add_row(
+            "spare" if place.slot is None else f"machine {place.slot}",
+            place.machine,
+            format_seconds(place.since - began),
+            format_seconds(place.until - began),
+            place.end,
+            place_in_words(timeline, place),
+        )
+    return table
+
+
+def _work(timeline: RunTimeline) -> Table:
+    columns = ("worker", "steps", "replayed", "messages logged", "payload", "held back", "saving")
+    table = _table("work and log", columns, right=columns)
+    for worker in timeline.totals:
+        if not worker.known:
+            table.add_row(str(worker.rank), *["unknown"] * 6)
+            continue
+        steps = f"{'at least ' * worker.at_least}{worker.steps}"
+        table.add_row(
+            *(str(worker.rank), steps, str(worker.replayed), str(worker.log_messages)),
+            *(format_bytes(worker.log_bytes), format_seconds(worker.held_back_s)),
+            format_seconds(worker.saving_s),
+        )
+    return table
+
+
+def _table(title: str, columns: tuple[str, ...], right: tuple[str, ...] = ()) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+VERB = Verb(
+    "timeline",
+    help="show recoveries, lost time, and who held what",
+    description="Show a run from its beginning to its end: goodput, lost time by cause, recoveries, and "
+    "which machine held which part of the model. It reads the archived journal and what workers noted in the "
+    "store, so the job may be gone. With --plot it writes a picture, or a report for a browser that needs no "
+    "network.",
+    declare=_declare,
+    run=_run,
+)

@@ -1,0 +1,79 @@
+"""``swift-run --status RUN``: a live view of a run from anywhere that reaches its rendezvous store."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from swift_ft.cli.live import is_ci, show
+from swift_ft.cli.watch import View, Watch
+from swift_ft.errors import UsageError
+from swift_ft.launch.store_service import is_listening
+from swift_ft.recovery.job_state import Phase
+
+__all__ = ["add_status_option", "show_status"]
+
+
+def add_status_option(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--status``, with which the script may be missing."""
+    parser.add_argument_group("a run that exists").add_argument(
+        "--status",
+        action=_Status,
+        metavar="RUN",
+        help="start nothing: show the run of that name (--rdzv-id) at --rdzv-endpoint until it ends. "
+        "Ctrl-C ends the view, not the run",
+    )
+
+
+class _Status(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        for action in parser._actions:
+            if not action.option_strings:  # the script and its arguments
+                action.required = False
+
+
+def show_status(name: str, endpoint: str, console: Console | None = None) -> None:
+    """Show a run until it ends, or until Ctrl-C.
+
+    Args:
+        name: the run's name; of several runs the newest is shown.
+        endpoint: ``host:port`` of the rendezvous store.
+        console: where to; stdout by default.
+
+    Raises:
+        UsageError: if there is no such run, or nothing listens at the endpoint.
+        RendezvousLostError: if what listens there does not answer.
+    """
+    host, _, port = endpoint.rpartition(":")
+    if not is_listening(host, int(port)):
+        raise UsageError(
+            f"No rendezvous store answers at {endpoint}: the run has ended, or check --rdzv-endpoint."
+        )
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C also ends a wait for the store
+    watch = Watch(endpoint, name, View())
+    if not watch.exists:
+        raise UsageError(f"There is no run {name!r} at {endpoint}: check --status and --rdzv-endpoint.")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    console = console or Console()
+    try:
+        show(watch, console, lambda: not watch.over, quiet=is_ci())
+    except KeyboardInterrupt:
+        console.print(f"the view of {watch.run_id} ends; the run goes on", highlight=False)
+        return
+    if watch.view.state.phase != Phase.ENDED:
+        console.print(
+            f"the rendezvous store at {endpoint} is gone: the run has ended, or that host is lost",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,250 @@
+"""The report of a run as one HTML file, which needs no network and no script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from swift_ft.cli.narrate import counted
+from swift_ft.cli.timeline.chart import MEANINGS, Chart, in_words, recovery_chart, run_chart
+from swift_ft.cli.timeline.svg import svg_of
+from swift_ft.cli.timeline.words import (
+    EXPLAINED,
+    goodput_in_words,
+    in_seconds,
+    lost_in_words,
+    outcome,
+    place_in_words,
+)
+from swift_ft.offline.lost_time import Cause
+from swift_ft.offline.timeline import RecoveryReport, RunTimeline
+from swift_ft.units import format_bytes, format_seconds
+
+__all__ = [
+    "EXPLAINED",
+    "goodput_in_words",
+    "html_of",
+    "in_seconds",
+    "lost_in_words",
+    "outcome",
+    "place_in_words",
+]
+
+_MOST_PICTURES = 20
+_Cell = tuple[str, str]
+"""The class of a cell, and its HTML."""
+
+
+def html_of(timeline: RunTimeline, written: datetime) -> str:
+    """The whole page. Everything that a run, a script or a host could name is escaped.
+
+    Args:
+        timeline: of the run.
+        written: when, with a time zone.
+    """
+    template = Template(files("swift_ft.cli.timeline").joinpath("page.html").read_text())
+    workers = counted(timeline.workers_per_machine, "worker")
+    size = f", {counted(timeline.machines, 'machine')} with {workers} each" if timeline.machines else ""
+    return template.substitute(
+        title=escape(f"Run {timeline.run_id}"),
+        run=escape(timeline.run_id),
+        where=escape(f"{timeline.url}{size}"),
+        outcome=escape(outcome(timeline)),
+        notes="\n".join(_notes(timeline)),
+        tiles="\n".join(_tiles(timeline)),
+        sections="\n".join(_sections(timeline)),
+        footer=escape(
+            f"Written by swift-recover timeline on {written.astimezone(UTC):%Y-%m-%d at %H:%M:%S} UTC from "
+            "the store of the run. Times are those of the machines' own clocks. docs/timeline.md defines "
+            "all terms."
+        ),
+    )
+
+
+def _notes(timeline: RunTimeline) -> Iterator[str]:
+    for problem in timeline.problems:
+        yield f'<p class="note bad"><b>Damaged or missing:</b> {escape(problem)}</p>'
+    for unknown in timeline.unknown:
+        yield f'<p class="note"><b>Not known:</b> {escape(unknown)}</p>'
+
+
+def _tiles(timeline: RunTimeline) -> Iterator[str]:
+    good, totals = timeline.goodput, timeline.totals
+    seconds = {one.cause: one.seconds for one in good.lost}
+    values = [("goodput", goodput_in_words(timeline))]
+    if good.share is not None:
+        values += [
+            ("duration", format_seconds(good.wall_s)),
+            ("not training", format_seconds(good.wall_s - good.training_s)),
+            ("recoveries", str(len(timeline.recoveries))),
+        ]
+    if any(worker.known for worker in totals):
+        values += [
+            ("iterations", str(max(worker.iteration for worker in totals))),
+            ("logged", format_bytes(sum(worker.log_bytes for worker in totals))),
+            ("held back by log", in_seconds(seconds[Cause.HELD_BACK])),
+        ]
+    for number, (name, value) in enumerate(values):
+        yield f'<div class="tile{" main" * (number == 0)}"><b>{escape(value)}</b><span>{name}</span></div>'
+
+
+def _sections(timeline: RunTimeline) -> Iterator[str]:
+    chart = run_chart(timeline)
+    if chart is None:
+        return
+    yield "<h2>Where the time went</h2>"
+    yield _lost_time(timeline)
+    yield "<h2>The whole run</h2>"
+    yield _figure(chart)
+    yield "<h2>Recoveries</h2>"
+    yield from _recoveries(timeline)
+    yield "<h2>Who held what, and when</h2>"
+    yield _places(timeline)
+    yield "<h2>Work and log of each worker</h2>"
+    yield _work(timeline)
+
+
+def _lost_time(timeline: RunTimeline) -> str:
+    good = timeline.goodput
+    wall = good.wall_s or 1.0
+
+    def row(name: str, seconds: str, share: float | None, css: str, words: str) -> list[_Cell]:
+        percent = "" if share is None else f"{100 * share:.1f} %"
+        width = f'<span class="share {css}" style="width:{100 * (share or 0):.2f}%"></span>' if share else ""
+        return [("name", name), ("n", escape(seconds)), ("n", percent), ("bar-cell", width), ("soft", words)]
+
+    training = in_seconds(good.training_s)
+    rows = [row("training that counts", training, good.training_s / wall, "trains", "the rest")]
+    for lost in good.lost:
+        share = None if lost.seconds is None else lost.seconds / wall
+        seconds = in_seconds(lost.seconds, lost.estimated)
+        rows.append(row(lost.cause.value, seconds, share, "lost", EXPLAINED[lost.cause]))
+    return _table(["", "time", "share", "", "what that is"], rows, numeric=(1, 2), css="shares")
+
+
+def _figure(chart: Chart) -> str:
+    legend = "".join(f'<li><i class="{doing}"></i>{escape(MEANINGS[doing])}</li>' for doing in chart.shown)
+    if any(mark.kind == "checkpoint" for mark in chart.marks):
+        legend += "<li>▲ checkpoint committed</li>"
+    if chart.left_out:
+        legend += f"<li>{chart.left_out} workers that only train and wait are not shown</li>"
+    picture = f'<div class="scroll">{svg_of(chart)}</div>'
+    return f'<div class="card">{picture}<ul class="legend">{legend}</ul></div>'
+
+
+def _recoveries(timeline: RunTimeline) -> Iterator[str]:
+    if not timeline.recoveries:
+        yield "<p>There was none.</p>"
+        return
+    yield _table(
+        ["", "what", "from", "took", "cost"],
+        [
+            [
+                ("n", str(report.number)),
+                ("", escape(in_words(report))),
+                ("n", f"iteration {report.recovery.resume}" if report.recovery.mode else ""),
+                ("n", _took(report)),
+                ("", escape(lost_in_words(report))),
+            ]
+            for report in timeline.recoveries
+        ],
+        numeric=(0, 2, 3),
+    )
+    longest = sorted(timeline.recoveries, key=lambda report: -report.total_s)[:_MOST_PICTURES]
+    if len(timeline.recoveries) > _MOST_PICTURES:
+        yield f"<p>The {_MOST_PICTURES} that took longest are drawn here.</p>"
+    for report in sorted(longest, key=lambda report: report.number):
+        yield from _recovery(timeline, report)
+
+
+def _took(report: RecoveryReport) -> str:
+    unended = report.recovery.live is None
+    return f"{format_seconds(report.total_s)}{', not ended' * unended}"
+
+
+def _recovery(timeline: RunTimeline, report: RecoveryReport) -> Iterator[str]:
+    recovery = report.recovery
+    yield f"<h3>Recovery {report.number}: {escape(in_words(report))}, {_took(report)}</h3>"
+    facts = [
+        (f"machine {slot} lost", reason)
+        for slot, reason in zip(recovery.slots, recovery.reasons, strict=False)
+    ]
+    if recovery.reason:
+        facts.append(("no cheaper way", recovery.reason))
+    facts.append(("cost", lost_in_words(report)))
+    facts.append(
+        ("time", ", ".join(f"{cause.value} {format_seconds(s)}" for cause, s in report.seconds.items()))
+    )
+    if report.back is None and recovery.live is not None:
+        facts.append(("not known", "when its first step began; the time ends when training could go on"))
+    terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in facts)
+    yield f"<dl>{terms}</dl>"
+    yield _figure(recovery_chart(timeline, report))
+
+
+def _places(timeline: RunTimeline) -> str:
+    began = timeline.began or 0.0
+    rows: list[list[_Cell]] = [
+        [
+            ("", "spare" if place.slot is None else f"machine {place.slot}"),
+            ("", escape(place.machine)),
+            ("n", escape(format_seconds(place.since - began))),
+            ("n", escape(format_seconds(place.until - began))),
+            ("", escape(place.end)),
+            ("", escape(place_in_words(timeline, place))),
+        ]
+        for place in sorted(
+            timeline.occupancy.tenures,
+            key=lambda place: (place.slot is None, place.slot or 0, place.since),
+        )
+    ]
+    return _table(["place", "name", "from", "to", "then", "held"], rows, numeric=(2, 3))
+
+
+def _work(timeline: RunTimeline) -> str:
+    rows: list[list[_Cell]] = []
+    for worker in timeline.totals:
+        if not worker.known:
+            rows.append([("n", str(worker.rank)), *[("n", "unknown")] * 7])
+            continue
+        replayed = f"{worker.replayed} in {format_seconds(worker.replay_s)}" if worker.replayed else "0"
+        steps = f"{'at least ' * worker.at_least}{worker.steps}"
+        cells = (
+            *(steps, replayed, str(worker.log_messages), format_bytes(worker.log_bytes)),
+            *(format_seconds(worker.held_back_s), format_seconds(worker.saving_s), str(worker.iteration)),
+        )
+        rows.append([("n", str(worker.rank)), *(("n", escape(cell)) for cell in cells)])
+    names = [
+        "worker",
+        "steps",
+        "replayed",
+        "messages logged",
+        "payload",
+        "held back",
+        "saving",
+        "noted up to",
+    ]
+    return (
+        _table(names, rows, numeric=range(8))
+        + '<p class="soft">A worker notes this at each checkpoint, when it is interrupted, and at its end. '
+        "One that is killed takes the last steps before with it.</p>"
+    )
+
+
+def _table(
+    names: Sequence[str], rows: Sequence[Sequence[_Cell]], numeric: Sequence[int], css: str = ""
+) -> str:
+    head = "".join(
+        f'<th class="n">{name}</th>' if i in numeric else f"<th>{name}</th>" for i, name in enumerate(names)
+    )
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in rows)
+    table = f'<table class="{css}"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
+    return f'<div class="card scroll">{table}</div>'
+
+
+def _cell(cell: _Cell) -> str:
+    css, html = cell
+    return f'<td class="{css}">{html}</td>' if css else f"<td>{html}</td>"

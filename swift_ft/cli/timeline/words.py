@@ -1,0 +1,111 @@
+"""A run over time in words, for tables, pages and pictures alike. Nothing here is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from swift_ft.cli.narrate import counted
+from swift_ft.offline.lost_time import Cause
+from swift_ft.offline.timeline import RecoveryReport, RunTimeline
+from swift_ft.recovery.occupancy import Doing, Tenure
+from swift_ft.units import format_seconds
+
+__all__ = [
+    "EXPLAINED",
+    "goodput_in_words",
+    "in_seconds",
+    "lost_in_words",
+    "outcome",
+    "place_in_words",
+]
+
+EXPLAINED: dict[Cause, str] = {
+    Cause.STARTING: "until all workers had begun their first iteration",
+    Cause.NO_MACHINE: "a slot was empty",
+    Cause.AGREEING: "processes start, and all workers report their status",
+    Cause.REBUILDING: "lost state is loaded and replayed; the others wait or help",
+    Cause.REGROUPING: "process groups are formed, and replicas copy state",
+    Cause.INTERRUPTED: "from the beginning of an iteration to the detection of the loss that ended it",
+    Cause.AGAIN: "completed iterations that a recovery took back",
+    Cause.HELD_BACK: "training waits for room in the log's budget",
+    Cause.SAVING: "state is copied for checkpoints, and digests are taken",
+    Cause.ENDING: "after the last iteration: the last checkpoint, and tidying up",
+}
+
+
+def outcome(timeline: RunTimeline) -> str:
+    """How and when the run ended, in one sentence."""
+    if timeline.began is None or timeline.until is None:
+        return "Nothing is known of what happened in this run."
+    began, until = _clock(timeline.began), _clock(timeline.ended or timeline.until)
+    if timeline.ok is None:
+        return f"Began {began}. No end is known: {timeline.phase} at the last sign of life, {until}."
+    return f"Began {began}, ended {'well' if timeline.ok else 'with an error'} {until}: {timeline.reason}."
+
+
+def goodput_in_words(timeline: RunTimeline) -> str:
+    """``97.3 %``, ``at most 97.3 %`` or ``unknown``."""
+    good = timeline.goodput
+    if good.share is None:
+        return "unknown"
+    return f"{'at most ' if good.at_most else ''}{100 * good.share:.1f} %"
+
+
+def in_seconds(seconds: float | None, estimated: bool = False) -> str:
+    """A duration that may be unknown, or an estimate."""
+    if seconds is None:
+        return "unknown"
+    return f"{'about ' if estimated else ''}{format_seconds(seconds)}"
+
+
+def lost_in_words(report: RecoveryReport) -> str:
+    """Which iterations were lost, and what was replayed."""
+    recovery = report.recovery
+    lost = max(recovery.iterations_lost.values(), default=0)
+    said = [f"{counted(lost, 'iteration')} computed again"] if lost else ["no completed iteration lost"]
+    for rank, count in sorted(recovery.replayed_iterations.items()):
+        if count:
+            said.append(f"worker {rank} replayed {count}")
+    if recovery.helpers:
+        said.append(f"worker{'s' * (len(recovery.helpers) > 1)} {_numbers(recovery.helpers)} helped")
+    if recovery.restored:
+        said.append(f"replicas restored {_numbers(recovery.restored)}")
+    return ", ".join(said)
+
+
+def place_in_words(timeline: RunTimeline, place: Tenure) -> str:
+    """What a machine held in a slot: stages, or the parts of the model, and as how many replicas."""
+    if place.slot is None:
+        return "nothing: it waited"
+    workers = timeline.workers_per_machine
+    ranks = range(place.slot * workers, (place.slot + 1) * workers)
+    spans = [
+        span
+        for span in timeline.occupancy.workers
+        if span.rank in ranks and span.machine == place.machine and span.until > place.since
+    ]
+    stages = sorted({stage for span in spans for stage in span.stages})
+    held = {span.holds for span in spans if span.holds}
+    others = {
+        span.rank for span in timeline.occupancy.workers if span.holds in held and span.rank not in ranks
+    }
+    said = []
+    if stages:
+        said.append(f"stage{'s' * (len(stages) > 1)} {_numbers(stages)}")
+    elif held:
+        said.append(", ".join(sorted({part for parts in held for part in parts})))
+    if others:
+        said.append(f"replica of {_numbers(sorted(others))}")
+    for doing, words in ((Doing.REPLAYS, "replayed"), (Doing.HELPS, "helped")):
+        if took := sum(span.until - span.since for span in spans if span.doing == doing):
+            said.append(f"{words} for {format_seconds(took)}")
+    return ", ".join(said) or "unknown"
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,251 @@
+"""Watches a run without taking part in it: its journal and the workers' progress, as a :class:`View`.
+
+:class:`View` is pure. :class:`Watch` reads the rendezvous store and updates it. ``live.py`` draws it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch.distributed import DistError
+
+from swift_ft.cli.narrate import Narrator, News
+from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.runs import newest_run
+from swift_ft.coordination.store_client import connect
+from swift_ft.errors import SwiftError
+from swift_ft.recovery.events import Entry, StatusReported
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.plan import Plan
+
+__all__ = ["Progress", "Row", "Seen", "View", "Watch"]
+
+_EVENTS_SHOWN = 9
+_CONNECT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A worker's last progress report.
+
+    Attributes:
+        iteration: completed iterations of its state.
+        mode: ``live``, ``replay``, ``waiting``, ``loading`` or ``finished``.
+        at: Unix time of the report; of reading it if the report has no time.
+        bytes_logged: bytes of payload that it has logged; None if the report does not say.
+    """
+
+    iteration: int
+    mode: str
+    at: float
+    bytes_logged: int | None = None
+
+    @classmethod
+    def from_json(cls, text: bytes | str, seen_at: float) -> Progress:
+        """Parses a worker's report."""
+        facts = json.loads(text)
+        return cls(facts["iteration"], facts["mode"], facts.get("at", seen_at), facts.get("bytes_logged"))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One machine: its slot, its completed iterations, and its condition in words."""
+
+    slot: int
+    iteration: int
+    words: str
+
+
+class View:
+    """The state of a run. Pure: it follows from the journal's entries and the workers' progress.
+
+    Args:
+        iterations: number of iterations of the whole run, if known.
+
+    Attributes:
+        progress: by rank.
+        recent: the last events in words.
+    """
+
+    def __init__(self, iterations: int | None = None) -> None:
+        self.iterations = iterations
+        self.progress: dict[int, Progress] = {}
+        self.recent: deque[News] = deque(maxlen=_EVENTS_SHOWN)
+        self._narrator = Narrator()
+        self._asked_for: int | None = None
+
+    @property
+    def state(self) -> State:
+        """The protocol's state."""
+        return self._narrator.state
+
+    @property
+    def started_at(self) -> float | None:
+        """Unix time of the first entry; None before it."""
+        return self._narrator.started_at
+
+    def apply(self, entry: Entry) -> list[News]:
+        """Applies the next entry of the journal; returns the sentences for it."""
+        if isinstance(entry.event, StatusReported):
+            self._asked_for = entry.event.steps or self._asked_for
+        new = self._narrator.apply(entry)
+        self.recent.extend(new)
+        return new
+
+    @property
+    def total(self) -> int | None:
+        """Iterations of the whole run: as given, or as the workers' scripts ask for; None if unknown."""
+        return self.iterations or self._asked_for
+
+    def rows(self) -> list[Row]:
+        """One row per machine, by slot."""
+        return [self._row(slot) for slot in range(self.state.shape.machines)]
+
+    def _row(self, slot: int) -> Row:
+        reports = [p for rank in self.state.ranks_of(slot) if (p := self.progress.get(rank)) is not None]
+        slowest = min(reports, key=lambda p: p.iteration, default=Progress(0, "", 0.0))
+        return Row(slot, slowest.iteration, self._condition(slot, slowest))
+
+    def _condition(self, slot: int, slowest: Progress) -> str:
+        """From the protocol's state first: a worker's report may be that of its dead predecessor."""
+        state = self.state
+        ranks = set(state.ranks_of(slot))
+        newcomer = state.generation > 1 and state.membership.started_in[slot] == state.generation
+        if slot not in state.membership.members:
+            return "dead, a replacement is awaited" if state.generation else "not here yet"
+        match state.phase:
+            case Phase.FORMING:
+                return "waiting"
+            case Phase.AGREEING if all(rank in state.round.statuses for rank in ranks):
+                return "replacement, joined" if newcomer else "waiting"
+            case Phase.AGREEING:
+                return "replacement, starts" if newcomer else "starts" if state.generation == 1 else "leaves"
+            case Phase.RECOVERING if state.plan is not None and (busy := ranks - set(state.round.ready)):
+                return _task_in_words(state.plan, min(busy), slowest)
+            case Phase.RECOVERING:
+                return "waiting"
+            case Phase.LIVE:
+                return "finished" if ranks <= set(state.round.finished) else "live"
+        return "finished" if state.verdict is not None and state.verdict.ok else "stopped"
+
+
+def _task_in_words(plan: Plan, rank: int, progress: Progress) -> str:
+    task = plan.tasks[rank]
+    shared = plan.parallel_replay_of(rank)
+    if shared is not None and rank in shared.helpers:
+        return f"helps {' and '.join(f'worker {owner}' for owner in shared.owners)}"
+    if progress.mode == "replay":
+        return f"replays {progress.iteration - task.begin + 1} of {task.replay_until - task.begin}"
+    return "starts" if task.load is None else f"loads the checkpoint of iteration {task.load}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look at a run has found.
+
+    Attributes:
+        entries: new ones of the journal.
+        progress: reports that have changed, by rank.
+        lost: the rendezvous store is gone.
+    """
+
+    entries: list[Entry]
+    progress: dict[int, Progress]
+    lost: bool = False
+
+
+class Watch:
+    """Reads the journal and the progress of a run.
+
+    :meth:`look` may block in the rendezvous store, so a thread of its own may call it. All else belongs to
+    the thread that draws.
+
+    Args:
+        endpoint: ``host:port`` of the rendezvous store.
+        run_id: the run, or the name of its runs: then the newest one.
+        view: the view that :meth:`apply` updates.
+        on_progress: called when a worker's progress has changed.
+
+    Attributes:
+        run_id: the run, with its number.
+        lost: the rendezvous store is gone.
+
+    Raises:
+        RendezvousLostError: if nothing answers at the endpoint.
+        ValueError: if the endpoint is no ``host:port``.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        run_id: str,
+        view: View,
+        on_progress: Callable[[int, Progress], None] | None = None,
+    ) -> None:
+        host, _, port = endpoint.rpartition(":")
+        open_client = partial(connect, host, int(port), timeout_s=_CONNECT_S)
+        self.run_id = newest_run(open_client, run_id)
+        client = partial(open_client, self.run_id)
+        self.view = view
+        self.lost = False
+        self._on_progress = on_progress
+        # Owner of these four, once the view follows the run: the thread that looks.
+        self._store = client()
+        self._journal = Journal(client, by="view")
+        self._position = 0
+        self._texts: dict[int, bytes] = {}
+
+    @property
+    def exists(self) -> bool:
+        """Whether the run has a journal. It may have ended.
+
+        Raises:
+            RendezvousLostError: if the store does not answer.
+        """
+        return self._journal.has(0)
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, or its store is lost."""
+        return self.lost or self.view.state.phase == Phase.ENDED
+
+    def poll(self) -> list[News]:
+        """Look and apply; returns the sentences for what is new."""
+        return [] if self.over else self.apply(self.look())
+
+    def look(self) -> Seen:
+        """Read new entries and progress. Changes nothing in the view."""
+        entries: list[Entry] = []
+        try:
+            while self._journal.has(self._position):
+                entries.append(self._journal.read(self._position))
+                self._position += 1
+            return Seen(entries, self._changed_progress())
+        except (SwiftError, DistError, RuntimeError):
+            return Seen(entries, {}, lost=True)  # the store ends with the run
+
+    def apply(self, seen: Seen) -> list[News]:
+        """Update the view; returns the sentences for what is new."""
+        news = [sentence for entry in seen.entries for sentence in self.view.apply(entry)]
+        for rank, progress in seen.progress.items():
+            self.view.progress[rank] = progress
+            if self._on_progress is not None:
+                self._on_progress(rank, progress)
+        self.lost = self.lost or seen.lost
+        return news
+
+    def _changed_progress(self) -> dict[int, Progress]:
+        known = [r for r in range(self.view.state.world_size) if r in self._texts or self._has_reported(r)]
+        texts = self._store.multi_get([f"progress/{rank}" for rank in known]) if known else []
+        now = time.time()
+        changed = {r: text for r, text in zip(known, texts, strict=True) if text != self._texts.get(r)}
+        self._texts |= changed
+        return {rank: Progress.from_json(text, now) for rank, text in changed.items()}
+
+    def _has_reported(self, rank: int) -> bool:
+        return self._store.check([f"progress/{rank}"])

@@ -1,0 +1,94 @@
+"""The channel between an agent and one of its workers: a local socket, one JSON message per packet.
+
+When one side dies, the socket closes and the other side notices at once. Missing heartbeats reveal a worker
+that is stopped, or that hangs in a call that holds the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["AgentChannel", "agent_channel", "channel_pair", "receive", "set_agent_channel"]
+
+_MAX_PACKET = 64 * 1024
+
+
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """The agent's end and the worker's end."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def receive(channel: socket.socket) -> dict[str, Any] | None:
+    """The next message, or None when the other side is gone.
+
+    Raises:
+        BlockingIOError: if no message has arrived and the socket does not block.
+    """
+    try:
+        packet = channel.recv(_MAX_PACKET)
+    except ConnectionError:
+        return None
+    return json.loads(packet) if packet else None
+
+
+class AgentChannel:
+    """The worker's end. A thread of its own sends heartbeats.
+
+    Args:
+        end: the worker's end of :func:`channel_pair`.
+        beat_s: seconds between two heartbeats.
+        on_agent_lost: called once, in a thread of this object, when the agent is gone.
+    """
+
+    def __init__(self, end: socket.socket, *, beat_s: float, on_agent_lost: Callable[[], None]) -> None:
+        self._socket = end
+        self._beat_s = beat_s
+        self._on_agent_lost = on_agent_lost
+        self._closed = threading.Event()
+        self._progress: dict[str, Any] = {}
+        for target in (self._beat, self._watch):
+            threading.Thread(target=target, name=f"swift-channel{target.__name__}", daemon=True).start()
+
+    def send(self, **message: Any) -> None:
+        """Send a message. If the agent is gone, the watching thread notices, not this call."""
+        packet = json.dumps(message).encode()[:_MAX_PACKET]
+        try:
+            self._socket.send(packet)
+        except OSError:
+            self._closed.set()
+
+    def progress(self, **facts: Any) -> None:
+        """Facts that the next heartbeat carries (iteration, mode)."""
+        self._progress = facts
+
+    def send_last_beat(self) -> None:
+        """Tell the agent the newest facts, before the process ends."""
+        self.send(beat=self._progress)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(self._beat_s):
+            self.send(beat=self._progress)
+
+    def _watch(self) -> None:
+        while receive(self._socket) is not None:
+            pass
+        self._closed.set()
+        self._on_agent_lost()
+
+
+_own: AgentChannel | None = None
+
+
+def set_agent_channel(channel: AgentChannel) -> None:
+    """Set this process's channel, before its script begins."""
+    global _own
+    _own = channel
+
+
+def agent_channel() -> AgentChannel | None:
+    """The channel of this process to its agent; None outside of a worker."""
+    return _own

@@ -1,0 +1,168 @@
+"""The process groups of generations: formed once all their workers are about to, and left after a loss."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+
+import torch.distributed as dist
+from torch.distributed import DistError
+
+from swift_ft.coordination.barrier import Barrier
+from swift_ft.coordination.participant import Participant
+from swift_ft.errors import RendezvousLostError, first_line
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.orders import WorkerOrder
+from swift_ft.recovery.waits import named
+from swift_ft.torch_adapters.process_group import GenerationGroup
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.waits import waiting
+
+__all__ = ["Groups"]
+
+_POLL_S = 0.02
+"""Between two looks at a barrier: the rendezvous store has no wait that an event of the journal ends."""
+
+
+class Groups:
+    """Forms and leaves the group of each generation.
+
+    Args:
+        participant: this worker's part in the job.
+        rendezvous: a client of the rendezvous store.
+        group: torch's default group.
+    """
+
+    def __init__(self, participant: Participant, rendezvous: RendezvousStore, group: GenerationGroup) -> None:
+        self._participant = participant
+        self._rendezvous = rendezvous
+        self._group = group
+        self._rank = participant.context.rank
+        self._world_size = participant.context.world_size
+        self._timeout_s = participant.context.config.group_timeout_s
+
+    def on_change(self, state: State) -> None:
+        """Break what the group waits for once its generation is over. Called in the journal thread."""
+        if self._participant.generation_over(state):
+            self._group.abort()
+
+    def abort(self) -> None:
+        """Break what the group waits for. From any thread."""
+        self._group.abort()
+
+    def enter(self, generation: int) -> bool:
+        """Form the group of a generation. False if that failed and another generation is due."""
+        barrier = self._barrier(f"groups/{generation}", range(self._world_size))
+        if not self._wait_at(barrier, generation, WorkerOrder.RUN, self._timeout_s):
+            return False
+        return self._join(barrier, lambda: self._group.join(generation))
+
+    def enter_replay_group(
+        self, generation: int, replay_group: tuple[int, ...], *, with_helpers: bool = False
+    ) -> bool:
+        """As :meth:`enter`, for workers that replay together, once all of them are about to.
+
+        Args:
+            generation: that they replay in.
+            replay_group: their ranks.
+            with_helpers: also form a group of only these workers, for their collectives.
+        """
+        barrier = self._barrier(f"replays/{generation}", replay_group)
+        if not self._wait_at(barrier, generation, WorkerOrder.EXECUTE):
+            return False
+        join = partial(
+            self._group.join_replay_group, str(generation), replay_group, with_helpers=with_helpers
+        )
+        return self._join(barrier, join)
+
+    def subgroup(self, ranks: tuple[int, ...]) -> AbstractContextManager[dist.ProcessGroup]:
+        """A group of some workers, within the block. All workers call it, members or not.
+
+        Raises:
+            RuntimeError: as torch does, if a worker does not come in time.
+        """
+        return self._group.subgroup(ranks)
+
+    def shorten_timeout(self) -> bool:
+        """Let an operation on the group that the script made fail soon, since no other worker joins in it.
+
+        Returns:
+            False if there is no group.
+        """
+        return self._group.shorten_timeout()
+
+    def on_connection_broken(self, cause: str) -> None:
+        """Leave the group at once, since neighbours wait for the end of our connections.
+
+        Then wait until the journal says which machine died.
+        """
+        self._group.leave()
+        self._participant.confirm_loss(cause)
+        self.leave()
+
+    def leave_generation(self) -> None:
+        """Leave the group of a generation. A newcomer keeps the group that its script made.
+
+        That group was never connected, but torch's stages ask it for ranks, in a replay too.
+        """
+        if self._participant.active.number is not None:
+            self.leave()
+
+    def keep(self) -> None:
+        """Leave the group later: this worker is done in it, but others may still read what it sent."""
+        self._participant.active.leave()
+
+    def leave(self) -> None:
+        """Leave the group, if there is one."""
+        self._participant.active.leave()
+        self._group.leave()
+
+    def _barrier(self, name: str, ranks: Sequence[int]) -> Barrier:
+        return Barrier(self._rendezvous, name, self._rank, ranks)
+
+    def _wait_at(
+        self, barrier: Barrier, generation: int, order: WorkerOrder, limit_s: float = math.inf
+    ) -> bool:
+        """Wait until all workers are about to form a group. False if another generation is due first.
+
+        After the limit the group is tried all the same, and its failure names the missing workers.
+        """
+        self._participant.active.enter(generation, order)
+        deadline = time.monotonic() + limit_s
+        barrier.arrive()
+        with waiting(partial(_missing_in_words, barrier), limit_s):
+            while not barrier.is_full() and time.monotonic() < deadline:
+                if self._participant.wait_for(self._participant.generation_over, _POLL_S) is not None:
+                    self._participant.active.leave()
+                    return False
+        return True
+
+    def _join(self, barrier: Barrier, join: Callable[[], None]) -> bool:
+        cause = ""
+        try:
+            with waiting("all workers of a group to connect", self._timeout_s, flag="--group-timeout"):
+                join()
+        except (DistError, RuntimeError) as error:
+            cause = f"the group could not be formed: {first_line(error)}"
+            if missing := barrier.missing():
+                cause += f"; worker {', '.join(map(str, missing))} did not come"
+        else:
+            if not self._participant.is_cancelled():
+                return True
+        # Without a cause the journal has recorded a loss in the meantime.
+        self._group.leave()
+        if cause:
+            self._participant.confirm_loss(cause)
+        self._participant.active.leave()
+        return False
+
+
+def _missing_in_words(barrier: Barrier) -> str:
+    missing: list[int] = []
+    with contextlib.suppress(DistError, RuntimeError, RendezvousLostError):  # a silent store says nothing
+        missing = barrier.missing()
+    return f"{named('worker', missing) if missing else 'all workers'} to form a group"

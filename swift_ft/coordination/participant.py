@@ -1,0 +1,194 @@
+"""One worker's part in the protocol: it follows the journal, appends events, and waits for orders.
+
+The protocol decides; the runtime acts on the orders, in the training thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from swift_ft.config import EXIT_FENCED, WorkerContext
+from swift_ft.coordination.active_generation import ActiveGeneration
+from swift_ft.coordination.agent_channel import agent_channel
+from swift_ft.coordination.follower import Follower
+from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.errors import GaveUpError
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.events import Entry
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.orders import WorkerOrder, worker_order
+from swift_ft.waits import waiting
+
+__all__ = ["Participant"]
+
+_logger = logging.getLogger(__name__)
+
+_LOSS_MARGIN_S = 5.0
+"""How much longer than the heartbeat's timeout a worker waits for the event of a peer's loss."""
+
+
+class Participant:
+    """Connects a worker to the job.
+
+    Args:
+        context: the worker's place.
+        journal: the job's journal.
+        progress: what all workers publish; a replay that advances is not given up.
+        on_entry: see :class:`Follower`.
+
+    Attributes:
+        context: the worker's place.
+        active: the generation whose group this worker is in.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        journal: Journal,
+        progress: ProgressBoard,
+        on_entry: Callable[[Entry], None] | None = None,
+    ) -> None:
+        self.context = context
+        self.active = ActiveGeneration()
+        self._progress = progress
+        # Owner: the training thread, which sets it before the journal thread starts.
+        self._listeners: Sequence[Callable[[State], None]] = ()
+        self._follower = Follower(journal, on_change=self._on_change, on_entry=on_entry)
+
+    def start(self, *listeners: Callable[[State], None]) -> None:
+        """Begin to follow the job.
+
+        Args:
+            listeners: called in the journal thread with each new state, in this order. They must return soon.
+        """
+        self._listeners = listeners
+        self._follower.start()
+        if (channel := agent_channel()) is not None:
+            channel.send(session=True)
+
+    def _on_change(self, _before: State, after: State) -> None:
+        """Called in the journal thread."""
+        if self.order(after) == WorkerOrder.DIE:
+            _logger.warning(
+                "worker %d was replaced and ends here",
+                self.context.rank,
+                extra={"event": "worker_fenced", "rank": self.context.rank},
+            )
+            os._exit(EXIT_FENCED)
+        for listener in self._listeners:
+            listener(after)
+
+    # ------------------------------------------------------------------------------- events and orders
+
+    @property
+    def state(self) -> State:
+        """The newest state of the job."""
+        return self._follower.state
+
+    def append(self, event: ev.Event) -> State:
+        """Append an event to the journal, and return the state that follows from it."""
+        return self._follower.append(event)
+
+    def order(self, state: State) -> WorkerOrder:
+        """What this worker has to do in a state."""
+        context = self.context
+        return worker_order(state, machine=context.machine, rank=context.rank, started_in=context.started_in)
+
+    def generation_over(self, state: State) -> bool:
+        """Whether the generation whose group this worker is in is over."""
+        return self.active.is_over(state.generation, self.order(state))
+
+    def is_cancelled(self) -> bool:
+        """As :meth:`generation_over`, now."""
+        return self.generation_over(self.state)
+
+    def replay_cancelled(self, reported_in: int) -> bool:
+        """Whether a replay is not asked for any more.
+
+        Args:
+            reported_in: the generation in which this worker reported before it was ordered to replay.
+        """
+        state = self.state
+        return self.order(state) != WorkerOrder.EXECUTE or state.generation != reported_in
+
+    # ------------------------------------------------------------------------------------------- waits
+
+    def wait_for(self, condition: Callable[[State], bool], timeout_s: float) -> State | None:
+        """Wait until a condition on the state holds. None if the deadline passes first."""
+        return self._follower.wait_for(condition, timeout_s)
+
+    def next_order(self) -> tuple[WorkerOrder, State]:
+        """Wait until there is something to do. Machines that stay silent are reported on the way.
+
+        Raises:
+            GaveUpError: if the job has ended.
+        """
+        while True:
+            state = self._wait(lambda s: self.order(s) != WorkerOrder.HOLD)
+            order = self.order(state)
+            if order == WorkerOrder.STOP:
+                raise GaveUpError(f"The job has ended: {state.verdict and state.verdict.reason}")
+            if order != WorkerOrder.HOLD:
+                return order, state
+
+    def wait_for_finish(self) -> State:
+        """Wait until all workers have completed the last iteration, or the generation is over."""
+        while True:
+            done = self.wait_for(
+                lambda s: len(s.round.finished) == s.world_size or self.generation_over(s),
+                self.context.config.report_timeout_s,
+            )
+            if done is not None:
+                return done  # else another worker still computes; its heartbeat stops if it hangs
+
+    def confirm_loss(self, cause: str) -> None:
+        """After a broken connection, wait for the event of a loss. Without one, the network was at fault.
+
+        There is nothing to wait for where the script of another worker has ended: that was the cause.
+        """
+        limit_s = self.context.config.heartbeat_timeout_s * self.state.patience + _LOSS_MARGIN_S
+        generation = self.active.number
+        with waiting("the journal to say why its connections broke", limit_s):
+            known = self.wait_for(lambda s: self.generation_over(s) or bool(s.membership.ended), limit_s)
+        if (known is None or not self.generation_over(known)) and generation is not None:
+            self.append(ev.CommunicationFailed(rank=self.context.rank, generation=generation, reason=cause))
+            self._wait(self.generation_over)
+
+    def _wait(self, condition: Callable[[State], bool]) -> State:
+        """Wait for a condition. Machines that hold up all others and make no progress count as lost.
+
+        Each phase has a deadline of its own, which begins with the phase.
+        """
+        config = self.context.config
+        watched: tuple[int, Phase, dict[int, Any]] | None = None
+        while True:
+            state = self.state
+            recovering = state.phase == Phase.RECOVERING
+            limit_s = config.replay_timeout_s if recovering else config.report_timeout_s
+            begun = (state.generation, state.phase)
+
+            def over(now: State, begun: tuple[int, Phase] = begun) -> bool:
+                return condition(now) or (now.generation, now.phase) != begun
+
+            changed = self.wait_for(over, limit_s)
+            if changed is not None:
+                if condition(changed):
+                    return changed
+                watched = None
+                continue
+            state = self.state
+            progress = self._progress.read_all(state.world_size) if recovering else {}
+            seen = (state.generation, state.phase, progress)
+            if seen == watched or (watched is None and not recovering):
+                reason = f"no answer within {limit_s:g} s while {state.phase}"
+                if missing := state.missing():
+                    self.append(
+                        ev.DeadlinePassed(
+                            generation=state.generation, phase=state.phase, machines=missing, reason=reason
+                        )
+                    )
+            watched = seen

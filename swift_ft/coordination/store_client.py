@@ -1,0 +1,77 @@
+"""A client of the rendezvous store: torch's TCPStore, confined to the names of one run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+
+from torch.distributed import DistError
+
+from swift_ft.config import SILENCE_S
+from swift_ft.errors import RendezvousLostError, first_line
+from swift_ft.torch_adapters.connections import (
+    connections_to,
+    keep_alive,
+    new_connections,
+    shut_down,
+    tcp_connections,
+)
+from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store, TCPStore
+
+__all__ = ["connect"]
+
+_ANSWER_TIMEOUT = timedelta(seconds=60)
+
+
+def connect(
+    host: str, port: int, run_id: str, *, timeout_s: float = 30.0, silence_s: float = SILENCE_S
+) -> RendezvousStore:
+    """A new client of the rendezvous store, confined to the names of one run.
+
+    Args:
+        host: where the store listens.
+        port: where the store listens.
+        run_id: name of the run.
+        timeout_s: seconds to wait for the first answer.
+        silence_s: seconds after which a host that has vanished counts as lost.
+
+    Raises:
+        RendezvousLostError: if nothing answers within the deadline.
+    """
+    return RendezvousStore(
+        partial(_open, host, port, f"swift/{run_id}", timedelta(seconds=timeout_s), silence_s)
+    )
+
+
+@contextlib.contextmanager
+def _deadline(port: int, before: dict[int, str], timeout: timedelta) -> Iterator[None]:
+    """End what the block waits for. torch greets the store without a deadline, and a frozen one is silent."""
+
+    def end() -> None:
+        shut_down(dict(connections_to(port).items() & new_connections(before).items()))
+
+    timer = threading.Timer(timeout.total_seconds(), end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _open(host: str, port: int, prefix: str, timeout: timedelta, silence_s: float) -> Store:
+    before = tcp_connections()
+    try:
+        with _deadline(port, before, timeout):
+            client = TCPStore(host, port, None, False, timeout=timeout)
+    except (DistError, RuntimeError) as error:
+        raise RendezvousLostError(
+            f"No rendezvous store answers at {host}:{port} ({first_line(error)}). "
+            "Start one with `python -m swift_ft.cli.store`, or check --rdzv-endpoint."
+        ) from error
+    keep_alive(new_connections(before), silence_s)
+    client.set_timeout(_ANSWER_TIMEOUT)
+    return PrefixStore(prefix, client)

@@ -1,0 +1,158 @@
+"""What an agent knows about itself and its job, for those who scrape and probe it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.events import Entry
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.protocol import step
+from swift_ft.recovery.timeline import Timeline
+
+__all__ = ["AgentStatus", "JobFacts", "WorkerFacts"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """The job, as its journal tells it.
+
+    Attributes:
+        generation: number of the current membership.
+        phase: of the job.
+        slots: machines that the job needs.
+        members: machines that fill a slot.
+        spares: machines that wait for one.
+        failures: machines with workers that were lost.
+        recoveries: number of recoveries that have ended, by way.
+        lost_seconds: from each loss to live training, together; a recovery that goes on counts up to now.
+        checkpoint: iteration of the last committed checkpoint; None before the first.
+        checkpoint_age_seconds: since its commit, by the clock of who committed it; None before the first.
+    """
+
+    generation: int
+    phase: Phase
+    slots: int
+    members: int
+    spares: int
+    failures: int
+    recoveries: Mapping[str, int]
+    lost_seconds: float
+    checkpoint: int | None
+    checkpoint_age_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What the agent heard of one of its workers.
+
+    Attributes:
+        rank: the worker.
+        heartbeat_age_seconds: since its last message.
+        beat: the facts of its last heartbeat.
+    """
+
+    rank: int
+    heartbeat_age_seconds: float
+    beat: Mapping[str, Any] = field(default_factory=dict)
+
+
+class AgentStatus:
+    """Keeps what the agent's threads note, and answers those that serve it.
+
+    Args:
+        loop_limit_s: the agent's loop is stuck if it has not turned for so long.
+    """
+
+    def __init__(self, *, loop_limit_s: float) -> None:
+        self._loop_limit_s = loop_limit_s
+        self._lock = threading.Lock()
+        # Guarded by the lock.
+        self._state = State()
+        self._timeline = Timeline()
+        self._failures = 0
+        self._committed_at: float | None = None
+        # Owner: the agent's thread. Others read.
+        self._store_silent_s: Callable[[], float] = float
+        self._store_limit_s = math.inf
+        self._turned_at: float | None = None
+        self._workers: Callable[[], list[WorkerFacts]] = list
+
+    def on_entry(self, entry: Entry) -> None:
+        """Apply an entry of the journal. Called in the follower's thread."""
+        with self._lock:
+            before, self._state = self._state, step(self._state, entry.event)
+            self._timeline.apply(before, self._state, entry)
+            lost = entry.event.machine if isinstance(entry.event, ev.MachineLost) else None
+            self._failures += lost is not None and before.slot_of(lost) is not None and before != self._state
+            if self._state.checkpoints.committed != before.checkpoints.committed:
+                self._committed_at = entry.at
+
+    def observe_store(self, silence_s: Callable[[], float], limit_s: float) -> None:
+        """From now on, ask how long the rendezvous store has not answered.
+
+        Args:
+            silence_s: tells it.
+            limit_s: from then on the store counts as out of reach.
+        """
+        self._store_silent_s, self._store_limit_s = silence_s, limit_s
+
+    def store_silent_s(self) -> float:
+        """Seconds since the rendezvous store answered."""
+        return self._store_silent_s()
+
+    def turn(self, workers: Callable[[], list[WorkerFacts]]) -> None:
+        """The agent's loop turns, and is about to look at what happened.
+
+        Args:
+            workers: tells what was heard of them. Called by other threads.
+        """
+        self._turned_at = time.monotonic()
+        self._workers = workers
+
+    def workers(self) -> list[WorkerFacts]:
+        """The running workers of this machine, by rank."""
+        return self._workers()
+
+    def job(self) -> JobFacts:
+        """The job as far as this agent has read the journal."""
+        with self._lock:
+            state, now = self._state, time.time()
+            ways: dict[str, int] = {}
+            lost_s = 0.0
+            for recovery in self._timeline.recoveries:
+                if recovery.live is not None:
+                    ways[recovery.mode] = ways.get(recovery.mode, 0) + 1
+                    lost_s += recovery.live - recovery.detected
+                elif state.phase != Phase.ENDED:
+                    lost_s += max(0.0, now - recovery.detected)
+            return JobFacts(
+                state.generation,
+                state.phase,
+                state.shape.machines,
+                len(state.membership.members),
+                len(state.membership.spares),
+                self._failures,
+                ways,
+                lost_s,
+                state.checkpoints.committed,
+                None if self._committed_at is None else max(0.0, now - self._committed_at),
+            )
+
+    def trouble(self) -> str:
+        """Why this agent is not healthy, in one line; empty if it is.
+
+        A machine that has not joined yet, such as a spare before the job starts, has no loop.
+        """
+        silent_s = self.store_silent_s()
+        if silent_s > self._store_limit_s:
+            return f"the rendezvous store has not answered for {silent_s:.0f} s"
+        stuck_s = time.monotonic() - self._turned_at if self._turned_at is not None else 0.0
+        if stuck_s > self._loop_limit_s:
+            return f"the agent's loop has not turned for {stuck_s:.0f} s"
+        return ""

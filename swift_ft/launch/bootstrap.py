@@ -1,0 +1,81 @@
+"""The store that a script's own ``init_process_group`` uses: a new one for each start of workers.
+
+torch uses no prefix for its keys there, so in an old store restarted workers would read the addresses of dead
+ones. The machine with the lowest slot of those that start workers in a generation serves it, in its agent:
+the loss of a worker does not lose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.rendezvous.api import RendezvousStateError, RendezvousStoreInfo
+
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.orders import AgentTodo, agent_order
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore, serve_store
+from swift_ft.waits import waiting
+
+__all__ = ["Bootstrap"]
+
+_POLL = timedelta(seconds=1)
+"""Interval at which the wait for another machine's store checks whether that machine still is to serve it."""
+
+
+class Bootstrap:
+    """Serves the bootstrap stores of one machine, and finds those of others.
+
+    Args:
+        store: where machines tell each other their bootstrap stores' addresses.
+        address: this host, as the other machines reach it.
+
+    Attributes:
+        server: the machine whose bootstrap store the newest workers of this machine use; empty before.
+    """
+
+    def __init__(self, store: RendezvousStore, address: str) -> None:
+        self.server = ""
+        self._rendezvous = store
+        self._address = address
+        self._served: TCPStore | None = None  # ends when it is replaced, and with it the older workers' store
+
+    def place(self, machine: str, generation: int, state: Callable[[], State]) -> RendezvousStoreInfo:
+        """Where the bootstrap store of a generation listens. Serves it, or waits for the one who does.
+
+        Args:
+            machine: this machine's name.
+            generation: in which it starts workers.
+            state: the newest state that is known.
+
+        Raises:
+            RendezvousStateError: if this machine has lost its slot, or has to start newer workers.
+        """
+        with waiting(f"the machine that serves the store for init_process_group in generation {generation}"):
+            while _starts_workers(now := state(), machine, generation):
+                self.server = _server(now, generation)
+                key = f"bootstrap/{generation}/{self.server}"
+                if self.server == machine:
+                    # Not read again: an answer that comes late would look like one that never comes.
+                    self._served = serve_store(self._address, 0)
+                    self._rendezvous.set(key, f"{self._address}:{self._served.port}")
+                    return RendezvousStoreInfo(self._address, self._served.port)
+                with suppress(DistStoreError):  # it is not there yet
+                    self._rendezvous.wait([key], _POLL)
+                    host, _, port = self._rendezvous.get(key).decode().rpartition(":")
+                    return RendezvousStoreInfo(host, int(port))
+        raise RendezvousStateError(f"{machine} starts no workers in generation {generation} any more.")
+
+
+def _starts_workers(state: State, machine: str, generation: int) -> bool:
+    """Whether nothing has happened since a machine was told to start workers in a generation."""
+    order = agent_order(state, machine=machine, started_in=generation)
+    return order.todo == AgentTodo.WAIT and order.slot is not None
+
+
+def _server(state: State, generation: int) -> str:
+    """Of the machines that start workers in a generation, the one with the lowest slot."""
+    members, started_in = state.membership.members, state.membership.started_in
+    return members[min(slot for slot in members if started_in[slot] == generation)]

@@ -1,0 +1,86 @@
+"""Brings log events of a launcher, its agents and its workers to one process, which writes them down.
+
+All of them are forked from the launcher and inherit the writing end. Sending never waits: what does not fit
+is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from typing import Any
+
+from swift_ft.config import WorkerContext
+from swift_ft.errors import NotLaunchedError
+
+__all__ = ["EventPipe"]
+
+_MAX_MESSAGE = 4000
+"""Characters of a message, so that every packet fits into the socket's buffer."""
+_MAX_PACKET = 64 * 1024
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What every log record has. All else came with ``extra``."""
+
+
+class EventPipe:
+    """A pipe for log events. Make it before the processes that use it are forked."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def write_from_here(self) -> None:
+        """From now on, log events of this process, and of those that it forks, go into the pipe."""
+        self._reader.close()
+        logging.getLogger("swift_ft").addHandler(_PipeHandler(self._writer))
+
+    def read_from_here(self) -> None:
+        """Close the writing end: the calling process only reads."""
+        self._writer.close()
+
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for the next log event; None when all writers are gone."""
+        packet = self._reader.recv(_MAX_PACKET)
+        return json.loads(packet) if packet else None
+
+
+class _PipeHandler(logging.Handler):
+    """Sends records that have an ``event``, with its name and the fields of ``extra``."""
+
+    def __init__(self, writer: socket.socket) -> None:
+        super().__init__(logging.INFO)
+        self._writer = writer
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts = {name: value for name, value in vars(record).items() if name not in _OWN}
+        event = facts.pop("event", None)
+        if event is None:
+            return
+        machine, rank = _place()
+        message = {
+            "time": record.created,
+            "event": event,
+            "level": "error" if record.levelno >= logging.ERROR else record.levelname.lower(),
+            "machine": machine,
+            "rank": facts.pop("rank", rank),
+            "message": record.getMessage()[:_MAX_MESSAGE],
+            "fields": {"logger": record.name, **facts},
+            "dropped": self._dropped,
+        }
+        packet = json.dumps(message, default=str).encode()
+        try:
+            self._writer.send(packet, socket.MSG_DONTWAIT)
+            self._dropped = 0
+        except OSError:  # full, or too long, or no longer read
+            self._dropped += 1
+
+
+def _place() -> tuple[int | None, int | None]:
+    """Slot and rank of this process, if it is a worker."""
+    try:
+        context = WorkerContext.from_env(os.environ)
+    except NotLaunchedError:
+        return None, None
+    return context.slot, context.rank

@@ -1,0 +1,114 @@
+"""What an agent does for the session's store when the run is over: its workers had no time for it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swift_ft.checkpoint.store_claim import RECORD
+from swift_ft.coordination.archive import JournalArchive, end_of
+from swift_ft.errors import first_line
+from swift_ft.recovery.events import Entry
+from swift_ft.recovery.job_state import State
+from swift_ft.storage.store import TEMPORARY_SUFFIX, Store
+
+__all__ = ["RunEnd"]
+
+_logger = logging.getLogger(__name__)
+
+_TAIL = 4096
+"""Entries of the journal that are kept in memory: those that no worker may have archived."""
+
+_ARCHIVING_SLOTS = 3
+"""The lowest living machines that archive the end of the journal.
+
+One would do; but its worker may have ended before its session began, so that it does not know the store. The
+first to write spares the others the work.
+"""
+
+
+class RunEnd:
+    """Removes begun files of this machine's workers, and archives the last entries of the journal.
+
+    Args:
+        run_id: the run.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._lock = threading.Lock()
+        self._tail: deque[Entry] = deque(maxlen=_TAIL)  # guarded by the lock
+        # Owner of these two: the agent's thread, until the run is over.
+        self._logs: set[Path] = set()  # where workers of this machine wrote their logs
+        self._store = ""  # its URL, once a worker of this machine has claimed it
+
+    def on_entry(self, entry: Entry) -> None:
+        """Keep an entry. Called in the follower's thread."""
+        with self._lock:
+            self._tail.append(entry)
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Note what a worker says about its store and its log."""
+        if "log" in message:
+            self._logs.add(Path(message["log"]))
+        self._store = message.get("store", self._store)
+
+    def tidy(self, state: State, slot: int | None, limit_s: float) -> None:
+        """The job has ended, and so have the workers.
+
+        Args:
+            state: of the job.
+            slot: this machine's; None if it has left its slot in the end.
+            limit_s: a lost mount may hang for ever.
+        """
+        archives = slot is None or slot in sorted(state.membership.members)[:_ARCHIVING_SLOTS]
+
+        def tidy() -> None:
+            self._sweep_logs()
+            if archives:
+                self._archive(limit_s)
+
+        _within(limit_s, tidy)
+
+    def archive(self, limit_s: float) -> None:
+        """The journal is lost, and with it the job: archive what this machine has read of it."""
+        _within(limit_s, lambda: self._archive(limit_s))
+
+    def _sweep_logs(self) -> None:
+        for folder in self._logs:
+            for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
+                with contextlib.suppress(OSError):
+                    leftover.unlink()
+
+    def _archive(self, limit_s: float) -> None:
+        if not self._store:
+            return
+        try:
+            store = Store(self._store, patience_s=limit_s)
+            record = store.read_json(RECORD)
+            if record is None or record["run_id"] != self._run_id:  # it was deleted, or another run has it
+                return
+            store.anchor(RECORD)
+            archive = JournalArchive(store, self._run_id)
+            end = end_of(archive.spans())
+            with self._lock:
+                new = [entry for entry in self._tail if entry.position >= end]
+            if new:
+                archive.write(new)
+        except Exception as error:
+            _logger.warning(
+                "The end of the journal could not be archived: %s",
+                first_line(error),
+                extra={"event": "archive_failed"},
+            )
+
+
+def _within(limit_s: float, action: Callable[[], None]) -> None:
+    thread = threading.Thread(target=action, name="swift-run-end", daemon=True)
+    thread.start()
+    thread.join(limit_s)

@@ -1,0 +1,74 @@
+"""What all machines of a job must have in common: versions, the script's content, and flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from swift_ft.config import RunConfig, flag_of
+from swift_ft.recovery.events import JobOpened
+
+__all__ = ["COMMON_FLAGS", "is_readable_file", "setup_of"]
+
+_SHAPE = ("--nnodes", "--nproc-per-node", "--max-restarts")
+COMMON_FLAGS = frozenset(_SHAPE) | {
+    flag_of(field.name) for field in dataclasses.fields(RunConfig) if field.metadata["option"].same_everywhere
+}
+"""The flags of swift-run that all machines of a job must have in common."""
+
+_SHOWN = 12
+"""Digits of a digest: enough to tell scripts apart."""
+
+
+def setup_of(opened: JobOpened, config: RunConfig, kind: str, target: str) -> tuple[str, ...]:
+    """The facts that machines compare, as ``name: value``.
+
+    A file may change while the job runs, so call it again for each time that a machine offers itself.
+
+    Args:
+        opened: the job as this machine would open it.
+        config: the run's configuration.
+        kind: ``script``, ``module`` or ``program`` (see :class:`swift_ft.launch.worker.WorkerJob`).
+        target: the script's path, or a module's or program's name.
+    """
+    facts = {
+        "swift_ft": _version(),
+        "torch": torch.__version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        f"the {kind}": f"{Path(target).name} ({_digest(kind, target)})",
+        **dict(zip(_SHAPE, (opened.machines, opened.workers_per_machine, opened.restarts), strict=True)),
+    }
+    for declared in dataclasses.fields(config):
+        if flag_of(declared.name) in COMMON_FLAGS:
+            facts[flag_of(declared.name)] = getattr(config, declared.name)
+    return tuple(f"{name}: {value}" for name, value in facts.items())
+
+
+def is_readable_file(path: str) -> bool:
+    """Whether this user can read a file there. No error where not even its folder may be looked into."""
+    return os.access(path, os.R_OK) and Path(path).is_file()
+
+
+def _version() -> str:
+    try:
+        return version("swift-ft")
+    except PackageNotFoundError:  # run from a checkout
+        return "not installed"
+
+
+def _digest(kind: str, target: str) -> str:
+    """The beginning of the SHA-256 of a script's content. A program has none: it may differ by host."""
+    path: str | None = target
+    if kind == "module":
+        found = importlib.util.find_spec(target)
+        path = found.origin if found is not None else None
+    if kind == "program" or path is None or not Path(path).is_file():
+        return "not read"
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:_SHOWN]

@@ -1,0 +1,107 @@
+"""Watches the rendezvous store from one machine: a host that vanishes says nothing, and nothing else asks it.
+
+Only the kernel notices a host that lost its power, and nothing notices a store whose process is frozen: its
+kernel still answers. So one thread asks the store again and again, and another one looks at when it last
+answered. Training goes on while the store is silent. It ends when the configured time has passed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from torch.distributed import DistError
+
+from swift_ft.errors import RendezvousLostError
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["StoreWatch"]
+
+_logger = logging.getLogger(__name__)
+
+_NOTICE_S = 10.0
+
+
+class StoreWatch:
+    """Says when the store has been silent for a while, and calls ``on_lost`` when it stays so.
+
+    Args:
+        store: a client of the rendezvous store.
+        place: host and port of the store, for messages.
+        limit_s: seconds of silence after which the store counts as lost. The first warning comes after ten
+            seconds, or half of these; later ones are ever less frequent.
+        on_lost: called once, in a thread of this object.
+    """
+
+    def __init__(
+        self,
+        store: RendezvousStore,
+        place: str,
+        *,
+        limit_s: float,
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._place = place
+        self._notice_s = min(_NOTICE_S, limit_s / 2)
+        self._limit_s = limit_s
+        self._on_lost = on_lost
+        self._interval_s = min(1.0, self._notice_s / 4)
+        self._closed = threading.Event()
+        self._heard_at = time.monotonic()  # owner: the asking thread, and the watching one after a freeze
+        for target in (self._ask, self._watch):
+            threading.Thread(target=target, name=f"swift-store{target.__name__}", daemon=True).start()
+
+    @property
+    def notice_s(self) -> float:
+        """Seconds of silence after which the store is worth a warning."""
+        return self._notice_s
+
+    def silence_s(self) -> float:
+        """Seconds since the store answered. It is asked about once a second."""
+        return time.monotonic() - self._heard_at
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+    def _ask(self) -> None:
+        try:
+            while not self._closed.wait(self._interval_s):
+                self._store.check(["alive"])
+                self._heard_at = time.monotonic()
+        except (DistError, RuntimeError, RendezvousLostError):
+            self.close()  # the connection ended, which the journal's readers see as well
+
+    def _watch(self) -> None:
+        warn_after_s, told = self._notice_s, False
+        looked_at = time.monotonic()
+        while not self._closed.wait(self._interval_s):
+            now = time.monotonic()
+            if now - looked_at > self._notice_s / 2:
+                self._heard_at = now  # this process was frozen, not the store
+            looked_at = now
+            silence_s = now - self._heard_at
+            if silence_s > self._limit_s:
+                self._on_lost()
+                return
+            if silence_s > warn_after_s:
+                self._warn(silence_s)
+                warn_after_s, told = 2 * silence_s, True
+            elif told and silence_s < self._notice_s:
+                _logger.warning(
+                    "the rendezvous store at %s answers again", self._place, extra={"event": "store_answers"}
+                )
+                warn_after_s, told = self._notice_s, False
+
+    def _warn(self, silence_s: float) -> None:
+        _logger.warning(
+            "the rendezvous store at %s has not answered for %.0f s; training goes on, but no loss can be "
+            "recovered. This machine ends in %.0f s unless the store answers (--rendezvous-timeout)",
+            self._place,
+            silence_s,
+            self._limit_s - silence_s,
+            extra={"event": "store_silent"},
+        )

@@ -1,0 +1,115 @@
+"""What an agent hears from its workers: their messages, and how long ago the last one came."""
+
+from __future__ import annotations
+
+import math
+import select
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from swift_ft.coordination.agent_channel import receive
+
+__all__ = ["WorkerChannels"]
+
+
+class WorkerChannels:
+    """The agent's ends of its workers' channels, and what came through them. All maps are by local rank.
+
+    Owner: the agent's main thread. Threads that serve metrics read :attr:`beats` and :meth:`ages`.
+
+    Args:
+        selector: the agent's; a channel is registered with its local rank as data.
+        on_message: called with each message.
+
+    Attributes:
+        sessions: workers that hold a session.
+        failed: what a worker said before it ended with an error.
+        beats: the facts of each worker's last heartbeat that had any, such as its ``iteration``.
+    """
+
+    def __init__(
+        self, selector: selectors.BaseSelector, on_message: Callable[[dict[str, Any]], None] = lambda _: None
+    ) -> None:
+        self._selector = selector
+        self._on_message = on_message
+        self._channels: dict[int, socket.socket] = {}
+        self._heard_at: dict[int, float] = {}  # monotonic; workers that still run
+        self._looked_at = math.inf
+        self.sessions: set[int] = set()
+        self.failed: dict[int, dict[str, Any]] = {}
+        self.beats: dict[int, dict[str, Any]] = {}
+
+    def open(self, channels: Mapping[int, socket.socket]) -> None:
+        """Begin to listen to workers that were just started."""
+        self.sessions, self.failed, self.beats = set(), {}, {}
+        self._channels = dict(channels)
+        for local_rank, channel in self._channels.items():
+            channel.setblocking(False)
+            self._heard_at[local_rank] = time.monotonic()
+            self._selector.register(channel, selectors.EVENT_READ, data=local_rank)
+
+    def close(self) -> None:
+        """Stop listening, before the workers are stopped."""
+        for local_rank in list(self._channels):
+            self._drop(local_rank)
+
+    def forget(self, local_rank: int | None = None) -> None:
+        """Expect no heartbeat of a worker any more; without a rank, of none."""
+        for rank in list(self._heard_at) if local_rank is None else [local_rank]:
+            self._heard_at.pop(rank, None)
+
+    def read(self, local_rank: int) -> None:
+        """Read all that a worker has sent so far."""
+        while (channel := self._channels.get(local_rank)) is not None:
+            try:
+                message = receive(channel)
+            except BlockingIOError:
+                return
+            if message is None:
+                self._drop(local_rank)
+                return
+            self._heard_at[local_rank] = time.monotonic()
+            self._note(local_rank, message)
+
+    def _note(self, local_rank: int, message: dict[str, Any]) -> None:
+        if "failed" in message:
+            self.failed[local_rank] = message
+        if beat := message.get("beat"):
+            self.beats[local_rank] = beat
+        if "session" in message:
+            self.sessions.add(local_rank)
+        self._on_message(message)
+
+    def iteration(self, local_rank: int) -> int | None:
+        """Iterations that a worker has completed, by its last heartbeat; None if that is unknown."""
+        return self.beats.get(local_rank, {}).get("iteration") or None
+
+    def without_session(self) -> int:
+        """Number of workers that can be heard and hold no session."""
+        return len(self._channels) - len(self.sessions)
+
+    def ages(self) -> dict[int, float]:
+        """Seconds since each running worker was heard last."""
+        now = time.monotonic()
+        return {local_rank: now - heard_at for local_rank, heard_at in list(self._heard_at.items())}
+
+    def silent(self, silence_s: float) -> list[int]:
+        """Workers that have sent nothing for so long. Call it again and again, more often than that."""
+        now = time.monotonic()
+        frozen, self._looked_at = now - self._looked_at > silence_s / 2, now
+        if frozen:  # this process was, and read no heartbeats, though workers sent them
+            self._heard_at = dict.fromkeys(self._heard_at, now)
+        return [local_rank for local_rank, heard_at in self._heard_at.items() if heard_at < now - silence_s]
+
+    def hears_within(self, local_rank: int, limit_s: float) -> bool | None:
+        """Wait for a message of one worker. None if its channel ends instead."""
+        channel = self._channels.get(local_rank)
+        if channel is None or not select.select([channel], [], [], limit_s)[0]:
+            return False
+        return True if receive(channel) is not None else None
+
+    def _drop(self, local_rank: int) -> None:
+        self._selector.unregister(self._channels.pop(local_rank))

@@ -1,0 +1,141 @@
+"""How an agent learns of the ends and the silence of its workers, and what it reports of them."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Mapping
+
+from swift_ft.config import EXIT_FENCED
+from swift_ft.launch.processes import StandbyContext, is_stopped
+from swift_ft.launch.rendezvous import JournalRendezvous
+from swift_ft.launch.worker_channels import WorkerChannels
+from swift_ft.recovery import events as ev
+
+__all__ = ["WorkerWatch"]
+
+_logger = logging.getLogger(__name__)
+
+
+class WorkerWatch:
+    """Reports the ends of one machine's workers, and ends those that are silent.
+
+    Owner: the agent's main thread.
+
+    Args:
+        membership: this machine's, with the journal that gets the reports.
+        heard: what the workers say.
+        heartbeat_timeout_s: how long a worker may be silent, before the state's patience multiplies it.
+    """
+
+    def __init__(
+        self, membership: JournalRendezvous, heard: WorkerChannels, heartbeat_timeout_s: float
+    ) -> None:
+        self._membership = membership
+        self._heard = heard
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+
+    def report_loss(self, reason: str) -> None:
+        """Report this machine's loss at once, so that the other machines need not detect it."""
+        self._membership.journal.append(ev.MachineLost(machine=self._membership.machine, reason=reason))
+
+    def ended(self, local_rank: int, rank: int, code: int) -> None:
+        """Report a worker's end.
+
+        Args:
+            local_rank: its number on this machine.
+            rank: its number in the job.
+            code: its exit code; the number of a signal, negated.
+        """
+        membership = self._membership
+        generation = membership.started_in or 0
+        self._heard.forget(local_rank)
+        if code == 0:
+            membership.journal.append(
+                ev.ScriptExited(
+                    machine=membership.machine,
+                    started_in=generation,
+                    rank=rank,
+                    iteration=self._heard.iteration(local_rank),
+                )
+            )
+        elif code < 0:
+            self.report_loss(f"worker {rank} was killed by {signal.Signals(-code).name}")
+        elif not self._found_itself_replaced(local_rank, code):
+            message = self._heard.failed.get(local_rank, {})
+            reason = message.get("failed", f"exited with code {code}")
+            usage = bool(message.get("usage"))
+            membership.journal.append(
+                ev.ScriptFailed(
+                    machine=membership.machine,
+                    started_in=generation,
+                    reason=reason if usage else f"worker {rank}: {reason}",
+                    exit_code=message.get("exit_code", code),
+                    usage=usage,
+                )
+            )
+
+    def _found_itself_replaced(self, local_rank: int, code: int) -> bool:
+        """The worker read of its replacement in the journal, which needs no report.
+
+        The code alone does not show it: a user's script may exit with any code.
+        """
+        return (
+            code == EXIT_FENCED
+            and local_rank in self._heard.sessions
+            and local_rank not in self._heard.failed
+        )
+
+    def check(
+        self, processes: StandbyContext | None, ranks: Mapping[int, int], read_exits: Callable[[], None]
+    ) -> None:
+        """Kill a worker that is stopped or hangs. The machine then counts as lost.
+
+        Args:
+            processes: the workers; None if none runs that could be silent.
+            ranks: their ranks in the job, by local rank.
+            read_exits: notes in `processes` which have ended.
+        """
+        silence_s = self._heartbeat_timeout_s * self._membership.follower.state.patience
+        silent = self._heard.silent(silence_s)
+        if processes is None:
+            return
+        for local_rank in silent:
+            self._give_up(local_rank, ranks[local_rank], silence_s, processes, read_exits)
+
+    def _give_up(
+        self,
+        local_rank: int,
+        rank: int,
+        silence_s: float,
+        processes: StandbyContext,
+        read_exits: Callable[[], None],
+    ) -> None:
+        """Report a silent worker as lost, and kill it. An answer in between: the deadline was too short."""
+        self._heard.forget(local_rank)
+        self.report_loss(
+            f"worker {rank} was silent for {silence_s:g} s: it is stopped, or in a call that holds the "
+            "interpreter for longer than --heartbeat-timeout"
+        )
+        stopped = is_stopped(processes.pids()[local_rank])
+        if not stopped and self._answers(local_rank, silence_s, processes, read_exits):
+            machine = self._membership.machine
+            self._membership.journal.append(ev.WorkerCameBack(machine=machine, rank=rank))
+            _logger.warning(
+                "worker %d came back after more than %g s: if its script has calls that take so long, raise "
+                "--heartbeat-timeout",
+                rank,
+                silence_s,
+                extra={"event": "worker_came_back", "rank": rank},
+            )
+        _logger.debug("worker %d was silent and is killed", rank, extra={"event": "worker_silent"})
+        processes.kill(local_rank)
+
+    def _answers(
+        self, local_rank: int, limit_s: float, processes: StandbyContext, read_exits: Callable[[], None]
+    ) -> bool:
+        """Whether a worker sends anything in time, or ends because it has read that it was replaced."""
+        if (heard := self._heard.hears_within(local_rank, limit_s)) is not None:
+            return heard
+        read_exits()
+        return processes.exit_codes.get(local_rank) == EXIT_FENCED

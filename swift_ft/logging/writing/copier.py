@@ -1,0 +1,272 @@
+"""Copies messages from a device to the host while the pipeline waits anyway (§5.1 of the paper).
+
+    keep ──▶ pending ──a bubble begins──▶ copying, on a side stream ──copied──▶ delivered, device released
+
+A kept tensor must not change before it is copied; a change is an error. All methods are for the training
+thread. :class:`Device` hides the accelerator, so all of this runs without one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from swift_ft.logging.format.record import MessageKey, RecordKind, changed_in_place_error
+from swift_ft.logging.stats import IterationStats, LogStats
+from swift_ft.logging.writing.pinned_pool import BufferPool
+from swift_ft.logging.writing.uploader import LogTimeoutError
+from swift_ft.torch_adapters.core.tensors import version_of
+from swift_ft.waits import waiting
+
+__all__ = ["Copier", "Device", "Mark"]
+
+_PAUSE_S = 0.0002  # between two polls of a copy: events have no wait with a deadline
+
+
+class Mark(Protocol):
+    """A point in a stream of the device's work."""
+
+    def reached(self) -> bool:
+        """Whether all work before it is done."""
+
+    def seconds_since(self, earlier: Mark) -> float:
+        """Seconds of device time between two points that were reached; negative if this one came first."""
+
+
+class Device(Protocol):
+    """The operations of an accelerator that the copier needs."""
+
+    def mark(self) -> Mark:
+        """The end of all work that the compute stream has received so far."""
+
+    def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], after: Mark) -> tuple[Mark, Mark]:
+        """Copy pairs (device, host) on the side stream after a point; returns begin and end of the copies."""
+
+    def compute_waits_for(self, mark: Mark) -> None:
+        """Later work of the compute stream waits for a point of the side stream."""
+
+    def buffer(self, size: int) -> torch.Tensor:
+        """Page-locked memory of ``size`` bytes, uint8."""
+
+
+@dataclass(slots=True)
+class _DeviceMessage:
+    """A message, and where its bytes are."""
+
+    kind: RecordKind
+    key: MessageKey
+    tensor: torch.Tensor
+    version: int | None  # None: it may change now, since the device copies it first
+    on_written: Callable[[], None] | None = None
+    host: torch.Tensor | None = None
+
+    def check_unchanged(self) -> None:
+        if self.version is not None and version_of(self.tensor) != self.version:
+            raise changed_in_place_error(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """Messages that are copied together, up to a point of the side stream."""
+
+    messages: list[_DeviceMessage]
+    end: Mark
+
+
+@dataclass(slots=True)
+class _Bubble:
+    """The time from the end of the computation before a wait to the arrival of the message.
+
+    ``copies``: begin and end of those that were begun in it. It holds no tensors: these are released earlier.
+    """
+
+    begin: Mark
+    end: Mark | None = None
+    copies: list[tuple[Mark, Mark]] = field(default_factory=list)
+
+    def known(self) -> bool:
+        return self.end is not None and self.end.reached() and all(end.reached() for _, end in self.copies)
+
+    def stats(self) -> IterationStats:
+        assert self.end is not None
+        inside = outside = 0.0
+        for begin, end in self.copies:
+            whole = end.seconds_since(begin)
+            within = min(whole, max(0.0, self.end.seconds_since(begin)))
+            inside, outside = inside + within, outside + whole - within
+        return IterationStats(
+            bubble_s=self.end.seconds_since(self.begin),
+            copied_in_bubbles_s=inside,
+            copied_outside_s=outside,
+        )
+
+
+class Copier:
+    """Copies messages in bubbles, into a bounded pool of page-locked buffers.
+
+    Args:
+        device: where messages are.
+        pool_bytes: how much page-locked memory there may be. A larger message is admitted alone.
+        deliver: receives a copied message: its kind, key, the host's copy, and a callback for when it is
+            written.
+        stats: receives the times of copies and bubbles.
+        on_full: called before the copier waits for room in the pool, so that delivered messages are written
+            now.
+        timeout_s: longest wait for a copy, or for room in the pool.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        pool_bytes: int,
+        deliver: Callable[[RecordKind, MessageKey, torch.Tensor, Callable[[], None]], None],
+        stats: LogStats,
+        *,
+        on_full: Callable[[], None] = lambda: None,
+        timeout_s: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._device = device
+        self._pool = BufferPool(pool_bytes, device.buffer)
+        self._deliver = deliver
+        self._stats = stats
+        self._on_full = on_full
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._pending: deque[_DeviceMessage] = deque()
+        self._copying: deque[_Copies] = deque()
+        self._bubble: _Bubble | None = None
+        self._ended: deque[_Bubble] = deque()  # bubbles whose device times are not known yet
+
+    def keep(self, kind: RecordKind, key: MessageKey, tensor: torch.Tensor) -> None:
+        """A message was sent or has arrived; the copier holds a reference until it is copied."""
+        tensor = tensor.detach()
+        self._pending.append(_DeviceMessage(kind, key, tensor, version_of(tensor)))
+
+    def bubble_begins(self) -> None:
+        """The training thread is about to wait for a message: copy what is pending, if there is room."""
+        self.collect()
+        if self._bubble is None:
+            self._bubble = _Bubble(self._device.mark())
+        self._start(self._bubble)
+
+    def bubble_ends(self) -> None:
+        """The message has arrived, and computation continues."""
+        if self._bubble is not None:
+            self._bubble.end = self._device.mark()
+            self._ended.append(self._bubble)
+            self._bubble = None
+        self.collect()
+
+    def interrupted(self) -> None:
+        """The message never arrived: this was no bubble."""
+        self._bubble = None
+
+    def before_overwriting(self, tensor: torch.Tensor) -> None:
+        """A receive buffer is about to be reused: the device waits for copies of its old content."""
+        pointer = tensor.data_ptr()
+        if any(message.tensor.data_ptr() == pointer for message in self._pending):
+            self.end_iteration()
+        for copies in self._copying:
+            overwritten = [message for message in copies.messages if message.tensor.data_ptr() == pointer]
+            for message in overwritten:
+                message.check_unchanged()
+                message.version = None
+            if overwritten:
+                self._device.compute_waits_for(copies.end)
+
+    def end_iteration(self) -> None:
+        """Starts copies of all pending messages, so that none stays longer than an iteration. Waits for room.
+
+        Raises:
+            LogTimeoutError: there was no room in time.
+        """
+        self._start(None)
+        if self._pending:
+            started = self._clock()
+            deadline = started + self._timeout_s
+            while self._pending:
+                self._make_room(deadline)
+                self._start(None)
+            self._stats.add(IterationStats(held_back_s=self._clock() - started))
+        self.collect()
+
+    def drain(self, timeout_s: float) -> None:
+        """Waits until all kept messages are copied and delivered.
+
+        Raises:
+            LogTimeoutError: that took longer than ``timeout_s``.
+        """
+        deadline = self._clock() + timeout_s
+        while self._pending or self._copying:
+            self._start(None)
+            if self._copying:
+                self._wait_for(self._copying[0].end, deadline)
+                self.collect()
+            else:
+                self._make_room(deadline)
+
+    def collect(self) -> None:
+        """Delivers copied messages and releases the device's tensors."""
+        while self._copying and self._copying[0].end.reached():
+            for message in self._copying.popleft().messages:
+                message.check_unchanged()
+                assert message.host is not None
+                assert message.on_written is not None
+                self._deliver(message.kind, message.key, message.host, message.on_written)
+        while self._ended and self._ended[0].known():
+            self._stats.add(self._ended.popleft().stats())
+
+    def _start(self, bubble: _Bubble | None) -> None:
+        """Begins copies of pending messages, in order, as far as there is room."""
+        ready: list[_DeviceMessage] = []
+        while self._pending:
+            message = self._pending[0]
+            message.check_unchanged()
+            buffer = self._pool.take(message.tensor.nbytes)
+            if buffer is None:
+                break
+            message.host = buffer.memory.view(message.tensor.dtype).view(message.tensor.shape)
+            message.on_written = buffer.release
+            ready.append(self._pending.popleft())
+        if not ready:
+            return
+        pairs = [(message.tensor, message.host) for message in ready if message.host is not None]
+        begin, end = self._device.copy(pairs, self._device.mark())
+        self._copying.append(_Copies(ready, end))
+        if bubble is None:  # all of it ran in parallel with computation
+            self._ended.append(_Bubble(begin, begin, [(begin, end)]))
+        else:
+            bubble.copies.append((begin, end))
+        self._stats.add(IterationStats(pool_high_water_bytes=self._pool.used_bytes))
+
+    def _make_room(self, deadline: float) -> None:
+        """Waits for a free buffer: from a copy that is not delivered yet, or from the writer."""
+        if self._copying:
+            self._wait_for(self._copying[0].end, deadline)
+            self.collect()
+            return
+        self._on_full()
+        with waiting("page-locked memory, which the log's writer returns", self._timeout_s):
+            has_room = self._pool.wait_for_room(self._pending[0].tensor.nbytes, deadline - self._clock())
+        if not has_room:
+            raise LogTimeoutError(
+                f"{self._pool.used_bytes} bytes of page-locked memory wait to be written, and none was "
+                f"written in {self._timeout_s:g} s: the store is slower than the training, or hangs",
+                path=None,
+            )
+
+    def _wait_for(self, mark: Mark, deadline: float) -> None:
+        pause = threading.Event()
+        with waiting("a copy from the device to the host", self._timeout_s):
+            while not mark.reached():
+                if self._clock() > deadline:
+                    raise LogTimeoutError("a copy from the device to the host did not end in time", path=None)
+                pause.wait(_PAUSE_S)

@@ -1,0 +1,163 @@
+"""Logs the messages that a worker sends and receives, where possible while training waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from swift_ft.errors import UnsupportedError
+from swift_ft.logging.format.record import MessageKey, RecordKind, checksum_of, dtype_name
+from swift_ft.logging.options import LogOptions
+from swift_ft.logging.stats import IterationStats, LogStats
+from swift_ft.logging.writing.copier import Copier, Device
+from swift_ft.logging.writing.cuda_device import CudaDevice
+from swift_ft.logging.writing.writer import LogWriter
+
+__all__ = ["MessageLog", "device_of"]
+
+
+def device_of(device: torch.device) -> Device | None:
+    """How messages on a device reach the host; None for the host itself.
+
+    Raises:
+        UnsupportedError: for an accelerator other than ``cuda``.
+    """
+    if device.type == "cpu":
+        return None
+    if device.type == "cuda":
+        return CudaDevice(device)
+    raise UnsupportedError(f"Messages on {device} cannot be logged: use cpu or cuda.")
+
+
+class MessageLog:
+    """Hands messages to the log: at once from host memory, through the copier from a device.
+
+    All methods are for the training thread. Work for the disk and the device begins when that thread is about
+    to wait for a message, so it does not compete with training.
+
+    Args:
+        options: the memory limit for page-locked buffers.
+        stats: receives all costs.
+        device_of: returns how messages of a device reach the host.
+        clock: seconds, monotonic.
+
+    Attributes:
+        writer: where messages go; None between two generations.
+    """
+
+    def __init__(
+        self,
+        options: LogOptions,
+        stats: LogStats,
+        *,
+        device_of: Callable[[torch.device], Device | None] = device_of,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._stats = stats
+        self._device_of = device_of
+        self._clock = clock
+        self._copiers: dict[torch.device, Copier | None] = {}
+        self._waits_since: float | None = None
+        self._began: float | None = None
+        self.writer: LogWriter | None = None
+
+    def sent(self, key: MessageKey, tensor: torch.Tensor) -> None:
+        """A message was sent: keep its content."""
+        self._stats.add(IterationStats(1, tensor.nbytes))
+        if (copier := self._copier(tensor.device)) is not None:
+            copier.keep(RecordKind.MESSAGE, key, tensor)
+        else:
+            self._open_writer().append_message(key, tensor)
+
+    def received(self, key: MessageKey, tensor: torch.Tensor) -> None:
+        """A message has arrived: keep its checksum."""
+        if (copier := self._copier(tensor.device)) is not None:
+            copier.keep(RecordKind.RECEIPT, key, tensor)
+        else:  # at once, since the buffer will be reused
+            self.received_elsewhere(key, checksum_of(tensor), tensor)
+
+    def received_elsewhere(self, key: MessageKey, checksum: int, like: torch.Tensor) -> None:
+        """A message has arrived, here or at a helper: keep its checksum."""
+        self._open_writer().append_receipt(key, checksum, dtype_name(like.dtype), tuple(like.shape))
+
+    def overwriting(self, tensor: torch.Tensor) -> None:
+        """A message is about to be received into a buffer."""
+        if (copier := self._copier(tensor.device)) is not None:
+            copier.before_overwriting(tensor)
+
+    def bubble_begins(self) -> None:
+        """The training thread is about to wait for a message."""
+        for copier in self._in_use():
+            copier.bubble_begins()
+        if not self._in_use() and self._waits_since is None:  # a device measures by its own streams
+            self._waits_since = self._clock()
+        if self.writer is not None:
+            self.writer.wake()
+
+    def bubble_ends(self) -> None:
+        """The message has arrived. Does nothing without a bubble."""
+        for copier in self._in_use():
+            copier.bubble_ends()
+        if self._waits_since is not None:
+            self._stats.add(IterationStats(bubble_s=self._clock() - self._waits_since))
+            self._waits_since = None
+
+    def begin_iteration(self) -> None:
+        """A step begins."""
+        self._began = self._clock()
+
+    def end_iteration(self) -> IterationStats:
+        """A step ends: copies what is still on a device, and returns the costs of the iteration."""
+        self._waits_since = None
+        if self._began is not None:
+            self._stats.add(IterationStats(step_s=self._clock() - self._began))
+            self._began = None
+        for copier in self._in_use():
+            copier.end_iteration()
+        if self.writer is not None:
+            self.writer.wake()
+        return self._stats.end_iteration()
+
+    def interrupted(self) -> None:
+        """The step was interrupted: the message that it waited for never arrived."""
+        self._waits_since = self._began = None
+        for copier in self._in_use():
+            copier.interrupted()
+
+    def drain(self, timeout_s: float) -> None:
+        """Waits until the writer has all kept messages."""
+        for copier in self._in_use():
+            copier.drain(timeout_s)
+
+    def _in_use(self) -> list[Copier]:
+        return [copier for copier in self._copiers.values() if copier is not None]
+
+    def _copier(self, where: torch.device) -> Copier | None:
+        if where not in self._copiers:
+            device = self._device_of(where)
+            self._copiers[where] = None if device is None else self._new_copier(device)
+        return self._copiers[where]
+
+    def _new_copier(self, device: Device) -> Copier:
+        return Copier(
+            device,
+            self._options.budget.memory_bytes,
+            self._deliver,
+            self._stats,
+            on_full=lambda: self._open_writer().wake(),
+            timeout_s=self._options.stall_timeout_s,
+            clock=self._clock,
+        )
+
+    def _deliver(
+        self, kind: RecordKind, key: MessageKey, host: torch.Tensor, written: Callable[[], None]
+    ) -> None:
+        writer = self._open_writer()
+        (writer.append_message if kind is RecordKind.MESSAGE else writer.append_received)(key, host, written)
+
+    def _open_writer(self) -> LogWriter:
+        assert self.writer is not None
+        return self.writer

@@ -1,0 +1,152 @@
+"""The journal of a run, read from its archive: what happened, also when the job is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from swift_ft.coordination.archive import JournalArchive, Span
+from swift_ft.errors import SwiftError, UsageError, first_line
+from swift_ft.offline.journal_gaps import Gap, Later, find_gaps, what_followed
+from swift_ft.recovery.events import Entry
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.protocol import step
+from swift_ft.storage.store import Store
+
+__all__ = ["ArchivedJournal", "read_journal"]
+
+_READERS = 16
+_LISTINGS = 5
+"""A run that is alive replaces files now and then, so that one that was listed is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedJournal:
+    """What the archive of a run holds.
+
+    Attributes:
+        run_id: the run.
+        entries: of its journal, by position. Some are missing where ``gaps`` says so.
+        damages: of files, one line each.
+    """
+
+    run_id: str
+    entries: tuple[Entry, ...]
+    damages: tuple[str, ...] = ()
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Where entries are missing."""
+        return tuple(find_gaps(self.entries))
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is damaged or missing, and what is unknown for that, one line each."""
+        gaps = self.gaps
+        unknown = [
+            f"{gap}: who joined, who was lost, and how the run recovered then is unknown" for gap in gaps
+        ]
+        return (*self.damages, *unknown)
+
+    def after_gaps(self) -> Later | None:
+        """What is known of the time after the first gap; None if there is no gap."""
+        gaps = self.gaps
+        if not gaps:
+            return None
+        return what_followed(self.last_state(), [e for e in self.entries if e.position > gaps[0].last])
+
+    def states(self) -> Iterator[tuple[Entry, State]]:
+        """Each entry with the state that follows from it and all before it, up to the first gap."""
+        state = State()
+        for position, entry in enumerate(self.entries):
+            if entry.position != position:
+                return
+            state = step(state, entry.event)
+            yield entry, state
+
+    def last_state(self) -> State:
+        """The state after the last entry before a gap."""
+        state = State()
+        for _, after in self.states():
+            state = after
+        return state
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        entries = [entry.to_dict() for entry in self.entries]
+        return {"run_id": self.run_id, "entries": entries, "problems": list(self.problems)}
+
+
+def read_journal(
+    store: Store, run_id: str, on_file: Callable[[int], None] = lambda count: None
+) -> ArchivedJournal:
+    """Read what is archived of a run's journal. What is damaged or missing is named, and left out.
+
+    Args:
+        store: of the session.
+        run_id: the run.
+        on_file: called with the number of files that were read since the last call, by any thread.
+
+    Raises:
+        UsageError: the store cannot be read.
+    """
+    archive = JournalArchive(store, run_id)
+    found: dict[int, Entry] = {}
+    problems: list[str] = []
+    try:
+        for _ in range(_LISTINGS):
+            found, problems, gone = _read_all(archive, on_file)
+            if not gone:
+                break
+    except Exception as error:
+        raise UsageError(
+            f"{store.url} cannot be read ({store.redacted(first_line(error))}): check the network and your "
+            "credentials"
+        ) from error
+    return ArchivedJournal(run_id, tuple(found[position] for position in sorted(found)), tuple(problems))
+
+
+def _read_all(
+    archive: JournalArchive, on_file: Callable[[int], None]
+) -> tuple[dict[int, Entry], list[str], bool]:
+    """All entries by position, what is damaged, and whether a file went away while they were read."""
+    spans = archive.spans()
+    needed = _outermost(spans)
+    found: dict[int, Entry] = {}
+    problems: list[str] = []
+    with ThreadPoolExecutor(_READERS) as readers:
+        read = list(readers.map(lambda span: _read(archive, span, on_file), needed))
+    for result in read:
+        if isinstance(result, str):
+            problems.append(result)
+        else:
+            found.update((entry.position, entry) for entry in result or ())
+    if problems:  # what a damaged file held may be in a smaller one as well
+        for span in spans:
+            smaller = _read(archive, span, on_file) if span not in needed else None
+            if isinstance(smaller, list):
+                found.update((entry.position, entry) for entry in smaller)
+    return found, problems, None in read
+
+
+def _outermost(spans: Sequence[Span]) -> list[Span]:
+    """The spans that lie in no other one."""
+    found: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.first, -span.last)):
+        if not found or span.last > found[-1].last:
+            found.append(span)
+    return found
+
+
+def _read(archive: JournalArchive, span: Span, on_file: Callable[[int], None]) -> list[Entry] | str | None:
+    """The entries of a file; what is wrong with it; or None if it is gone."""
+    try:
+        return archive.read(span)
+    except FileNotFoundError:
+        return None
+    except SwiftError as error:
+        return first_line(error)
+    finally:
+        on_file(1)

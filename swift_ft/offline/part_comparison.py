@@ -1,0 +1,121 @@
+"""Compares two rebuilt or saved states of a worker, bit for bit."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from swift_ft.checkpoint.folder import CheckpointFolder, Part
+from swift_ft.checkpoint.manifest import MANIFEST, read_sealed
+from swift_ft.checkpoint.state_payload import unpack
+from swift_ft.errors import UsageError, first_line
+from swift_ft.storage.digest import digest_of_json
+from swift_ft.storage.read_only import ReadOnlyStore
+from swift_ft.storage.store import Store
+
+__all__ = ["REPLAY_RECORD", "differences", "find_parts", "read_part"]
+
+REPLAY_RECORD = "replay.json"
+"""What the folder of a replay says about it. It is written last: without it the replay did not succeed."""
+
+_MARKER = "committed.json"
+_METADATA = ".metadata"
+_DIGESTS = ("plain.bytes", "digests")
+_RANDOM = ("plain.bytes", "small", "random")
+
+
+def find_parts(url: str) -> dict[int | None, tuple[Store, Part]]:
+    """The saved states in a place, by rank.
+
+    Args:
+        url: the part of one worker (rank None), the folder of a checkpoint, or that of a replay.
+
+    Raises:
+        UsageError: it is none of these, or cannot be read.
+    """
+    store = ReadOnlyStore(url, patience_s=10.0)
+    parent, _, name = url.rstrip("/").rpartition("/")
+    try:
+        if store.exists(_METADATA):
+            return {None: (ReadOnlyStore(parent or ".", patience_s=10.0), Part(name, ""))}
+        for marker in (_MARKER, REPLAY_RECORD):
+            if (content := read_sealed(store, marker, marker)) is not None:
+                digests = content.get("digests", {})
+                return {
+                    int(rank): (store, Part(path.rsplit("/", 1)[-1], digests.get(path, "")))
+                    for rank, path in content["parts"].items()
+                }
+    except Exception as error:
+        raise UsageError(
+            f"{store.url} cannot be read ({store.redacted(first_line(error))}): check the path, the network "
+            "and your credentials"
+        ) from error
+    raise UsageError(
+        f"{store.url} holds no saved state: give STORE/checkpoints/ITERATION, one of the parts in it, or the "
+        "folder of another replay"
+    )
+
+
+def read_part(store: Store, part: Part) -> dict[str, Any]:
+    """All tensors and values of a part, by name, verified where it has a list of digests.
+
+    Raises:
+        DamagedCheckpointError: it is not what was written.
+    """
+    if not part.digest and (files := store.read_json(f"{part.path}/{MANIFEST}")) is not None:
+        part = replace(part, digest=digest_of_json(files))  # the list itself is taken as it is
+    return CheckpointFolder(store).reader(part).read()
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], *, of_replica: bool = False) -> list[str]:
+    """The names of all tensors and values that differ in a bit, in type, or in shape, or that one lacks.
+
+    Digests are left out: a session that verifies nothing saves none, and they follow from the tensors.
+
+    Args:
+        one: a state.
+        other: another one.
+        of_replica: the other one was saved by a replica, which draws random numbers of its own.
+    """
+    skipped = (_DIGESTS, _RANDOM) if of_replica else (_DIGESTS,)
+    first, second = (
+        {path: value for path, value in _leaves(state) if not any(path[: len(s)] == s for s in skipped)}
+        for state in (one, other)
+    )
+    return [
+        ".".join(map(str, path))
+        for path in sorted({*first, *second}, key=str)
+        if path not in first or path not in second or not _equal(first[path], second[path])
+    ]
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """All tensors and plain values, by their path. What DCP stores as bytes are plain values, too."""
+    if isinstance(value, io.BytesIO):
+        value = unpack(value.getvalue())
+    if isinstance(value, Mapping):
+        for key in value:
+            yield from _leaves(value[key], (*path, key))
+        if not value:
+            yield path, {}
+    elif isinstance(value, list | tuple):
+        yield from _leaves(dict(enumerate(value)), path)
+    else:
+        yield path, value
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        return torch.equal(_bits(one), _bits(other))
+    return type(one) is type(other) and repr(one) == repr(other)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of a tensor: NaN is not equal to itself, and -0.0 is equal to 0.0."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,320 @@
+"""Rebuilds the state of a lost machine from its checkpoint and the logs of others, without its job.
+
+The workers of the machine run the user's script on this host, as replacements do in a live recovery: they
+follow a journal, which here tells of a job whose other workers wait at the iteration that is asked for. The
+store of the run is opened to be read only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from swift_ft.checkpoint.folder import CheckpointFolder, Part
+from swift_ft.checkpoint.manifest import MANIFEST
+from swift_ft.checkpoint.verify import part_damages
+from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
+from swift_ft.config import OfflineReplay, RunConfig
+from swift_ft.errors import DamagedCheckpointError, UsageError
+from swift_ft.launch.setup import is_readable_file, setup_of
+from swift_ft.offline.archive import ArchivedJournal, read_journal
+from swift_ft.offline.log_extent import log_extent
+from swift_ft.offline.part_comparison import REPLAY_RECORD, differences, find_parts, read_part
+from swift_ft.offline.replay_plan import ReplayPlan, machines_to_replay
+from swift_ft.offline.replay_workers import ReplayWorkers, log_name
+from swift_ft.offline.run_store import RunStore, open_run_store
+from swift_ft.recovery.events import JobOpened
+from swift_ft.recovery.waits import named
+from swift_ft.runtime.offline_replay import part_name
+from swift_ft.storage.digest import digest_of_json, sealed
+from swift_ft.storage.store import Store
+
+__all__ = ["OfflineReplayResult", "ReplayRequest", "replay_machine"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """What is asked for.
+
+    Attributes:
+        store: URL of the run's store.
+        machine: the slot whose workers are rebuilt.
+        out: the folder for their states. It must be empty or absent.
+        kind: of the script: ``script``, or ``module`` (``-m``).
+        target: its path, or the module's name.
+        args: its arguments.
+        until: completed iterations of the rebuilt state; None for as many as the log allows.
+        checkpoint: the iteration of the checkpoint to begin with; None for the newest intact one that is not
+            after ``until``.
+        check_against: URL of saved states to compare with; None for none.
+    """
+
+    store: str
+    machine: int
+    out: Path
+    kind: str
+    target: str
+    args: tuple[str, ...] = ()
+    until: int | None = None
+    checkpoint: int | None = None
+    check_against: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineReplayResult:
+    """What was rebuilt.
+
+    Attributes:
+        run_id: the run.
+        machines: the slots whose workers were rebuilt: the one that was asked for, and those without which it
+            cannot be.
+        checkpoint: the iteration of the checkpoint that they began with.
+        iteration: iterations that the rebuilt states have completed.
+        parts: the folder of each worker's state, by rank.
+        setup_known: the journal in the store says with which script the run was started: it was this one.
+        compared: ranks whose states were compared with saved ones.
+        differences: by rank, the names of tensors and values that differ.
+    """
+
+    run_id: str
+    machines: tuple[int, ...]
+    checkpoint: int
+    iteration: int
+    parts: Mapping[int, str]
+    setup_known: bool = True
+    compared: tuple[int, ...] = ()
+    differences: Mapping[int, Sequence[str]] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        return asdict(self)
+
+
+def replay_machine(
+    request: ReplayRequest, on_iteration: Callable[[ReplayPlan, int, int], None] = lambda *_: None
+) -> OfflineReplayResult:
+    """Rebuild the workers of a machine. Call it while the process has a single thread: it forks.
+
+    Args:
+        request: what is asked for.
+        on_iteration: called with the plan, a rank, and the iterations that its state has completed.
+
+    Raises:
+        UsageError: the user can fix it.
+        CheckpointError: the checkpoint is damaged.
+        RecoveryError: the log is damaged, or the script failed.
+    """
+    _check_folder(request.out)
+    if request.kind == "script" and not is_readable_file(request.target):
+        raise UsageError(f"there is no script {request.target!r}: give the one that the run was started with")
+    with ReplayWorkers() as workers:
+        run = open_run_store(request.store)
+        against = find_parts(request.check_against) if request.check_against is not None else None
+        journal = read_journal(run.store, run.run_id)
+        setup = journal.last_state().shape.setup
+        plan = _plan(run, request, journal)
+        _check_setup(setup, request)
+        with _filled(request.out, plan.ranks):
+            offline = OfflineReplay(request.store, str(request.out.absolute()), plan.log_since)
+            script = (request.kind, request.target, request.args)
+            workers.run(plan, run.run_id, offline, script, lambda *news: on_iteration(plan, *news))
+            _write_record(request.out, run, plan)
+    result = OfflineReplayResult(
+        run.run_id,
+        plan.lost,
+        plan.begin,
+        plan.until,
+        {rank: str(request.out / part_name(rank)) for rank in plan.ranks},
+        setup_known=bool(setup),
+    )
+    return result if against is None else _compared(result, request, plan, against)
+
+
+# ------------------------------------------------------------------------------------------ what to replay
+
+
+def _plan(run: RunStore, request: ReplayRequest, journal: ArchivedJournal) -> ReplayPlan:
+    machines, workers = run.topology["machines"], run.topology["workers"]
+    if not 0 <= request.machine < machines:
+        raise UsageError(f"--machine {request.machine}: the run has the machines 0 to {machines - 1}")
+    records = _records(run, machines * workers, request.machine)
+    lost = machines_to_replay(records, request.machine, workers)
+    ranks = [rank for rank in records if rank // workers in lost]
+    begin = _checkpoint(run, request, ranks)
+    since = _log_since(journal, begin)
+    extent = log_extent(run.store, run.run_id, records, ranks, begin, since=since)
+    until = extent if request.until is None else request.until
+    if until is None:
+        raise UsageError("this replay needs no log: say with --to-iteration where it ends")
+    if extent is not None and until > extent:
+        begins = f"begins with the checkpoint of iteration {begin} and " if extent == begin else ""
+        raise UsageError(
+            f"--to-iteration {until}: the replay {begins}can go to iteration {extent}, where the log ends. "
+            f"Give at most {extent}"
+        )
+    return ReplayPlan(machines, workers, records, lost, begin, until, since)
+
+
+def _records(run: RunStore, world_size: int, machine: int) -> dict[int, WorkerRecord]:
+    records = {rank: read_record(run.store, rank) for rank in range(world_size)}
+    found = {rank: record for rank, record in records.items() if record is not None}
+    if len(found) == world_size:
+        return found
+    if run.topology["stages"] == 1 and not found:
+        newest = max(run.checkpoints.committed(), default=None)
+        saved = f"or that of the checkpoint of iteration {newest}" if newest is not None else "or lost"
+        raise UsageError(
+            f"machine {machine} is a data-parallel replica, and replicas log no messages: its state is that "
+            f"of any live replica, {saved}"
+        )
+    missing = named("worker", sorted(set(range(world_size)) - set(found)))
+    raise UsageError(
+        f"{run.store.url} does not say which stages {missing} had: the run ended before its first step, or "
+        "an earlier version of swift_ft wrote the store"
+    )
+
+
+def _checkpoint(run: RunStore, request: ReplayRequest, ranks: Sequence[int]) -> int:
+    """The checkpoint to begin with."""
+    folder, kept = run.checkpoints, run.checkpoints.committed()
+    if not kept:
+        raise UsageError(f"{run.store.url} has no committed checkpoint: there is nothing to begin with")
+    shown = f"{run.store.url} has the checkpoints of iteration {', '.join(map(str, kept))}"
+    if request.checkpoint is not None:
+        if request.checkpoint not in kept:
+            raise UsageError(f"--from-checkpoint {request.checkpoint}: {shown}")
+        if request.until is not None and request.until < request.checkpoint:
+            raise UsageError(
+                f"--to-iteration {request.until} is before --from-checkpoint {request.checkpoint}"
+            )
+        if damages := _damages(folder, request.checkpoint, ranks):
+            raise DamagedCheckpointError(
+                f"the checkpoint of iteration {request.checkpoint} is damaged: {damages[0]}. "
+                "Choose another one"
+            )
+        return request.checkpoint
+    possible = [i for i in kept if request.until is None or i <= request.until]
+    if not possible:
+        raise UsageError(f"--to-iteration {request.until} is before the oldest checkpoint: {shown}")
+    first: list[str] = []
+    for iteration in reversed(possible):
+        damages = _damages(folder, iteration, ranks)
+        if not damages:
+            return iteration
+        first = first or damages
+    raise DamagedCheckpointError(f"no checkpoint is intact: {first[0]}")
+
+
+def _log_since(journal: ArchivedJournal, begin: int) -> int:
+    """The generation before which all segments of the log belong to an abandoned history."""
+    before, later = journal.last_state(), journal.after_gaps()
+    since = before.checkpoints.log_since if later is None else later.log_since(before, begin)
+    if since is None:
+        possible = (
+            sorted(i for i in later.saved_in if later.log_since(before, i) is not None) if later else []
+        )
+        remedy = (
+            f"Begin with --from-checkpoint {', '.join(map(str, possible))}"
+            if possible
+            else "No replay is safe without these entries"
+        )
+        raise UsageError(
+            f"{journal.gaps[0]}. All workers may have gone back to a checkpoint in that time, so nothing "
+            f"shows which logs belong to this history. {remedy}"
+        )
+    return since
+
+
+def _damages(folder: CheckpointFolder, iteration: int, ranks: Sequence[int]) -> list[str]:
+    """What is wrong with the parts of some workers."""
+    try:
+        parts = folder.parts_of(iteration)
+    except DamagedCheckpointError as error:
+        return [str(error)]
+    needed = dict.fromkeys(parts[rank] for rank in ranks)  # replicas share one
+    return [
+        f"{line} ({folder.store.url}/{part.path})" for part in needed for line in part_damages(folder, part)
+    ]
+
+
+def _check_setup(setup: tuple[str, ...], request: ReplayRequest) -> None:
+    """The script and what runs it must be those of the run: others may compute other bits."""
+    here = setup_of(JobOpened(machines=1), RunConfig(), request.kind, request.target)
+    ours, theirs = (dict(fact.split(": ", 1) for fact in facts) for facts in (here, setup))
+    for name in ("swift_ft", "torch", "Python", "the script", "the module"):
+        if name in theirs and ours.get(name) != theirs[name]:
+            raise UsageError(
+                f"{name} is {ours.get(name, 'unknown')} here and was {theirs[name]} in the run: the rebuilt "
+                "state would be another one. Use what the run was started with"
+            )
+
+
+# ------------------------------------------------------------------------------------------ the folder
+
+
+def _check_folder(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--out {out} is not an empty folder: choose another one, or empty it")
+
+
+@contextlib.contextmanager
+def _filled(out: Path, ranks: Sequence[int]) -> Iterator[None]:
+    """The folder is left as it was found if the block fails, but for the output of a script that failed."""
+    existed = out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be made ({error.strerror}): choose another folder") from error
+    try:
+        yield
+    except BaseException as error:
+        for rank in ranks:
+            shutil.rmtree(out / part_name(rank), ignore_errors=True)
+            if isinstance(error, UsageError):
+                (out / log_name(rank)).unlink(missing_ok=True)
+        if not existed and not any(out.iterdir()):
+            out.rmdir()
+        raise
+
+
+def _write_record(out: Path, run: RunStore, plan: ReplayPlan) -> None:
+    """Say what the folder holds, last of all."""
+    folder = Store(out)
+    lists = {part_name(rank): folder.read_json(f"{part_name(rank)}/{MANIFEST}") for rank in plan.ranks}
+    facts = {
+        "run_id": run.run_id,
+        "iteration": plan.until,
+        "checkpoint": plan.begin,
+        "parts": {str(rank): part_name(rank) for rank in plan.ranks},
+        "digests": {name: digest_of_json(files) for name, files in lists.items() if files is not None},
+    }
+    folder.write_json(REPLAY_RECORD, sealed(facts))
+
+
+def _compared(
+    result: OfflineReplayResult,
+    request: ReplayRequest,
+    plan: ReplayPlan,
+    against: Mapping[int | None, tuple[Store, Part]],
+) -> OfflineReplayResult:
+    own = [rank for rank in plan.ranks if rank // plan.workers_per_machine == request.machine]
+    pairs = {rank: against[rank] for rank in plan.ranks if rank in against}
+    if None in against and len(own) == 1:
+        pairs = {own[0]: against[None]}
+    if not pairs:
+        raise UsageError(
+            f"--check-against {request.check_against} holds no state of {named('worker', own)}: give a whole "
+            "checkpoint (the replay itself is complete)"
+        )
+    out = Store(request.out)
+    found = {}
+    for rank, (store, part) in pairs.items():
+        own_state, saved = read_part(out, Part(part_name(rank), "")), read_part(store, part)
+        of_replica = not part.path.rsplit("/", 1)[-1].startswith(part_name(rank))
+        found[rank] = differences(own_state, saved, of_replica=of_replica)
+    different = {rank: names for rank, names in found.items() if names}
+    return replace(result, compared=tuple(found), differences=different)

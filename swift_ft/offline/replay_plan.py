@@ -1,0 +1,129 @@
+"""Which workers are rebuilt when a machine is replayed without its job, and what they are told. Pure.
+
+The plan is the live job's own (`recovery/plan.py`). The workers of the lost machines report that they have no
+state, all others that they are live at the iteration where the replay ends. What the machine cannot be
+rebuilt without is lost, too: the machines of its recovery group, which logged no messages to each other, and
+the replicas of its stages, whose gradients were averaged with its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from swift_ft.checkpoint.worker_record import WorkerRecord
+from swift_ft.errors import UsageError
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.plan import make_plan
+from swift_ft.recovery.waits import named
+
+__all__ = ["GENERATION", "ReplayPlan", "machine_name", "machines_to_replay", "synthetic_journal"]
+
+GENERATION = 2
+"""In the first one all machines join; in this one the lost ones have been replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """A replay without the job.
+
+    Attributes:
+        machines: number of slots of the run.
+        workers_per_machine: the same on each.
+        records: of all workers, by rank.
+        lost: the slots whose workers are rebuilt, on this host.
+        begin: the checkpoint that they load.
+        until: completed iterations at which the replay ends.
+        log_since: the generation before which all segments of the log belong to an abandoned history.
+    """
+
+    machines: int
+    workers_per_machine: int
+    records: Mapping[int, WorkerRecord]
+    lost: tuple[int, ...]
+    begin: int
+    until: int
+    log_since: int = 0
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The workers that are rebuilt."""
+        return tuple(rank for rank in self.records if rank // self.workers_per_machine in self.lost)
+
+
+def machine_name(slot: int, *, replaced: bool) -> str:
+    """The name under which a slot's machine joins the synthetic journal."""
+    return f"m-{slot}.{int(replaced)}"
+
+
+def machines_to_replay(
+    records: Mapping[int, WorkerRecord], machine: int, workers_per_machine: int
+) -> tuple[int, ...]:
+    """The slots of all machines that have to be rebuilt together with one.
+
+    Args:
+        records: of all workers, by rank.
+        machine: the slot that is asked for.
+        workers_per_machine: the same on each machine.
+
+    Raises:
+        UsageError: these are all machines of the run: it has no log that a replay could read.
+    """
+    lost, found = {machine}, set[int]()
+    while lost != found:
+        found = set(lost)
+        ranks = {rank for rank in records if rank // workers_per_machine in lost}
+        held = {records[rank].holds for rank in ranks}
+        needed = {rank for rank in records if records[rank].holds in held}
+        if needed != set(records):
+            needed |= _rebuilt_with(records, needed, workers_per_machine)
+        lost |= {rank // workers_per_machine for rank in needed}
+    if len(lost) * workers_per_machine == len(records) and len(records) > 0:
+        raise UsageError(
+            f"machine {machine} cannot be replayed: {named('machine', sorted(lost))} recover together, and "
+            "no other machine has a log for them. Resume the run from its checkpoint instead"
+        )
+    return tuple(sorted(lost))
+
+
+def _rebuilt_with(records: Mapping[int, WorkerRecord], lost: set[int], workers_per_machine: int) -> set[int]:
+    """The workers that the live job would rebuild if it lost some: those of their group and neighbours."""
+    statuses = {rank: _status(rank, record, None if rank in lost else 1) for rank, record in records.items()}
+    plan = make_plan(statuses, workers_per_machine=workers_per_machine, committed=0, allow_helpers=False)
+    return {rank for rank, task in plan.tasks.items() if not task.idle}
+
+
+def synthetic_journal(plan: ReplayPlan) -> Iterator[ev.Event]:
+    """The journal of a job that has just replaced the lost machines, and whose other workers wait."""
+    yield ev.JobOpened(
+        machines=plan.machines,
+        workers_per_machine=plan.workers_per_machine,
+        checkpoint=plan.begin,
+    )
+    for slot in range(plan.machines):
+        name = machine_name(slot, replaced=False)
+        yield ev.MachineJoined(machine=name, preferred_slot=slot)
+    for slot in plan.lost:
+        yield ev.MachineLost(machine=machine_name(slot, replaced=False), reason="it is replayed")
+    for slot in plan.lost:
+        name = machine_name(slot, replaced=True)
+        yield ev.MachineJoined(machine=name, preferred_slot=slot)
+    for rank, record in plan.records.items():
+        if rank not in plan.ranks:
+            yield _status(rank, record, plan.until)
+
+
+def _status(rank: int, record: WorkerRecord, iteration: int | None) -> ev.StatusReported:
+    return ev.StatusReported(
+        rank=rank,
+        generation=GENERATION,
+        iteration=iteration,
+        live=iteration is not None,
+        stages=record.stages,
+        pipeline_known=True,
+        holds=record.holds,
+        pipeline=record.pipeline,
+        group=record.group,
+        linked=record.linked,
+        together=record.together,
+    )

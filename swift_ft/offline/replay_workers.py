@@ -1,0 +1,186 @@
+"""The workers of a replay without its job: processes on this host, with a rendezvous store of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from swift_ft.checkpoint.store_claim import CLAIMED
+from swift_ft.config import OfflineReplay, RunConfig, WorkerContext
+from swift_ft.coordination.agent_channel import channel_pair, receive
+from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.store_client import connect
+from swift_ft.errors import RecoveryError, UsageError
+from swift_ft.launch.standby import Standby
+from swift_ft.launch.store_service import StoreService
+from swift_ft.launch.worker import WorkerJob
+from swift_ft.offline.replay_plan import GENERATION, ReplayPlan, machine_name, synthetic_journal
+from swift_ft.runtime.pipeline.logged_pipeline import shapes_key
+from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
+from swift_ft.waits import waiting
+
+__all__ = ["ReplayWorkers", "log_name"]
+
+_HOST = "127.0.0.1"
+
+
+def log_name(rank: int) -> str:
+    """The file with the output of a worker."""
+    return f"rank-{rank:05d}.log"
+
+
+class ReplayWorkers:
+    """Where the workers of a replay are started. Make it while the process has a single thread: it forks.
+
+    As a context manager it leaves no process behind.
+    """
+
+    def __init__(self) -> None:
+        self._service = StoreService(_HOST, 0)
+        self._standby = Standby()
+        self._bootstrap: TCPStore | None = None
+        self._started = False
+
+    def __enter__(self) -> ReplayWorkers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._started:  # it may still be importing torch, for nothing
+            os.kill(self._standby.pid, signal.SIGKILL)
+        self._standby.close()  # and with it all workers
+        self._service.close()
+
+    def run(
+        self,
+        plan: ReplayPlan,
+        run_id: str,
+        offline: OfflineReplay,
+        script: tuple[str, str, tuple[str, ...]],
+        on_iteration: Callable[[int, int], None],
+    ) -> None:
+        """Replay, and save the state of each worker.
+
+        Args:
+            plan: what is replayed.
+            run_id: the run that wrote the logs.
+            offline: which store is read, and where states are saved.
+            script: its kind (``script`` or ``module``), its path or name, and its arguments.
+            on_iteration: called with a rank and the iterations that its state has completed.
+
+        Raises:
+            UsageError: the user can fix what is wrong with the script.
+            RecoveryError: the replay failed.
+        """
+        self._seed_rendezvous(plan, run_id)
+        # torch uses no prefix there: it is not the store of the journal.
+        self._bootstrap = serve_store(_HOST, 0)
+        channels, self._started = {}, True
+        for index, rank in enumerate(plan.ranks):
+            ours, theirs = channel_pair()
+            kind, target, args = script
+            job = WorkerJob(self._env(plan, rank, run_id, offline), target, args, kind, joins=True)
+            log = str(Path(offline.out) / log_name(rank))
+            self._standby.launch(job, local_rank=index, stdout=log, stderr=log, channel=theirs)
+            channels[rank] = ours
+        try:
+            self._watch(channels, on_iteration)
+        finally:
+            for channel in channels.values():
+                channel.close()
+
+    def _seed_rendezvous(self, plan: ReplayPlan, run_id: str) -> None:
+        """What the workers of a job would have left there for replacements."""
+        rendezvous = connect(_HOST, self._service.port, run_id)
+        rendezvous.set(CLAIMED, json.dumps({"checkpoints": []}))
+        for record in plan.records.values():
+            for stage, shapes in record.shapes.items():
+                rendezvous.set(shapes_key(stage), json.dumps(shapes))
+            for key, result in record.setup.items():
+                rendezvous.set(key, result)
+        journal = Journal(lambda: connect(_HOST, self._service.port, run_id), by="swift-recover")
+        for event in synthetic_journal(plan):
+            journal.append(event)
+
+    def _env(self, plan: ReplayPlan, rank: int, run_id: str, offline: OfflineReplay) -> dict[str, str]:
+        assert self._bootstrap is not None
+        workers = plan.workers_per_machine
+        context = WorkerContext(
+            run_id=run_id,
+            store_host=_HOST,
+            store_port=self._service.port,
+            machine=machine_name(rank // workers, replaced=True),
+            address=_HOST,
+            agent_pid=os.getpid(),
+            rank=rank,
+            world_size=len(plan.records),
+            workers_per_machine=workers,
+            started_in=GENERATION,
+            config=RunConfig(helpers=0),
+            offline=offline,
+        )
+        return {
+            **context.to_env(),
+            "LOCAL_RANK": str(rank % workers),
+            "GROUP_RANK": str(rank // workers),
+            "GROUP_WORLD_SIZE": str(plan.machines),
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": str(len(plan.records)),
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": _HOST,
+            "MASTER_PORT": str(self._bootstrap.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RESTART_COUNT": str(GENERATION),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+
+    def _watch(self, channels: Mapping[int, socket.socket], on_iteration: Callable[[int, int], None]) -> None:
+        """Until all workers have ended with exit code 0, or one of them has failed."""
+        failed: dict[str, Any] | None = None
+        with selectors.DefaultSelector() as selector, waiting("the workers to replay"):
+            selector.register(self._standby, selectors.EVENT_READ)
+            for rank, channel in channels.items():
+                selector.register(channel, selectors.EVENT_READ, data=rank)
+            running = len(channels)
+            while running and failed is None:
+                for key, _ in selector.select():
+                    if key.fileobj is self._standby:
+                        status = self._status()
+                        running -= status is not None
+                        if status and failed is None:
+                            failed = {"failed": f"a worker ended with exit code {status}"}
+                        continue
+                    message = receive(channels[key.data])
+                    if message is None:
+                        selector.unregister(channels[key.data])
+                    elif "failed" in message:
+                        failed = {**message, "failed": _named(key.data, message["failed"])}
+                    elif "iteration" in message.get("beat", {}):
+                        on_iteration(key.data, message["beat"]["iteration"])
+        if failed is not None:
+            raise (UsageError if failed.get("usage") else RecoveryError)(failed["failed"])
+
+    def _status(self) -> int | None:
+        """How a worker ended; None if the standby reports the start of one.
+
+        Raises:
+            ChildProcessError: the standby is gone, and the workers with it.
+        """
+        report = self._standby.receive()
+        if report is None:
+            raise ChildProcessError("the standby process died, and the workers with it")
+        return report.get("status")
+
+
+def _named(rank: int, failure: str) -> str:
+    """A worker's failure, with its name."""
+    return failure if failure.startswith("worker ") else f"worker {rank}: {failure}"

@@ -1,0 +1,61 @@
+"""Reading and writing files of the planner: what is wrong with one is said in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from swift_ft.errors import UsageError
+
+__all__ = ["load_object", "read_text", "whole", "write_text"]
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        UsageError: if it cannot be read, or is no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a text file") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def load_object(text: str, source: str) -> dict[str, Any]:
+    """The JSON object in a text.
+
+    Args:
+        text: what was read.
+        source: where from; errors begin with it.
+
+    Raises:
+        UsageError: if it is not valid JSON, or no object.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{source}: not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{source}: expected a JSON object at the top")
+    return data
+
+
+def whole(value: Any) -> Any:
+    """A whole number written as a float (``5e8``) as an int; any other value unchanged."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,212 @@
+"""Which machines recover together: groups under a storage budget (§5.3 of the paper)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swift_ft.errors import UsageError
+from swift_ft.planning.grouping.chain import Chain, ChainProfile
+from swift_ft.planning.grouping.exact import optimal_partition
+from swift_ft.planning.grouping.greedy import balanced_partition, greedy_merges, greedy_partition
+
+__all__ = ["METHODS", "GroupPlan", "SweepPoint", "evaluate_groups", "plan_groups", "sweep_budgets"]
+
+METHODS = ("optimal", "greedy", "balanced")
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Groups of consecutive machines, and what they cost.
+
+    Attributes:
+        groups: machines by group, in pipeline order.
+        log_bytes: largest size of the log, ``M(G)``: all bytes between groups over one checkpoint interval.
+        expected_recovery_s: mean seconds of re-computation after a failure (the paper's R(G) times the
+            iterations to replay, half an interval on average).
+        per_machine_recovery_s: the same, by the machine that fails.
+        method: ``optimal``, ``greedy`` or ``balanced``.
+        budget_bytes: upper limit for ``log_bytes``.
+        checkpoint_interval: iterations between two global checkpoints.
+        gap_s: no other partition is better by more than this. 0.0 for a proven optimum, None for methods that
+            prove nothing.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    log_bytes: int
+    expected_recovery_s: float
+    per_machine_recovery_s: tuple[float, ...]
+    method: str
+    budget_bytes: int
+    checkpoint_interval: int
+    gap_s: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "groups": [list(group) for group in self.groups],
+            "log_bytes": self.log_bytes,
+            "expected_recovery_s": self.expected_recovery_s,
+            "method": self.method,
+            "budget_bytes": self.budget_bytes,
+            "per_machine_recovery_s": list(self.per_machine_recovery_s),
+            "checkpoint_interval": self.checkpoint_interval,
+            "gap_s": self.gap_s,
+        }
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One point of the trade-off curve of figure 11."""
+
+    budget_bytes: int
+    log_bytes: int
+    expected_recovery_s: float
+    n_groups: int
+
+
+def plan_groups(
+    profile: ChainProfile,
+    *,
+    budget_bytes: int,
+    checkpoint_interval: int,
+    bandwidth: float,
+    method: str = "optimal",
+    parallel_recovery: bool = False,
+) -> GroupPlan:
+    """Groups of neighbouring machines whose log stays within a budget.
+
+    Args:
+        profile: the measured pipeline.
+        budget_bytes: room for the log, ``M_max``.
+        checkpoint_interval: iterations between two global checkpoints, ``T``; a log holds that many.
+        bandwidth: bytes per second between two machines, ``B``.
+        method: ``optimal`` (least expected recovery time, failure weights included), ``greedy`` (§5.3 to the
+            letter) or ``balanced`` (the most groups of equal size that fit).
+        parallel_recovery: divide a group's time by ``floor(N / |G|)`` (§5.2).
+
+    Raises:
+        UsageError: for impossible values.
+    """
+    chain = _chain(profile, checkpoint_interval, bandwidth, parallel_recovery)
+    limit = _limit(budget_bytes, checkpoint_interval)
+    gap = None
+    if method == "optimal":
+        best = optimal_partition(chain, limit)
+        starts, gap = best.starts, best.gap_s * checkpoint_interval / 2
+    elif method == "greedy":
+        starts = greedy_partition(chain, limit)
+    elif method == "balanced":
+        starts = balanced_partition(chain, limit)
+    else:
+        raise UsageError(f"there is no method {method!r}: take one of {', '.join(METHODS)}")
+    return _plan(chain, starts, method, budget_bytes, checkpoint_interval, gap)
+
+
+def evaluate_groups(
+    profile: ChainProfile,
+    groups: Sequence[Sequence[int]],
+    *,
+    checkpoint_interval: int,
+    bandwidth: float,
+    parallel_recovery: bool = False,
+) -> GroupPlan:
+    """What groups chosen by hand cost.
+
+    Raises:
+        UsageError: unless the groups hold every machine once, in pipeline order.
+    """
+    if [machine for group in groups for machine in group] != list(range(profile.n_machines)) or not all(
+        groups
+    ):
+        raise UsageError("groups must hold every machine once, neighbours together, in pipeline order")
+    chain = _chain(profile, checkpoint_interval, bandwidth, parallel_recovery)
+    starts = tuple(group[0] for group in groups)
+    log_bytes = chain.logged_bytes(starts) * checkpoint_interval
+    return _plan(chain, starts, "given", log_bytes, checkpoint_interval, None)
+
+
+def sweep_budgets(
+    profile: ChainProfile,
+    *,
+    checkpoint_interval: int,
+    bandwidth: float,
+    method: str = "optimal",
+    parallel_recovery: bool = False,
+    points: int = 32,
+) -> tuple[SweepPoint, ...]:
+    """Recovery time against storage (figure 11), from no log at all to every boundary logged.
+
+    Greedy's curve is whole, one point per merge, up to ``points`` of them; the others are computed at as many
+    budgets, evenly spread.
+    """
+    chain = _chain(profile, checkpoint_interval, bandwidth, parallel_recovery)
+    if points < 2:
+        raise UsageError("a curve needs at least two points")
+    total = sum(profile.boundary_bytes)
+    levels = {round(total * k / (points - 1)) for k in range(points)}
+    if method == "greedy" or chain.n <= points:
+        left, levels = total, {total}
+        for merge in greedy_merges(chain):
+            left -= merge.saved_bytes
+            levels.add(left)
+    ordered = sorted(levels)
+    if len(ordered) > points:
+        ordered = [ordered[round(k * (len(ordered) - 1) / (points - 1))] for k in range(points)]
+    curve = []
+    for level in ordered:
+        plan = plan_groups(
+            profile,
+            budget_bytes=level * checkpoint_interval,
+            checkpoint_interval=checkpoint_interval,
+            bandwidth=bandwidth,
+            method=method,
+            parallel_recovery=parallel_recovery,
+        )
+        curve.append(
+            SweepPoint(plan.budget_bytes, plan.log_bytes, plan.expected_recovery_s, len(plan.groups))
+        )
+    return tuple(curve)
+
+
+def _chain(
+    profile: ChainProfile, checkpoint_interval: int, bandwidth: float, parallel_recovery: bool
+) -> Chain:
+    if (
+        isinstance(checkpoint_interval, bool)
+        or not isinstance(checkpoint_interval, int)
+        or checkpoint_interval < 1
+    ):
+        raise UsageError(
+            f"the checkpoint interval is {checkpoint_interval}: it must be at least one iteration"
+        )
+    return Chain(profile, bandwidth, parallel_recovery)
+
+
+def _limit(budget_bytes: int, checkpoint_interval: int) -> int:
+    """Bytes per iteration that the budget leaves."""
+    if not math.isfinite(budget_bytes) or budget_bytes < 0:
+        raise UsageError(f"the budget is {budget_bytes} bytes: it must be a number of zero or more")
+    return int(budget_bytes) // checkpoint_interval
+
+
+def _plan(
+    chain: Chain, starts: Sequence[int], method: str, budget: int, interval: int, gap: float | None
+) -> GroupPlan:
+    stops = [*starts[1:], chain.n]
+    groups = tuple(tuple(range(i, j)) for i, j in zip(starts, stops, strict=True))
+    replayed = interval / 2
+    by_group = [chain.replay_s(i, j) * replayed for i, j in zip(starts, stops, strict=True)]
+    by_machine = tuple(seconds for group, seconds in zip(groups, by_group, strict=True) for _ in group)
+    return GroupPlan(
+        groups=groups,
+        log_bytes=chain.logged_bytes(starts) * interval,
+        expected_recovery_s=chain.expected_replay_s(starts) * replayed,
+        per_machine_recovery_s=by_machine,
+        method=method,
+        budget_bytes=int(budget),
+        checkpoint_interval=interval,
+        gap_s=gap,
+    )

@@ -1,0 +1,278 @@
+"""Which pipelines use all nodes, and how many microbatches each takes (Oobleck, SOSP '23, §4.2).
+
+The paper minimises the variance of the pipelines' times, with one number of microbatches per template. That
+has often no solution. Here the slowest pipeline's time is the smallest possible, with one number per
+pipeline: there is a solution wherever there are microbatches enough. The global batch never changes.
+
+The smallest time is found by bisection. Whether some set of templates can do the batch in a given time is a
+knapsack: each template takes its nodes and does as many microbatches as fit into the time. So no set has to
+be looked at by itself, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from swift_ft.errors import UsageError
+from swift_ft.planning.layout.costs import StageCosts
+from swift_ft.planning.layout.estimates import lower_bound_ns
+from swift_ft.planning.layout.makespan import StageTime, makespan_ns, one_f_one_b_ns
+from swift_ft.planning.layout.orders import Schedule
+from swift_ft.planning.layout.templates import Template
+
+__all__ = ["Instantiation", "PipelineTime", "best_instantiation", "count_sets", "deal", "node_sets"]
+
+
+@dataclass(frozen=True, slots=True)
+class Instantiation:
+    """Pipelines that use all nodes.
+
+    Attributes:
+        nodes: of each pipeline, ascending.
+        microbatches: of each pipeline.
+        iteration_ns: time of the slowest.
+    """
+
+    nodes: tuple[int, ...]
+    microbatches: tuple[int, ...]
+    iteration_ns: int
+
+
+def count_sets(sizes: Sequence[int], nodes: int, fewest: int) -> int:
+    """How many sets of templates use so many nodes with at least ``fewest`` pipelines (equation 5).
+
+    Args:
+        sizes: of the templates, in nodes.
+        nodes: to use.
+        fewest: pipelines.
+    """
+    ways = [[0] * (nodes + 1) for _ in range(fewest + 1)]  # by pipelines, `fewest` or more in the last; nodes
+    ways[0][0] = 1
+    for size in sizes:
+        for used in range(size, nodes + 1):
+            for count in range(1, fewest + 1):
+                ways[count][used] += ways[count - 1][used - size]
+            ways[fewest][used] += ways[fewest][used - size]
+    return ways[fewest][nodes]
+
+
+def node_sets(sizes: Sequence[int], nodes: int, fewest: int) -> Iterator[tuple[int, ...]]:
+    """All sets that :func:`count_sets` counts, each ascending."""
+    ascending = sorted(sizes)
+
+    def grow(rest: int, start: int, taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if not rest and len(taken) >= fewest:
+            yield taken
+        for index in range(start, len(ascending)):
+            size = ascending[index]
+            if size > rest or len(taken) + rest // size < fewest:
+                return
+            yield from grow(rest - size, index, (*taken, size))
+
+    return grow(nodes, 0, ())
+
+
+@dataclass(slots=True)
+class PipelineTime:
+    """The time of a template's pipeline by its number of microbatches.
+
+    Attributes:
+        stages: their times.
+        schedule: GPipe or 1F1B; others do not take every number of microbatches.
+        transfer_ns: of one message between two stages.
+    """
+
+    stages: tuple[StageTime, ...]
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    transfer_ns: int = 0
+    _exact: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, costs: StageCosts, template: Template, schedule: Schedule, transfer_ns: int = 0
+    ) -> PipelineTime:
+        """The time of a template."""
+        return cls(tuple(costs.time(*stage) for stage in template.stages), schedule, transfer_ns)
+
+    @property
+    def least(self) -> int:
+        """Microbatches that the schedule demands."""
+        return len(self.stages) if self.schedule is Schedule.ONE_F_ONE_B else 1
+
+    def exact(self, microbatches: int) -> int:
+        """The exact makespan."""
+        if microbatches not in self._exact:
+            self._exact[microbatches] = (
+                one_f_one_b_ns(self.stages, microbatches, self.transfer_ns)
+                if self.schedule is Schedule.ONE_F_ONE_B
+                else makespan_ns(self.stages, microbatches, self.schedule, transfer_ns=self.transfer_ns)
+            )
+        return self._exact[microbatches]
+
+    def bound(self, microbatches: int) -> int:
+        """A lower bound that is found faster."""
+        if self.schedule is Schedule.ONE_F_ONE_B:
+            return lower_bound_ns(self.stages, microbatches, self.transfer_ns)
+        return microbatches * max(stage.compute_ns for stage in self.stages)
+
+    def bound_within(self, time_ns: int, most: int) -> int:
+        """Microbatches, ``most`` at most, that the bound allows within a time; 0 if not :attr:`least`."""
+        if self.bound(self.least) > time_ns:
+            return 0
+        low, high = self.least, most + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.bound(middle) <= time_ns else (low, middle)
+        return low
+
+    def exact_within(self, time_ns: int, most: int) -> int:
+        """As :meth:`bound_within`, exactly."""
+        high = self.bound_within(time_ns, most)
+        if not high or self.exact(self.least) > time_ns:
+            return 0
+        low, step = high, 1
+        while low > self.least and self.exact(low) > time_ns:  # the bound is nearly exact: begin there
+            high, low, step = low, max(self.least, low - step), 2 * step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.exact(middle) <= time_ns else (low, middle)
+        return low
+
+
+def best_instantiation(
+    times: dict[int, PipelineTime], nodes: int, fewest: int, microbatches: int
+) -> Instantiation:
+    """The pipelines that use all nodes and do a global batch in the shortest time.
+
+    Args:
+        times: of the templates, by their number of nodes.
+        nodes: to use.
+        fewest: pipelines.
+        microbatches: of the global batch.
+
+    Raises:
+        UsageError: if no set of templates uses all nodes, or the batch is too small.
+    """
+    least = _pack(nodes, fewest, {size: -time.least for size, time in times.items()})
+    if least is None:
+        raise UsageError(
+            f"no {fewest} or more pipelines of {', '.join(map(str, times))} nodes use {nodes} nodes exactly: "
+            "tolerate fewer losses, or use another number of nodes"
+        )
+    needed = sum(times[size].least for size in least)
+    if needed > microbatches:
+        raise UsageError(
+            f"a global batch of {microbatches} microbatches is {needed - microbatches} too small: "
+            f"the pipelines need {needed}, one per stage"
+        )
+    search = _Search(times, nodes, fewest, microbatches)
+    low = search.smallest(0, search.upper(least), exact=False)
+    return search.dealt(search.smallest(low, search.upper(least), exact=True))
+
+
+class _Packed(NamedTuple):
+    """A set of sizes: the sum of their values, the last one, and the set of the others."""
+
+    value: int
+    size: int = 0
+    rest: _Packed | None = None
+
+
+def _pack(nodes: int, fewest: int, values: dict[int, int]) -> tuple[int, ...] | None:
+    """The sizes that use all nodes, are at least ``fewest``, and have the greatest sum of values."""
+    best: list[list[_Packed | None]] = [[None] * (nodes + 1) for _ in range(fewest + 1)]
+    best[0][0] = _Packed(0)
+    for size, value in sorted(values.items()):
+        for used in range(size, nodes + 1):
+            for count in range(1, fewest + 1):
+                for before in (count - 1, count) if count == fewest else (count - 1,):
+                    rest, old = best[before][used - size], best[count][used]
+                    if rest is not None and (old is None or rest.value + value > old.value):
+                        best[count][used] = _Packed(rest.value + value, size, rest)
+    found, sizes = best[fewest][nodes], list[int]()
+    if found is None:
+        return None
+    while found.rest is not None:
+        sizes.append(found.size)
+        found = found.rest
+    return tuple(reversed(sizes))
+
+
+class _Search:
+    """Bisection over the time of the slowest pipeline."""
+
+    def __init__(self, times: dict[int, PipelineTime], nodes: int, fewest: int, microbatches: int) -> None:
+        self._times = times
+        self._nodes = nodes
+        self._fewest = fewest
+        self._microbatches = microbatches
+
+    def upper(self, sizes: Sequence[int]) -> int:
+        """A time within which these pipelines do the batch."""
+        shares = deal([self._times[size] for size in sizes], self._microbatches)
+        return max(self._times[size].exact(share) for size, share in zip(sizes, shares, strict=True))
+
+    def smallest(self, low: int, high: int, *, exact: bool) -> int:
+        """The smallest time from ``low`` to ``high`` within which some set does the batch."""
+        if self._set_within(low, exact):
+            return low
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._set_within(middle, exact) else (middle + 1, high)
+        return low
+
+    def _set_within(self, time_ns: int, exact: bool) -> tuple[int, ...] | None:
+        capacities = {}
+        for size, time in self._times.items():
+            within = time.exact_within if exact else time.bound_within
+            capacity = within(time_ns, self._microbatches)
+            if capacity:
+                capacities[size] = capacity
+        sizes = _pack(self._nodes, self._fewest, capacities)
+        return sizes if sizes and sum(capacities[size] for size in sizes) >= self._microbatches else None
+
+    def dealt(self, time_ns: int) -> Instantiation:
+        """The set that does the batch within a time."""
+        sizes = self._set_within(time_ns, exact=True)
+        assert sizes is not None, "the bisection ended at a time that is enough"
+        times = [self._times[size] for size in sizes]
+        shares = deal(times, self._microbatches)
+        slowest = max(time.exact(share) for time, share in zip(times, shares, strict=True))
+        return Instantiation(sizes, shares, slowest)
+
+
+def deal(times: Sequence[PipelineTime], microbatches: int) -> tuple[int, ...]:
+    """Deal microbatches to pipelines so that the slowest one takes as short as possible.
+
+    Args:
+        times: of each pipeline.
+        microbatches: in all.
+
+    Returns:
+        Microbatches of each: at least what its schedule demands. What is over is taken from the slowest, the
+        last among equals.
+
+    Raises:
+        UsageError: if there are fewer than the schedules demand.
+    """
+    needed = sum(time.least for time in times)
+    if needed > microbatches:
+        raise UsageError(
+            f"{microbatches} microbatches are {needed - microbatches} too few: the pipelines need {needed}"
+        )
+    low, high = 0, max(time.exact(microbatches) for time in times)
+    while low < high:
+        middle = (low + high) // 2
+        enough = sum(time.exact_within(middle, microbatches) or time.least for time in times) >= microbatches
+        feasible = enough and all(time.exact(time.least) <= middle for time in times)
+        low, high = (low, middle) if feasible else (middle + 1, high)
+    shares = [time.exact_within(low, microbatches) for time in times]
+    for _ in range(sum(shares) - microbatches):
+        slowest = max(
+            (one for one, time in enumerate(times) if shares[one] > time.least),
+            key=lambda one: (times[one].exact(shares[one]), one),
+        )
+        shares[slowest] -= 1
+    return tuple(shares)

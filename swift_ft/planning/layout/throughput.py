@@ -1,0 +1,49 @@
+"""How fast a job is on each number of nodes, by templates (Oobleck §4). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swift_ft.errors import UsageError
+from swift_ft.planning.layout.costs import StageCosts
+from swift_ft.planning.layout.instantiate import PipelineTime, best_instantiation
+from swift_ft.planning.layout.orders import Schedule
+from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.planning.layout.templates import TemplateOptions, node_counts, templates_for
+
+__all__ = ["iteration_by_nodes"]
+
+
+def iteration_by_nodes(
+    layers: Sequence[LayerProfile], nodes: int, *, min_nodes: int, tolerate: int, microbatches: int
+) -> dict[int, int]:
+    """Nanoseconds of an iteration on each number of nodes that can hold the model, one device per node.
+
+    The templates are those of the largest number of nodes. A number that cannot hold ``tolerate + 1``
+    pipelines goes on with as many as it can; Oobleck would stop.
+
+    Args:
+        layers: of the model.
+        nodes: the largest number.
+        min_nodes: of a pipeline.
+        tolerate: losses at once that leave a copy of every layer, while there are nodes enough.
+        microbatches: of all pipelines together.
+
+    Raises:
+        UsageError: if not even the largest number of nodes can train.
+    """
+    costs, options = StageCosts(layers), TemplateOptions(schedule=Schedule.ONE_F_ONE_B)
+    counts = node_counts(nodes, 0, min_nodes, len(layers))
+    times = {
+        template.nodes: PipelineTime.of(costs, template, options.schedule)
+        for template in templates_for(costs, counts, options)
+    }
+    found = {}
+    for count in range(min_nodes, nodes + 1):
+        fewest = min(tolerate, count // min_nodes - 1) + 1
+        try:
+            found[count] = best_instantiation(times, count, fewest, microbatches).iteration_ns
+        except UsageError:
+            if count == nodes:
+                raise
+    return found

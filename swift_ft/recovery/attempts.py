@@ -1,0 +1,130 @@
+"""Ways back to training, and how often each was tried for the same loss. Pure.
+
+A way that failed twice for the same reason fails a third time, too. So each is tried at most twice for one
+part at the same iteration. Then comes the next one:
+
+    in place (continue, replicas, replay) ──▶ memory ──▶ checkpoint (fallback, restart) ──▶ the job ends
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from immutables import Map
+
+from swift_ft.recovery.events import StatusReported
+from swift_ft.recovery.plan import Plan, RecoveryMode
+
+__all__ = ["COMMUNICATION", "DEADLINE", "MAX_TRIES", "STATE", "Attempts", "Way", "machine_in"]
+
+MAX_TRIES = 2
+"""How often a way back is tried for the same loss."""
+
+COMMUNICATION, DEADLINE, STATE = "communication", "waiting for answers", "the state to load or replay"
+"""Parts that can fail and that are no machine."""
+
+
+def machine_in(slot: int) -> str:
+    """The part that a slot's machine is, whichever machine fills it."""
+    return f"machine {slot}"
+
+
+class Way(StrEnum):
+    """A way back to training."""
+
+    IN_PLACE = "the recovery in place"
+    """Survivors keep their state."""
+    MEMORY = "the return to a state in memory"
+    """All workers begin from a recent state in the memory of the living."""
+    CHECKPOINT = "the return to the checkpoint"
+    """All workers begin from the global checkpoint, or from the beginning if there is none."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Way:
+        """The way that a plan takes."""
+        in_place = (RecoveryMode.CONTINUE, RecoveryMode.REPLICA, RecoveryMode.REPLAY)
+        if plan.mode == RecoveryMode.MEMORY:
+            return cls.MEMORY
+        return cls.IN_PLACE if plan.mode in in_place else cls.CHECKPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """What was tried, and what has failed since.
+
+    Attributes:
+        tried: how often a way was tried, by way, iteration of the loss, and lost part. A commit empties it.
+        tried_for: parts for whose failure the last way was chosen.
+        failed: parts that have failed since the last plan; True for those that had something to do in it.
+        reason: how the last one failed.
+        lost_at: the consensus iteration at which the present loss interrupted training; None before the first
+            plan. It stays the same until an iteration was trained since.
+        live_at: the iteration at which training has continued after the last plan; None if it has not.
+        way: that of the last plan.
+        unheard: by slot, newcomers in a row that were lost before they reported.
+    """
+
+    tried: Map[tuple[Way, int, str], int] = field(default_factory=Map)
+    tried_for: frozenset[str] = frozenset()
+    failed: Map[str, bool] = field(default_factory=Map)
+    reason: str = ""
+    lost_at: int | None = None
+    live_at: int | None = None
+    way: Way | None = None
+    unheard: Map[int, int] = field(default_factory=Map)
+
+    def fail(self, part: str, reason: str, *, had_task: bool) -> Attempts:
+        """Note that a part has failed."""
+        had_task = had_task or self.failed.get(part, False)
+        return replace(self, failed=self.failed.set(part, had_task), reason=reason)
+
+    def miss(self, slot: int) -> Attempts:
+        """Note that a newcomer was lost before it reported."""
+        return replace(self, unheard=self.unheard.set(slot, self.unheard.get(slot, 0) + 1))
+
+    def resume(self, iteration: int) -> Attempts:
+        """Note that training continues at an iteration."""
+        return replace(self, live_at=iteration)
+
+    def begin(self, statuses: Mapping[int, StatusReported], committed: int | None) -> Attempts:
+        """All workers have reported. It is a new loss if an iteration was trained since the last plan."""
+        reached = [s.iteration for s in statuses.values() if s.live and s.iteration is not None]
+        consensus = min(reached, default=committed or 0)
+        attempts = replace(self, unheard=Map())
+        if self.lost_at is None or (self.live_at is not None and consensus > self.live_at):
+            return replace(attempts, lost_at=consensus)
+        return replace(attempts, tried=self.tried.update(dict(self._tried_with_a_task())))
+
+    def _tried_with_a_task(self) -> Iterator[tuple[tuple[Way, int, str], int]]:
+        """A part that failed in its task has tried the last way, too, if others began it."""
+        for part, had_task in self.failed.items():
+            if had_task and self.way is not None and part not in self.tried_for:
+                yield self._key(self.way, part), self._tries(self.way, part) + 1
+
+    def exhausted(self, way: Way) -> str:
+        """Why a way must not be tried again. Empty if it may be."""
+        for part in sorted(self.failed):
+            if self._tries(way, part) >= MAX_TRIES:
+                return f"{part} failed twice in {way} at iteration {self.lost_at}: {self.reason}"
+        return ""
+
+    def count(self, way: Way) -> Attempts:
+        """Note that a way is tried now, for all parts that have failed since the last plan."""
+        tries = {self._key(way, part): self._tries(way, part) + 1 for part in self.failed}
+        return replace(
+            self,
+            tried=self.tried.update(tries),
+            tried_for=frozenset(self.failed),
+            failed=Map(),
+            live_at=None,
+            way=way,
+        )
+
+    def _tries(self, way: Way, part: str) -> int:
+        return self.tried.get(self._key(way, part), 0)
+
+    def _key(self, way: Way, part: str) -> tuple[Way, int, str]:
+        assert self.lost_at is not None
+        return way, self.lost_at, part

@@ -1,0 +1,45 @@
+"""Workers whose script ends before the others are done, in words. Pure."""
+
+from __future__ import annotations
+
+from swift_ft.recovery.events import StatusReported
+from swift_ft.recovery.job_state import State
+
+__all__ = ["why_steps_differ", "why_too_early"]
+
+
+def why_too_early(state: State) -> str:
+    """Why the job cannot go on without the workers whose script has ended. Empty if there is none.
+
+    Without a session, scripts decide for themselves what they need of each other.
+    """
+    ended = state.membership.ended
+    if not ended or not state.has_sessions:
+        return ""
+    rank = min(ended)
+    others = min((other for other in range(state.world_size) if other not in ended), default=None)
+    needed = f"worker {others} still needs it" if others is not None else "the others still needed it"
+    return (
+        f"worker {rank} ended{_after(state, rank)} with exit code 0, while {needed}: "
+        "let the scripts of all workers leave the loop after the same iteration"
+    )
+
+
+def _after(state: State, rank: int) -> str:
+    iteration, steps = state.membership.ended[rank], _steps_of(state).get(rank)
+    if iteration is None:
+        return ""
+    return f" after {iteration} iterations" if steps is None else f" after {iteration} of {steps} iterations"
+
+
+def _steps_of(state: State) -> dict[int, int | None]:
+    return {rank: report.steps for rank, report in state.round.statuses.items()}
+
+
+def why_steps_differ(one: StatusReported, other: StatusReported) -> str:
+    """In words: two workers train for different numbers of iterations."""
+    shorter, longer = sorted((one, other), key=lambda report: report.steps or 0)
+    return (
+        f"worker {shorter.rank} ends after {shorter.steps} iterations, and worker {longer.rank} after "
+        f"{longer.steps}: give session.steps() the same number in all workers"
+    )

@@ -1,0 +1,121 @@
+"""Checkpoints: parts that become durable, commits, and early checkpoints on request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from immutables import Map
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.handlers.generations import end_job, open_generation
+from swift_ft.recovery.job_state import Checkpoints, Membership, SavedPart, State, base_of
+from swift_ft.recovery.maps import kept
+
+__all__ = [
+    "checkpoint_committed",
+    "checkpoint_damaged",
+    "checkpoint_requested",
+    "give_up_checkpoint",
+    "part_persisted",
+]
+
+
+def part_persisted(state: State, event: ev.PartPersisted) -> State:
+    """Count a part, unless its worker was replaced since it was saved, or has undone the iteration."""
+    checkpoints = state.checkpoints
+    valid_from = max(
+        state.membership.started_in[state.slot_of_rank(event.rank)],
+        checkpoints.revoked.get((event.iteration, event.rank), 0),
+    )
+    if event.epoch != checkpoints.epoch or _is_past(state, event.iteration) or event.generation < valid_from:
+        return state
+    part = SavedPart(event.path, event.digest)
+    of_iteration = checkpoints.parts.get(event.iteration, Map[int, SavedPart]()).set(event.rank, part)
+    return replace(
+        state,
+        checkpoints=replace(checkpoints, parts=checkpoints.parts.set(event.iteration, of_iteration)),
+    )
+
+
+def checkpoint_committed(state: State, event: ev.CheckpointCommitted) -> State:
+    """Forget what lies before the commit, and all failures: the job has made progress."""
+    checkpoints, iteration = state.checkpoints, event.iteration
+    if event.epoch != checkpoints.epoch or _is_past(state, iteration):
+        return state
+    requested = checkpoints.requested
+    checkpoints = replace(
+        checkpoints,
+        committed=iteration,
+        earlier=_kept_beside(checkpoints, event),
+        requested=requested if requested is not None and requested > iteration else None,
+        parts=kept(checkpoints.parts, lambda at, _: at > iteration),
+        revoked=kept(checkpoints.revoked, lambda at, _: at[0] > iteration),
+        log_gap_before=kept(checkpoints.log_gap_before, lambda _, gap: gap > iteration),
+    )
+    attempts = replace(state.tries.attempts, tried=Map(), tried_for=frozenset())
+    tries = replace(state.tries, attempts=attempts, failures=0)
+    return replace(state, checkpoints=checkpoints, membership=_seen_again(state.membership), tries=tries)
+
+
+def _seen_again(membership: Membership) -> Membership:
+    """All members have saved their part, so all others reach them."""
+    if not membership.silenced:
+        return membership
+    members = {base_of(machine) for machine in membership.slots}
+    return replace(membership, silenced=kept(membership.silenced, lambda base, _: base not in members))
+
+
+def _kept_beside(checkpoints: Checkpoints, event: ev.CheckpointCommitted) -> tuple[int, ...]:
+    """The older checkpoints that stay, now that a newer one is committed."""
+    older = checkpoints.kept or event.earlier
+    return older[len(older) - min(len(older), event.keep - 1) :]
+
+
+def checkpoint_damaged(state: State, event: ev.CheckpointDamaged) -> State:
+    """Give up a checkpoint: no worker loads any part of it any more."""
+    return give_up_checkpoint(state, event.iteration, f"worker {event.rank}: {event.reason}")
+
+
+def give_up_checkpoint(state: State, iteration: int, why: str) -> State:
+    """All return to an older checkpoint, unless a newer one was committed meanwhile.
+
+    Without any, the job ends. The logs since the older one are gone, so replay is impossible: survivors
+    return to it, too. It begins a new epoch, so that nothing which was about to be committed makes the
+    iterations in between count.
+    """
+    checkpoints = state.checkpoints
+    earlier = tuple(kept for kept in checkpoints.earlier if kept != iteration)
+    if iteration != checkpoints.committed:
+        return open_generation(replace(state, checkpoints=replace(checkpoints, earlier=earlier)))
+    if not earlier:
+        return end_job(state, f"no intact checkpoint is left: {why}")
+    checkpoints = replace(
+        checkpoints,
+        committed=earlier[-1],
+        earlier=earlier[:-1],
+        epoch=checkpoints.epoch + 1,
+        parts=Map(),
+        revoked=Map(),
+        log_gap_before=Map(),
+    )
+    tries = replace(state.tries, fallback_reason=why)
+    return open_generation(replace(state, checkpoints=checkpoints, tries=tries))
+
+
+def checkpoint_requested(state: State, event: ev.CheckpointRequested) -> State:
+    """Accept a request, unless a worker has not reached an earlier one yet: it would then save for neither.
+
+    A request is no promise. If a worker learns of it too late, its part is missing and nothing is committed.
+    """
+    checkpoints = state.checkpoints
+    passed_by_all = event.iteration - ev.REQUESTED_AHEAD - 1  # the asker has completed at least one more
+    if _is_past(state, event.iteration):
+        return state
+    if checkpoints.requested is not None and checkpoints.requested > passed_by_all:
+        return state
+    return replace(state, checkpoints=replace(checkpoints, requested=event.iteration))
+
+
+def _is_past(state: State, iteration: int) -> bool:
+    committed = state.checkpoints.committed
+    return committed is not None and iteration <= committed

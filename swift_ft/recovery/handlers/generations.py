@@ -1,0 +1,116 @@
+"""The steps that begin and end generations: fill slots, open a generation, restart all, end the job."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+
+from immutables import Map
+
+from swift_ft.recovery.early_ends import why_too_early
+from swift_ft.recovery.job_state import Membership, Phase, RecoveryRound, Spare, State, Verdict
+from swift_ft.recovery.maps import without
+
+__all__ = ["end_job", "fill_slots", "open_generation", "restart_all"]
+
+
+def fill_slots(state: State) -> State:
+    """Fill all empty slots at once, as soon as there are spares for all of them."""
+    membership = state.membership
+    empty = state.shape.machines - len(membership.members)
+    if state.phase != Phase.FORMING or not empty or len(membership.spares) < empty:
+        return state
+    slots = [slot for slot in range(state.shape.machines) if slot not in membership.members]
+    chosen = _choose_spares(slots, membership)
+    domains = {slot: membership.spares[machine].domain for slot, machine in chosen.items()}
+    membership = replace(
+        membership,
+        members=membership.members.update(chosen),
+        slots=membership.slots.update({machine: slot for slot, machine in chosen.items()}),
+        domains=membership.domains.update(domains),
+        spares=without(membership.spares, chosen.values()),
+    )
+    started = range(state.shape.machines) if membership.restart_all else slots
+    return open_generation(replace(state, membership=membership), started)
+
+
+def _choose_spares(slots: list[int], membership: Membership) -> dict[int, str]:
+    """For each empty slot a spare that prefers it, else one that prefers none of them, else the first."""
+    in_order, spares = membership.waiting(), membership.spares
+    preferring: dict[int, deque[str]] = {slot: deque() for slot in slots}
+    indifferent, anyone = deque[str](), deque(in_order)
+    for machine in in_order:
+        preferring.get(_preference(spares[machine]), indifferent).append(machine)
+    chosen: dict[int, str] = {}
+    taken: set[str] = set()
+    for slot in slots:
+        for candidates in (preferring[slot], indifferent, anyone):
+            while candidates and candidates[0] in taken:
+                candidates.popleft()
+            if candidates:
+                chosen[slot] = candidates.popleft()
+                taken.add(chosen[slot])
+                break
+    return chosen
+
+
+def _preference(spare: Spare) -> int:
+    return -1 if spare.preferred_slot is None else spare.preferred_slot
+
+
+def open_generation(state: State, started: Iterable[int] = ()) -> State:
+    """Ask all workers for their status, in a new generation that starts the workers of some slots.
+
+    A worker whose script has ended cannot answer. The job ends at once, since the others need it.
+    """
+    if reason := why_too_early(state):
+        return end_job(state, reason)
+    generation = state.generation + 1
+    membership = replace(
+        state.membership,
+        started_in=state.membership.started_in.update(dict.fromkeys(started, generation)),
+        restart_all=False,
+    )
+    return replace(
+        state,
+        phase=Phase.AGREEING,
+        generation=generation,
+        membership=membership,
+        round=RecoveryRound(),
+        checkpoints=replace(state.checkpoints, requested=None),
+    )
+
+
+def restart_all(state: State, reason: str) -> State:
+    """Start all processes again, at once or when the empty slots are filled. Their plan states the reason."""
+    state = replace(
+        state,
+        membership=replace(_without_fenced(state.membership), exited=Map(), ended=Map()),
+        round=replace(state.round, plan=None),
+        checkpoints=replace(state.checkpoints, parts=Map()),
+        tries=replace(state.tries, fallback_reason=reason),
+    )
+    if len(state.membership.members) < state.shape.machines:
+        waiting = replace(state.membership, restart_all=True)
+        return fill_slots(replace(state, membership=waiting, phase=Phase.FORMING))
+    return open_generation(state, started=range(state.shape.machines))
+
+
+def _without_fenced(membership: Membership) -> Membership:
+    """Empty the slots of machines that left after their script had ended."""
+    for slot in sorted(membership.exited):
+        machine = membership.members.get(slot)
+        if machine is not None and machine in membership.fenced:
+            membership = membership.without(machine)
+    return membership
+
+
+def end_job(state: State, reason: str, exit_code: int = 1) -> State:
+    """End the job: it cannot continue, or the user asked for it."""
+    return replace(
+        state,
+        phase=Phase.ENDED,
+        round=replace(state.round, plan=None),
+        verdict=Verdict(False, reason, exit_code),
+    )

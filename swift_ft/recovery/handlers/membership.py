@@ -1,0 +1,212 @@
+"""Machines that join, are lost, or finish, and the slots that they fill."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from immutables import Map
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.attempts import DEADLINE, MAX_TRIES
+from swift_ft.recovery.early_ends import why_too_early
+from swift_ft.recovery.handlers.failures import note_failure, note_machine
+from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all
+from swift_ft.recovery.handlers.newcomers import refuse, why_refused
+from swift_ft.recovery.job_state import JobShape, Phase, Spare, State, Verdict
+
+__all__ = [
+    "deadline_passed",
+    "fault_injected",
+    "job_closed",
+    "job_opened",
+    "machine_joined",
+    "machine_lost",
+    "script_exited",
+    "script_failed",
+    "sessionless_workers",
+    "worker_came_back",
+]
+
+
+def job_opened(state: State, event: ev.JobOpened) -> State:
+    """Fix the job's shape. All slots are empty."""
+    if state.shape.machines:
+        return state
+    started_in = Map(dict.fromkeys(range(event.machines), 0))
+    return replace(
+        state,
+        shape=JobShape(event.machines, event.workers_per_machine, event.max_failures, event.setup),
+        membership=replace(state.membership, started_in=started_in),
+        checkpoints=replace(state.checkpoints, committed=event.checkpoint),
+        tries=replace(state.tries, restarts_left=event.restarts),
+    )
+
+
+def machine_joined(state: State, event: ev.MachineJoined) -> State:
+    """Add a machine to the spares, and fill the empty slots if there are spares for all of them."""
+    membership = state.membership
+    if membership.knows(event.machine):
+        return state
+    if reason := why_refused(state, event):
+        return refuse(state, event.machine, reason)
+    spare = Spare(membership.arrivals, event.preferred_slot, event.domain)
+    membership = replace(
+        membership,
+        spares=membership.spares.set(event.machine, spare),
+        arrivals=membership.arrivals + 1,
+        addresses=membership.addresses.set(event.machine, event.address),
+    )
+    return fill_slots(replace(state, membership=membership))
+
+
+def machine_lost(state: State, event: ev.MachineLost) -> State:
+    """Fence a machine. If it fills a slot, the generation is over."""
+    if event.reporter in state.membership.fenced:
+        return state
+    if event.reporter and event.machine not in state.membership.fenced:
+        state = replace(state, membership=state.membership.silence(event.machine))
+    return _lose(state if event.on_request else note_machine(state, event.machine, event.reason), event)
+
+
+def drain_requested(state: State, event: ev.DrainRequested) -> State:
+    """Note that a machine is to leave, if it takes part."""
+    membership = state.membership
+    takes_part = event.machine in membership.slots or event.machine in membership.spares
+    if not takes_part or event.machine in membership.fenced or event.machine in membership.draining:
+        return state
+    committed = state.checkpoints.committed
+    since = -1 if committed is None else committed
+    return replace(
+        state, membership=replace(membership, draining=membership.draining.set(event.machine, since))
+    )
+
+
+def _lose(state: State, event: ev.MachineLost) -> State:
+    state = _fence(state, event.machine)
+    membership, slot = state.membership, state.slot_of(event.machine)
+    if slot is None or slot in membership.exited:
+        return state
+    failures = state.tries.failures + (not event.on_request)
+    limit = state.shape.max_failures
+    if limit is not None and failures > limit:
+        return end_job(
+            state,
+            f"{failures} machines were lost since the last checkpoint, "
+            f"more than the limit of {limit} (the last one: {event.reason})",
+        )
+    all_finished = len(state.round.finished) == state.world_size
+    if not all_finished and (why := why_too_early(state)):
+        return end_job(state, why)
+    if membership.exited or all_finished:
+        return end_job(state, f"machine {event.machine} was lost after the last iteration: {event.reason}")
+    state = replace(
+        state,
+        phase=Phase.FORMING,
+        membership=membership.without(event.machine),
+        round=replace(state.round, plan=None),
+        tries=replace(state.tries, failures=failures),
+    )
+    unheard = state.tries.attempts.unheard.get(slot, 0)
+    if unheard < MAX_TRIES:
+        return fill_slots(state)
+    why = f"{unheard} machines in a row were lost in slot {slot} before they reported: {event.reason}"
+    if unheard >= 2 * MAX_TRIES:
+        return end_job(state, f"{why}; all workers were started again in between, and no way back is left")
+    return restart_all(state, why)
+
+
+def _fence(state: State, machine: str) -> State:
+    membership = state.membership
+    if machine in membership.addresses:
+        membership = replace(membership, addresses=membership.addresses.delete(machine))
+    if machine in membership.spares:
+        membership = replace(membership, spares=membership.spares.delete(machine))
+    if machine in membership.draining:
+        membership = replace(membership, draining=membership.draining.delete(machine))
+    return replace(state, membership=replace(membership, fenced=membership.fenced.set(machine, None)))
+
+
+def worker_came_back(state: State, event: ev.WorkerCameBack) -> State:
+    """Note a false alarm, so that the deadline grows. Its machine stays lost."""
+    return replace(state, tries=replace(state.tries, came_back=state.tries.came_back + 1))
+
+
+def sessionless_workers(state: State, event: ev.SessionlessWorkers) -> State:
+    """A script without a session can only be started again, and with it all others, as under torchrun."""
+    slot = state.slot_of(event.machine)
+    if slot is None or state.has_sessions:  # its session has not begun yet
+        return state
+    sessionless = state.round.sessionless.set(slot, None)
+    state = replace(state, round=replace(state.round, sessionless=sessionless))
+    return restart_all(state, "the script has no session")
+
+
+def script_exited(state: State, event: ev.ScriptExited) -> State:
+    """Note that a worker's script has succeeded. The job ends with the last one.
+
+    In a recovery all workers are needed, so the job ends at once. While all train, the others may be done,
+    too: it ends when the communication of one of them fails.
+    """
+    slot = state.slot_of(event.machine)
+    if slot is None or state.membership.started_in[slot] != event.started_in:
+        return state
+    ranks = state.ranks_of(slot) if event.rank is None else (event.rank,)
+    ended = state.membership.ended.update(dict.fromkeys(ranks, event.iteration))
+    state = replace(state, membership=replace(state.membership, ended=ended))
+    if all(rank in ended for rank in state.ranks_of(slot)):
+        exited = state.membership.exited.set(slot, None)
+        state = replace(state, membership=replace(state.membership, exited=exited))
+    if len(ended) == state.world_size:
+        verdict = Verdict(True, "finished")
+        return replace(state, phase=Phase.ENDED, round=replace(state.round, plan=None), verdict=verdict)
+    if state.phase == Phase.LIVE:  # no worker has to wait for this worker's last iteration
+        finished = state.round.finished.update(dict.fromkeys(ranks))
+        return replace(state, round=replace(state.round, finished=finished))
+    if not state.membership.restart_all and (why := why_too_early(state)):
+        return end_job(state, why)
+    return state
+
+
+def script_failed(state: State, event: ev.ScriptFailed) -> State:
+    """Restart all processes, as often as the user allows; a usage error ends the job at once."""
+    slot = state.slot_of(event.machine)
+    if slot is None or state.membership.started_in[slot] != event.started_in:
+        return state
+    if not event.usage and _is_repairing(state, slot):
+        return restart_all(state, event.reason)  # the loss under repair most likely caused it
+    if event.usage or state.tries.restarts_left == 0:
+        return end_job(state, event.reason, event.exit_code)
+    tries = replace(state.tries, restarts_left=state.tries.restarts_left - 1)
+    return restart_all(replace(state, tries=tries), event.reason)
+
+
+def _is_repairing(state: State, slot: int) -> bool:
+    """Whether a generation has just ended, and the slot's older workers have not reported yet."""
+    if state.phase == Phase.FORMING:
+        return state.generation > 0
+    return state.phase == Phase.AGREEING and state.membership.started_in[slot] < state.generation
+
+
+def deadline_passed(state: State, event: ev.DeadlinePassed) -> State:
+    """Fence the machines that have not answered in time."""
+    if event.phase != state.phase:
+        return state
+    late = [machine for machine in state.missing() if machine in event.machines]  # by slot, for all the same
+    if late:
+        state = note_failure(state, DEADLINE, event.reason)
+    for machine in late:
+        state = note_machine(state, machine, event.reason)
+    for machine in late:
+        if state.phase != Phase.ENDED:
+            state = _lose(state, ev.MachineLost(machine=machine, reason=event.reason))
+    return state
+
+
+def fault_injected(state: State, event: ev.FaultInjected) -> State:
+    """Remember a test's fault, which happens once in a run."""
+    return replace(state, injected=state.injected | {event.fault})
+
+
+def job_closed(state: State, event: ev.JobClosed) -> State:
+    """End the job on request, or because it cannot continue."""
+    return end_job(state, event.reason, event.exit_code)

@@ -1,0 +1,64 @@
+"""Machines that differ from the job: they are found before they are used, and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from swift_ft.config import EXIT_USAGE
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.early_ends import why_steps_differ
+from swift_ft.recovery.handlers.generations import end_job, fill_slots
+from swift_ft.recovery.job_state import Phase, State
+
+__all__ = ["refuse", "refuse_other_steps", "why_refused"]
+
+_SEPARATOR = ": "
+
+
+def why_refused(state: State, event: ev.MachineJoined) -> str:
+    """What differs between a machine and the job, in one line. Empty if it may join."""
+    jobs, own = _by_name(state.shape.setup), _by_name(event.setup)
+    differences = [
+        f"{name} is {own.get(name, 'unknown')} here and {value} in the job"
+        for name, value in jobs.items()
+        if own.get(name) != value
+    ]
+    if not differences:
+        return ""
+    return f"this machine differs from the others of the job: {'; '.join(differences)}"
+
+
+def _by_name(setup: tuple[str, ...]) -> dict[str, str]:
+    """The values by name: ``torch: 2.9.1`` is the value ``2.9.1`` of ``torch``."""
+    return {name: value for name, _, value in (entry.partition(_SEPARATOR) for entry in setup)}
+
+
+def refuse(state: State, machine: str, reason: str) -> State:
+    """Refuse a machine for good. If it has a slot, the job waits for another one, and no loss is counted."""
+    membership = replace(state.membership, refused=state.membership.refused.set(machine, reason))
+    if machine in membership.addresses:
+        membership = replace(membership, addresses=membership.addresses.delete(machine))
+    if machine in membership.spares:
+        membership = replace(membership, spares=membership.spares.delete(machine))
+    if machine not in membership.slots:
+        return replace(state, membership=membership)
+    membership, attempt = membership.without(machine), replace(state.round, plan=None)
+    return fill_slots(replace(state, phase=Phase.FORMING, membership=membership, round=attempt))
+
+
+def refuse_other_steps(state: State, statuses: Mapping[int, ev.StatusReported]) -> State | None:
+    """All workers train for the same number of iterations. None if they do.
+
+    A newcomer's machine is refused. Where workers differ that were started together, the job ends.
+    """
+    known = {rank: report for rank, report in statuses.items() if report.steps is not None}
+    started_in = {rank: state.membership.started_in[state.slot_of_rank(rank)] for rank in known}
+    first = min(known, key=lambda rank: (started_in[rank], rank), default=None)
+    other = next((rank for rank in known if known[rank].steps != known[first or 0].steps), None)
+    if first is None or other is None:
+        return None
+    reason = why_steps_differ(known[first], known[other])
+    if started_in[first] == started_in[other] or started_in[other] < state.generation:
+        return end_job(state, reason, EXIT_USAGE)
+    return refuse(state, state.membership.members[state.slot_of_rank(other)], reason)

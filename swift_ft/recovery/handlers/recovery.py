@@ -1,0 +1,294 @@
+"""Recovery: from the status of all workers to a plan, and from the plan to live training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from immutables import Map
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.attempts import COMMUNICATION, STATE, Way
+from swift_ft.recovery.early_ends import why_too_early
+from swift_ft.recovery.handlers.checkpoints import give_up_checkpoint
+from swift_ft.recovery.handlers.failures import note_failure
+from swift_ft.recovery.handlers.generations import end_job, open_generation, restart_all
+from swift_ft.recovery.handlers.newcomers import refuse_other_steps
+from swift_ft.recovery.job_state import Checkpoints, Phase, SavedPart, State
+from swift_ft.recovery.maps import kept, without
+from swift_ft.recovery.plan import Plan, RecoveryMode, make_plan
+from swift_ft.recovery.topology import replica_sets
+
+__all__ = [
+    "communication_failed",
+    "help_declined",
+    "replay_failed",
+    "status_reported",
+    "worker_finished",
+    "worker_ready",
+]
+
+
+def status_reported(state: State, event: ev.StatusReported) -> State:
+    """Note a worker's status. The last one leads to the plan."""
+    if event.live and (event.iteration or 0) < state.tries.replay_targets.get(event.rank, 0):
+        event = replace(event, live=False)  # an earlier replay of it did not reach its end
+    statuses = state.round.statuses.set(event.rank, event)
+    state = replace(state, has_sessions=True, round=replace(state.round, statuses=statuses))
+    if why := why_too_early(state):
+        return end_job(state, why)
+    return state if len(statuses) < state.world_size else _decide(state)
+
+
+def _decide(state: State) -> State:
+    """Choose the recovery mode, now that every worker has reported."""
+    statuses = dict(sorted(state.round.statuses.items()))
+    if (without_others := refuse_other_steps(state, statuses)) is not None:
+        return without_others
+    attempts = state.tries.attempts.begin(statuses, state.checkpoints.committed)
+    plan = _plan(state, statuses, state.tries.fallback_reason)
+    if why := attempts.exhausted(Way.of(plan)):
+        plan = _plan(state, statuses, why)  # by memory or the checkpoint, if that was not it already
+        if Way.of(plan) == Way.MEMORY and (why := attempts.exhausted(Way.MEMORY)):
+            plan = _plan(state, statuses, why, allow_memory=False)
+        if last := attempts.exhausted(Way.of(plan)):
+            return end_job(state, f"no other way back is left: {last}")
+    state = replace(state, tries=replace(state.tries, attempts=attempts.count(Way.of(plan))))
+    return _follow(state, plan, statuses)
+
+
+def _plan(
+    state: State,
+    statuses: Mapping[int, ev.StatusReported],
+    fallback_reason: str | None,
+    *,
+    allow_memory: bool = True,
+) -> Plan:
+    return make_plan(
+        statuses,
+        workers_per_machine=state.shape.workers_per_machine,
+        committed=state.checkpoints.committed,
+        fallback_reason=fallback_reason,
+        allow_helpers=state.tries.no_helpers_reason is None,
+        log_gap_before=state.checkpoints.log_gap_before,
+        allow_memory=allow_memory and not state.tries.distrusts_memory,
+    )
+
+
+def _follow(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported]) -> State:
+    """Begin what the plan asks for."""
+    if plan.mode == RecoveryMode.RESTART:
+        return restart_all(state, plan.reason)
+    if (
+        plan.mode == RecoveryMode.START
+        and state.checkpoints.committed is None
+        and _began_apart(state, statuses)
+    ):
+        return restart_all(
+            state, "replicas that were started one after the other began with different values"
+        )
+    if plan.mode in (RecoveryMode.START, RecoveryMode.FALLBACK):
+        checkpoints = _in_new_epoch(state.checkpoints, state.generation)
+    elif plan.mode == RecoveryMode.MEMORY:
+        checkpoints = _from_memory(state.checkpoints, plan, state.generation)
+    else:
+        checkpoints = _after_partial_recovery(state, plan, statuses)
+    return _carry_out(replace(state, checkpoints=checkpoints), plan)
+
+
+def _carry_out(state: State, plan: Plan) -> State:
+    """Begin to recover. Workers without a task are ready at once."""
+    replays = {rank: task.replay_until for rank, task in plan.tasks.items() if task.begin < task.replay_until}
+    tries = replace(state.tries, replay_targets=Map(replays), fallback_reason=plan.reason or None)
+    helpers = {rank for replay in plan.parallel_replays for rank in replay.helpers}
+    idle = [rank for rank, task in plan.tasks.items() if task.idle and rank not in helpers]
+    agreed = replace(state.round, plan=plan, ready=Map(dict.fromkeys(idle)))
+    return _live_if_ready(replace(state, phase=Phase.RECOVERING, round=agreed, tries=tries))
+
+
+def _began_apart(state: State, statuses: Mapping[int, ev.StatusReported]) -> bool:
+    """Whether replicas may differ from the start.
+
+    Replicas begin with equal values if they were started together, or received a replica's state. A replica
+    whose source died during the transfer has lost even its own initial values.
+    """
+    started: dict[tuple[str, ...], set[int]] = {}
+    for rank, report in statuses.items():
+        if report.holds:
+            generation = state.membership.started_in[state.slot_of_rank(rank)]
+            started.setdefault(report.holds, set()).add(generation)
+    return any(len(generations) > 1 for generations in started.values())
+
+
+def _in_new_epoch(checkpoints: Checkpoints, generation: int) -> Checkpoints:
+    """All workers begin from a checkpoint. Earlier parts and logs belong to another history."""
+    return replace(
+        checkpoints,
+        epoch=checkpoints.epoch + 1,
+        parts=Map(),
+        revoked=Map(),
+        log_gap_before=Map(),
+        log_since=generation,
+    )
+
+
+def _from_memory(checkpoints: Checkpoints, plan: Plan, generation: int) -> Checkpoints:
+    """All workers begin from a state in memory, which is as good as a checkpoint but in no store.
+
+    Logs of the iterations before it count as gone, so no replay goes across it before the next commit. If it
+    is a checkpoint's iteration, all workers save it again: their earlier parts are of another epoch.
+    """
+    begun = _in_new_epoch(checkpoints, generation)
+    if plan.resume <= (checkpoints.committed or 0):
+        return begun
+    return replace(
+        begun,
+        revoked=Map({(plan.resume, rank): generation for rank in plan.tasks}),
+        log_gap_before=Map(dict.fromkeys(plan.tasks, plan.resume)),
+    )
+
+
+def _after_partial_recovery(
+    state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported]
+) -> Checkpoints:
+    """Keep the parts and logs that still count when some workers roll back and others keep their state."""
+    vouches = _vouches_until(plan, statuses, state.checkpoints)
+    return replace(
+        state.checkpoints,
+        parts=_vouched_for(state.checkpoints.parts, vouches),
+        revoked=state.checkpoints.revoked.update(
+            dict.fromkeys(_revoked(plan, statuses, vouches), state.generation)
+        ),
+        log_gap_before=_log_gaps(state, plan, statuses),
+    )
+
+
+def _vouches_until(
+    plan: Plan, statuses: Mapping[int, ev.StatusReported], checkpoints: Checkpoints
+) -> dict[int, int]:
+    """By rank, the last iteration whose part of a checkpoint counts: the worker will have completed it.
+
+    If later parts of a lost worker counted, a checkpoint could be committed, and older logs deleted, before
+    its replacement has reached it. If later parts of workers that roll back counted, a checkpoint could mix
+    two histories. Replicas that replay save again: all but one of them name a part that is yet to be written.
+    So do replicas of a worker that did not complete the last iteration itself but received its state: it has
+    not saved it, and what it was to save for all may be incomplete.
+    """
+    vouches = {}
+    for replicas in replica_sets(statuses):
+        for rank in replicas:
+            task = plan.tasks[rank]
+            vouches[rank] = task.end if len(replicas) == 1 else task.begin
+        if len(replicas) > 1 and _save_again(replicas, plan, statuses, checkpoints):
+            vouches.update({rank: plan.tasks[rank].begin - 1 for rank in replicas})
+    return vouches
+
+
+def _save_again(
+    replicas: Sequence[int],
+    plan: Plan,
+    statuses: Mapping[int, ev.StatusReported],
+    checkpoints: Checkpoints,
+) -> bool:
+    """Whether some of these replicas have no part of a checkpoint of the state that all go on with."""
+    begin = plan.tasks[replicas[0]].begin
+    if begin <= (checkpoints.committed or 0):
+        return False
+    received = any((statuses[rank].iteration or 0) < begin for rank in replicas)
+    parts: Mapping[int, SavedPart] = checkpoints.parts.get(begin, {})
+    interrupted = any((begin, rank) in checkpoints.revoked and rank not in parts for rank in replicas)
+    return received or interrupted
+
+
+def _vouched_for(
+    parts: Map[int, Map[int, SavedPart]], vouches: Mapping[int, int]
+) -> Map[int, Map[int, SavedPart]]:
+    """Without parts of iterations that their worker will not have completed (:func:`_vouches_until`)."""
+    for iteration in sorted(parts):
+        dropped = [rank for rank in parts[iteration] if iteration > vouches[rank]]
+        parts = parts.set(iteration, without(parts[iteration], dropped))
+    return parts
+
+
+def _revoked(
+    plan: Plan, statuses: Mapping[int, ev.StatusReported], vouches: Mapping[int, int]
+) -> Iterator[tuple[int, int]]:
+    """Iterations, with ranks, that survivors undo or save again: their parts may still become durable."""
+    for rank, report in statuses.items():
+        last = max(report.iteration or 0, plan.tasks[rank].begin)
+        for iteration in range(vouches[rank] + 1, last + 1):
+            yield iteration, rank
+
+
+def _log_gaps(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported]) -> Map[int, int]:
+    """By rank, the iteration before which its log has gaps.
+
+    State that a replica sent comes without a log; a replay writes one.
+    """
+    replayed = {rank for rank, task in plan.tasks.items() if task.begin < task.replay_until}
+    gaps = kept(state.checkpoints.log_gap_before, lambda rank, _: rank not in replayed)
+    for transfer in plan.transfers:
+        for rank in transfer.targets if transfer.parameters is None else ():
+            report, at = statuses[rank], plan.tasks[rank].begin
+            logged_itself = report.live and (report.iteration or 0) >= at
+            if at > (state.checkpoints.committed or 0) and not logged_itself:
+                gaps = gaps.set(rank, at)
+    return gaps
+
+
+def worker_ready(state: State, event: ev.WorkerReady) -> State:
+    """Note that a worker has done its part of the plan."""
+    ready = state.round.ready.set(event.rank, None)
+    return _live_if_ready(replace(state, round=replace(state.round, ready=ready)))
+
+
+def _live_if_ready(state: State) -> State:
+    if len(state.round.ready) < state.world_size:
+        return state
+    assert state.plan is not None
+    tries = replace(
+        state.tries,
+        attempts=state.tries.attempts.resume(state.plan.resume),
+        fallback_reason=None,
+        no_helpers_reason=None,
+        distrusts_memory=False,
+        replay_targets=Map(),
+    )
+    return replace(state, phase=Phase.LIVE, tries=tries)
+
+
+def worker_finished(state: State, event: ev.WorkerFinished) -> State:
+    """Note that a worker has completed its last iteration."""
+    finished = state.round.finished.set(event.rank, None)
+    return replace(state, round=replace(state.round, finished=finished))
+
+
+def replay_failed(state: State, event: ev.ReplayFailed) -> State:
+    """Return to the checkpoint, because the logs cannot be used.
+
+    A divergence says that the state or the log is wrong. A checkpoint that its digests prove was loaded as it
+    was saved, so it is the place to return to. One that nothing proves may be what diverged: an older one is.
+    """
+    why = f"worker {event.rank} cannot replay: {event.reason}"
+    if event.doubts is not None and event.doubts == state.checkpoints.committed:
+        why += f" (the checkpoint of iteration {event.doubts}, which it began from, cannot be verified)"
+        state = replace(state, tries=replace(state.tries, distrusts_memory=True))  # it comes from there, too
+        return give_up_checkpoint(state, event.doubts, why)
+    if state.plan is not None and state.plan.mode == RecoveryMode.MEMORY:
+        why = f"worker {event.rank} cannot continue from the state in memory: {event.reason}"
+    elif state.plan is not None and state.plan.mode in (RecoveryMode.START, RecoveryMode.FALLBACK):
+        why = f"worker {event.rank} cannot continue from the checkpoint: {event.reason}"
+    state = note_failure(state, STATE, why)
+    return open_generation(replace(state, tries=replace(state.tries, fallback_reason=why)))
+
+
+def help_declined(state: State, event: ev.HelpDeclined) -> State:
+    """Replay without helpers, because one of them cannot compute for others."""
+    why = f"worker {event.rank} cannot help: {event.reason}"
+    return open_generation(replace(state, tries=replace(state.tries, no_helpers_reason=why)))
+
+
+def communication_failed(state: State, event: ev.CommunicationFailed) -> State:
+    """Form the groups again, in RECOVERING too: workers that replay jointly are connected."""
+    why = f"communication failed, and no machine was found dead: {event.reason}"
+    return open_generation(note_failure(state, COMMUNICATION, why))

@@ -1,0 +1,49 @@
+"""Whether and when a change of the layout pays.
+
+A loss leaves no choice. Nodes that are added do: training stands still while state moves, and machines of a
+spot market may be gone before that has paid. How long they stay is not known, so the rule is that of renting
+skis: wait until the time that was lost by waiting equals the cost of the change, then change. Whatever the
+nodes do, that loses at most twice what is lost if their stay is known. Nodes that come and go cost nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Change"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the layout that is possible.
+
+    Attributes:
+        before_ns: time of an iteration without it.
+        after_ns: time of an iteration with it.
+        cost_ns: how long training stands still for it.
+    """
+
+    before_ns: int
+    after_ns: int
+    cost_ns: int
+
+    @property
+    def gain_ns(self) -> int:
+        """Time that each iteration saves; not positive if it is no faster."""
+        return self.before_ns - self.after_ns
+
+    @property
+    def pays_after(self) -> int | None:
+        """Iterations after which it has paid; None if it never does."""
+        return None if self.gain_ns <= 0 else -(-self.cost_ns // self.gain_ns)
+
+    def is_due(self, waited: int, left: int | None = None) -> bool:
+        """Whether to change now.
+
+        Args:
+            waited: iterations since it became possible, without an interruption.
+            left: iterations until the end of the training; None if it is open.
+        """
+        if self.pays_after is None or (left is not None and left <= self.pays_after):
+            return False
+        return waited >= self.pays_after

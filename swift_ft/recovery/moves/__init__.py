@@ -1,0 +1,1 @@
+"""What has to move from one layout to another: placement, sources, and the plan."""

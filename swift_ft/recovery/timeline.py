@@ -1,0 +1,220 @@
+"""The timeline of each recovery, read from the journal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.events import Entry
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.plan import Plan, RecoveryMode
+from swift_ft.recovery.protocol import step
+from swift_ft.recovery.topology import checkpoint_owner, replica_sets
+
+__all__ = ["Recovery", "Timeline", "lost_statistics", "recoveries"]
+
+
+@dataclass(slots=True)
+class Recovery:
+    """One recovery, from the first loss to the first live generation after it. Times are Unix seconds.
+
+    Attributes:
+        machines: the lost machines.
+        reasons: how each loss was detected, in the same order.
+        slots: the slots that the losses emptied, in the same order.
+        detected: when the journal had the first loss.
+        joined: when every slot had a machine again.
+        reported: when all workers had left their groups and reported their status.
+        replayed: when the last replay was complete; None if nothing was replayed.
+        live: when training could continue; None if the recovery did not end.
+        generation: the generation that went live.
+        mode: the recovery mode (see :class:`swift_ft.recovery.plan.RecoveryMode`).
+        reason: why no cheaper mode was possible.
+        resume: the consensus iteration.
+        replayed_iterations: by rank.
+        from_peers: bytes of logs that a replay read from the workers that wrote them, by rank.
+        from_store: bytes of logs that a replay read from the store, by rank.
+        iterations_lost: completed iterations that each survivor lost, by rank.
+        helpers: survivors that computed microbatches of the replay.
+        ahead: survivors that had completed the interrupted iteration, and resent its messages from their log.
+        restored: ranks that received their whole state from a replica: they had none, or a half-updated one.
+        forwarded: survivors that received the state after the interrupted iteration from a replica.
+        copied: number of parameters received from a replica that had not updated them yet, by rank.
+        undone: number of parameters whose update was undone because no replica had the original, by rank.
+        statistics_from: replica that gave a worker its running statistics, by the worker's rank. The worker's
+            own, of the data that it had seen, are lost.
+    """
+
+    machines: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    detected: float = 0.0
+    joined: float | None = None
+    reported: float | None = None
+    replayed: float | None = None
+    live: float | None = None
+    generation: int = 0
+    mode: str = ""
+    reason: str = ""
+    resume: int = 0
+    replayed_iterations: dict[int, int] = field(default_factory=dict)
+    from_peers: dict[int, int] = field(default_factory=dict)
+    from_store: dict[int, int] = field(default_factory=dict)
+    iterations_lost: dict[int, int] = field(default_factory=dict)
+    helpers: list[int] = field(default_factory=list)
+    ahead: list[int] = field(default_factory=list)
+    restored: list[int] = field(default_factory=list)
+    forwarded: list[int] = field(default_factory=list)
+    copied: dict[int, int] = field(default_factory=dict)
+    undone: dict[int, int] = field(default_factory=dict)
+    statistics_from: dict[int, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        return asdict(self)
+
+
+class Timeline:
+    """Reads the journal entry by entry.
+
+    Attributes:
+        recoveries: all recoveries so far. For one that has not ended, ``live`` is None.
+    """
+
+    def __init__(self) -> None:
+        self.recoveries: list[Recovery] = []
+        self._current: Recovery | None = None
+
+    def apply(self, before: State, state: State, entry: Entry) -> Recovery | None:
+        """Note one entry, with the state before and after it; returns the recovery that ends with it."""
+        begins = before.phase in (Phase.LIVE, Phase.AGREEING, Phase.RECOVERING) and before.generation > 0
+        left_live = begins and state.phase in (Phase.FORMING, Phase.AGREEING) and state != before
+        if self._current is None and left_live and isinstance(entry.event, _INTERRUPTIONS):
+            self._current = Recovery(detected=entry.at)
+            self.recoveries.append(self._current)
+        if (current := self._current) is None:
+            return None
+        _note_losses(current, before, state, entry)
+        _note_progress(current, before, state, entry)
+        if state.phase != Phase.LIVE:
+            return None
+        current.live = entry.at
+        self._current = None
+        return current
+
+
+_INTERRUPTIONS = (
+    ev.MachineLost,
+    ev.CommunicationFailed,
+    ev.ReplayFailed,
+    ev.CheckpointDamaged,
+    ev.DeadlinePassed,
+)
+
+
+def recoveries(entries: Iterable[Entry]) -> list[Recovery]:
+    """All recoveries in a journal. For one that did not end, ``live`` is None."""
+    state, timeline = State(), Timeline()
+    for entry in entries:
+        before, state = state, step(state, entry.event)
+        timeline.apply(before, state, entry)
+    return timeline.recoveries
+
+
+def _note_losses(current: Recovery, before: State, state: State, entry: Entry) -> None:
+    event = entry.event
+    if isinstance(event, ev.MachineLost | ev.DeadlinePassed):
+        for slot, machine in enumerate(before.members):
+            if (
+                machine is not None
+                and machine in state.membership.fenced
+                and machine not in state.membership.slots
+            ):
+                current.machines.append(machine)
+                current.reasons.append(event.reason)
+                current.slots.append(slot)
+
+
+def _note_progress(current: Recovery, before: State, state: State, entry: Entry) -> None:
+    if state.generation > before.generation:
+        current.joined, current.generation = entry.at, state.generation
+    if before.phase == Phase.AGREEING and state.plan is not None:
+        plan, reports = state.plan, _reports(before, entry)
+        current.reported = entry.at
+        restarted = current.mode == RecoveryMode.RESTART and plan.mode == RecoveryMode.START
+        current.mode = RecoveryMode.RESTART.value if restarted else plan.mode.value
+        current.reason, current.resume = plan.reason, plan.resume
+        current.helpers = sorted(rank for replay in plan.parallel_replays for rank in replay.helpers)
+        current.ahead = sorted(rank for rank, task in plan.tasks.items() if task.resend_from_log)
+        _note_rungs(current, plan, reports)
+        current.statistics_from.update(lost_statistics(plan, reports))
+        _note_iterations_lost(current, reports, {rank: task.begin for rank, task in plan.tasks.items()})
+    elif before.phase == Phase.AGREEING and state.generation > before.generation and _restarts(entry.event):
+        current.mode, reports = RecoveryMode.RESTART.value, _reports(before, entry)
+        _note_iterations_lost(current, reports, dict.fromkeys(reports, state.checkpoints.committed or 0))
+    if isinstance(entry.event, ev.WorkerReady) and entry.event.generation == state.generation:
+        current.replayed = entry.at
+        if entry.event.rank not in current.helpers:
+            current.replayed_iterations[entry.event.rank] = entry.event.replayed
+        current.from_peers[entry.event.rank] = entry.event.from_peers
+        current.from_store[entry.event.rank] = entry.event.from_store
+
+
+def _reports(before: State, entry: Entry) -> dict[int, ev.StatusReported]:
+    """All reports of a generation, the last one among them. Costs the size of the job."""
+    reports = dict(before.round.statuses)
+    if isinstance(entry.event, ev.StatusReported):
+        reports[entry.event.rank] = entry.event
+    return reports
+
+
+def _note_rungs(current: Recovery, plan: Plan, reports: Mapping[int, ev.StatusReported]) -> None:
+    """Note what replicas gave and what was undone. Undo comes first, so the copies that follow are exact."""
+    whole = sorted(rank for t in plan.transfers if t.parameters is None for rank in t.targets)
+    behind = {r for r in whole if (at := reports[r].iteration) is not None and at < plan.tasks[r].begin}
+    current.restored = [rank for rank in whole if rank not in behind]
+    current.forwarded = sorted(behind)
+    copied: dict[int, set[int]] = {}
+    for transfer in plan.transfers:
+        for rank in transfer.targets:
+            copied.setdefault(rank, set()).update(transfer.parameters or ())
+    current.copied = {rank: len(found) for rank, found in sorted(copied.items()) if found}
+    undone = {rank: set(task.undo) - copied.get(rank, set()) for rank, task in plan.tasks.items()}
+    current.undone = {rank: len(left) for rank, left in sorted(undone.items()) if left}
+
+
+def lost_statistics(plan: Plan, reports: Mapping[int, ev.StatusReported]) -> dict[int, int]:
+    """By rank of a worker that loses its own running statistics, the worker whose it goes on with.
+
+    One replica's are in a checkpoint or come with a replica's state. Those of the others are gone, unless
+    DDP keeps them equal.
+    """
+    found: dict[int, int] = {}
+    for replicas in replica_sets(reports):
+        if not any(reports[rank].own_statistics for rank in replicas):
+            continue
+        for rank in replicas:
+            owner = checkpoint_owner(rank, reports)
+            if plan.tasks[rank].load and rank != owner:
+                found[rank] = owner
+    for transfer in plan.transfers:
+        if transfer.parameters is None and reports[transfer.source].own_statistics:
+            found.update((rank, transfer.source) for rank in transfer.targets if not reports[rank].live)
+    return found
+
+
+def _restarts(event: ev.Event) -> bool:
+    """Whether a generation opened by this event restarts all processes."""
+    return isinstance(event, ev.StatusReported | ev.SessionlessWorkers | ev.ScriptFailed)
+
+
+def _note_iterations_lost(
+    current: Recovery, reports: Mapping[int, ev.StatusReported], begins: Mapping[int, int]
+) -> None:
+    """Keep the larger loss: an interrupted recovery may have cost more than the one that follows it."""
+    for rank, report in reports.items():
+        if report.live and report.iteration is not None:
+            lost = max(0, report.iteration - begins[rank])
+            current.iterations_lost[rank] = max(lost, current.iterations_lost.get(rank, 0))

@@ -1,0 +1,462 @@
+"""Builds one worker's runtime: the only place that knows how its parts fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from swift_ft.checkpoint.checkpointer import Checkpointer
+from swift_ft.checkpoint.completeness import Completeness
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.step_rollback import Rollback
+from swift_ft.checkpoint.store_claim import open_store
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.checkpoint.worker_record import WorkerRecord
+from swift_ft.config import WorkerContext
+from swift_ft.coordination.archive import JournalArchive, JournalArchiver
+from swift_ft.coordination.background_writer import BackgroundWriter
+from swift_ft.coordination.groups import Groups
+from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.participant import Participant
+from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.coordination.setup_communication import SetupCommunication
+from swift_ft.coordination.store_client import connect
+from swift_ft.errors import UnsupportedError, UsageError
+from swift_ft.planning.forecast import Forecast, forecast
+from swift_ft.planning.job import Worker
+from swift_ft.recovery.job_state import State
+from swift_ft.runtime.between import Between, Part
+from swift_ft.runtime.checkpointing import Saver
+from swift_ft.runtime.collaborators import Collaborators
+from swift_ft.runtime.commits import Commits
+from swift_ft.runtime.data.board import BatchBoard
+from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.executor import Executor
+from swift_ft.runtime.fault_injector import inject_faults
+from swift_ft.runtime.helpers.member import Helping
+from swift_ft.runtime.housekeeping import Housekeeping
+from swift_ft.runtime.iterations import Iterations
+from swift_ft.runtime.memory.interval import Interval
+from swift_ft.runtime.memory.snapshots import Snapshots
+from swift_ft.runtime.metrics import SessionMetrics
+from swift_ft.runtime.pipeline.log_peers import PeerDirectory
+from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
+from swift_ft.runtime.pipeline.noted_results import NotedResults
+from swift_ft.runtime.pipeline.replay import Replays
+from swift_ft.runtime.pipeline.script_partners import ScriptPartners, groups_of_script
+from swift_ft.runtime.pipeline.worker_log import WorkerLog
+from swift_ft.runtime.profiler import Profiler
+from swift_ft.runtime.replicas.replicas import Replicas
+from swift_ft.runtime.replicas.state_sync import StateSync
+from swift_ft.runtime.report import held_by
+from swift_ft.runtime.script_line import line_in
+from swift_ft.runtime.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.settings import Settings
+from swift_ft.runtime.state_proof import StateProof
+from swift_ft.runtime.work_history import WorkHistory
+from swift_ft.runtime.worker_records import WorkerRecords
+from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.ddp import constructed
+from swift_ft.torch_adapters.distribution import communicate_again
+from swift_ft.torch_adapters.fsdp import ShardedModels, is_sharded, place_of, replicas_of
+from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
+from swift_ft.torch_adapters.process_group import GenerationGroup
+from swift_ft.torch_adapters.script_groups import script_groups
+
+__all__ = ["Assembly"]
+
+
+class Assembly:
+    """One worker's runtime: parts that are there from the start, and those that the script attaches.
+
+    Args:
+        context: the worker's place.
+        store: where logs and checkpoints go.
+        state: what is protected.
+        settings: the session's.
+
+    Attributes:
+        status: of the worker's state.
+        log: its log of messages.
+        profiler: measures its iterations.
+        between: what its script does between two steps.
+        phases: where its script is.
+    """
+
+    def __init__(
+        self, context: WorkerContext, store: Store, state: TrainingState, settings: Settings
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._state = state
+        self._settings = settings
+        self._pipeline: LoggedPipeline | None = None
+        self._setup: dict[str, str] = {}
+        self._connect()
+        self._open_store()
+        self._keep()
+        self._protect()
+        self._participant.start(*self._listeners())
+
+    def _connect(self) -> None:
+        """What connects the worker to the job."""
+        context = self._context
+        client = partial(
+            connect,
+            context.store_host,
+            context.store_port,
+            context.run_id,
+            silence_s=context.config.rendezvous_timeout_s,
+        )
+        self._rendezvous = client()
+        self._writer = writer = BackgroundWriter(self._rendezvous)
+        self._batches = BatchCheck(
+            BatchBoard(self._rendezvous, writer, context.rank, joined=context.started_in > 1),
+            enabled=self._settings.check_data,
+            keep=self._settings.keep_checkpoints * self._settings.checkpoint_every,
+        )
+        self._progress = ProgressBoard(self._rendezvous, writer, context.rank)
+        journal = Journal(client, by=f"worker {context.rank}")
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="swift-housekeeper")
+        self._archiver = self._new_archiver()
+        on_entry = self._archiver.on_entry if self._archiver is not None else None
+        self._participant = Participant(context, journal, self._progress, on_entry)
+        self._group = GenerationGroup(
+            self._rendezvous,
+            rank=context.rank,
+            world_size=context.world_size,
+            timeout_s=context.config.group_timeout_s,
+            is_cancelled=self._participant.is_cancelled,
+        )
+        self._groups = Groups(self._participant, self._rendezvous, self._group)
+
+    def _new_archiver(self) -> JournalArchiver | None:
+        archive = JournalArchive(self._store, self._context.run_id)
+        return JournalArchiver(archive, self._background) if self._context.rank == 0 else None
+
+    def _open_store(self) -> None:
+        open_store(self._store, self._context, self._rendezvous)
+
+    def _listeners(self) -> tuple[Callable[[State], None], ...]:
+        """What the journal thread calls with each new state."""
+        always = (self._groups.on_change, self._commits.on_change, self._housekeeping.on_change)
+        return always if self._archiver is None else (*always, self._archiver.on_change)
+
+    def _new_log(self) -> WorkerLog:
+        store, is_cancelled = self._store, self._participant.replay_cancelled
+        peers = PeerDirectory(self._rendezvous, self._context) if store.remote else None
+        return WorkerLog(store, self._context, self._settings.log, peers, is_cancelled=is_cancelled)
+
+    def _new_history(self) -> WorkHistory:
+        return WorkHistory(self._context, self._records.write_history)
+
+    def _keep(self) -> None:
+        """What keeps logs and checkpoints."""
+        store, settings = self._store, self._settings
+        self.log = self._new_log()
+        folder = CheckpointFolder(store)
+        self._checkpointer = Checkpointer(folder, self._state)
+        self._records = WorkerRecords(store, self._context.run_id, self._context.rank, self._background)
+        self._history = self._new_history()
+        self._commits = Commits(self._participant, folder, self._background, keep=settings.keep_checkpoints)
+        self._housekeeping = Housekeeping(
+            self._context.rank,
+            self._context.run_id,
+            folder,
+            self.log,
+            keep_logs=settings.keep_logs,
+            background=self._background,
+        )
+        self._proof = StateProof(self._state, self._participant, self._rendezvous, settings.verify)
+        self._saver = Saver(
+            self._participant,
+            self._checkpointer,
+            self._commits,
+            self.log,
+            self._proof,
+            every=settings.checkpoint_every,
+        )
+
+    def _new_snapshots(self) -> Snapshots:
+        settings, context = self._settings, self._context
+        every, interval = settings.snapshot_every, None
+        if every is not None:
+            interval = Interval(self._rendezvous, every, rank=context.rank, at_most=settings.checkpoint_every)
+        return Snapshots(context, self._state, self._rendezvous, interval)
+
+    def _protect(self) -> None:
+        """What holds the training state and can bring it back."""
+        self.status = WorkerStatus()
+        self._snapshots = self._new_snapshots()
+        self.between = Between(self._context.rank, self._state, self._rendezvous, seed=self._settings.seed)
+        self.phases = ScriptPhases()
+        self._rollback = Rollback(self._state)
+        self._completeness = Completeness(self._state)
+        self._sharded = ShardedModels(self._state.modules.values())
+        self._replicas = Replicas(self._state, self._rendezvous, self._group, self._proof, self._context.rank)
+        self._state_sync = StateSync(
+            self._context.rank, self.status, self._replicas, self._rollback, self._groups, self._progress
+        )
+        checkpointer, snapshots = self._checkpointer, self._snapshots
+        self.profiler = Profiler(
+            self._context,
+            self._rendezvous,
+            self._state,
+            lambda: checkpointer.bytes_per_s,
+            lambda: snapshots.every,
+            archive=self._records.write_profile,
+        )
+
+    # -------------------------------------------------------------------------- attached by the script
+
+    def attach_pipeline(self, schedule: Any, helping: Helping) -> None:
+        """See :meth:`swift_ft.Session.attach_pipeline`."""
+        if self._replicas.sharded:
+            raise UsageError("Attach the pipeline first, and then the FSDP model of its stage.")
+        self._pipeline = LoggedPipeline(
+            schedule,
+            context=self._context,
+            recovery_groups=self._settings.recovery_groups,
+            seed=self._settings.seed,
+            log=self.log,
+            rendezvous=self._rendezvous,
+            group=self._group,
+            helping=helping,
+            partners=ScriptPartners(
+                self._rendezvous,
+                self._writer,
+                self._context.rank,
+                self._context.world_size,
+                self._lost_with,
+                lambda: self._replicas.attached,
+            ),
+            script_log_limit_bytes=self._settings.script_log_limit_bytes,
+            on_batch=self._batches.given,
+            on_shapes=self._record,
+            in_step=lambda: self.phases.phase == Phase.STEP,
+        )
+        script = self._pipeline.script
+        self.between.log = NotedResults(self._context.rank, self.log.messages, lambda: script.absence)
+        for index, module in self._pipeline.modules.items():
+            self._completeness.attach(f"stage {index}", module)
+        self.profiler.attach_stages(self._pipeline.modules)
+
+    def _lost_with(self, rank: int) -> list[int]:
+        groups, per_machine = self._settings.recovery_groups, self._context.workers_per_machine
+        every = range(self._context.world_size)
+        return [other for other in every if groups[other // per_machine] == groups[rank // per_machine]]
+
+    def _record(self, shapes: Mapping[int, dict[str, Any]]) -> None:
+        """Before the first message: a replay without the job must know the pipeline."""
+        self._records.write(self._own_record(shapes))
+
+    def _own_record(self, shapes: Mapping[int, dict[str, Any]]) -> WorkerRecord:
+        pipeline = self._pipeline
+        assert pipeline is not None
+        return WorkerRecord(
+            stages=pipeline.stages,
+            holds=self._holds(),
+            pipeline=pipeline.pipeline,
+            group=self._settings.recovery_groups[self._context.slot],
+            linked=pipeline.linked,
+            together=tuple(sorted(pipeline.script.together)),
+            microbatches=pipeline.microbatches,
+            shapes=shapes,
+            setup=self._setup,
+        )
+
+    def attach_ddp(self, model: Any) -> None:
+        """See :meth:`swift_ft.Session.attach_ddp`."""
+        self._completeness.attach("the DDP model", self._replicas.attach_ddp(model))
+        self._replicas.model.register_forward_pre_hook(self._check_forward)
+        if self._settings.check_data and self._pipeline is None:  # else the schedule is given the batches
+            self._replicas.watch_inputs(self._batches.given)
+
+    def attach_fsdp(self, model: Any) -> None:
+        """See :meth:`swift_ft.Session.attach_fsdp`."""
+        if not (isinstance(model, nn.Module) and is_sharded(model)):
+            raise UnsupportedError(
+                f"attach_fsdp() takes a model after torch.distributed.fsdp.fully_shard, not a {type(model)}."
+            )
+        self._sharded.begin()
+        place, stages = replicas_of([model]), self._pipeline.modules.values() if self._pipeline else ()
+        if any(stage is not model for stage in stages):
+            raise UnsupportedError(
+                "In a pipeline, attach_fsdp() takes the module of this worker's stage, and there must be no "
+                "second one: leave it out, and the workers of a sharded stage replay together."
+            )
+        if place[1] == 1 and stages:
+            raise UnsupportedError(
+                "Each shard of the stage is on one worker only: leave attach_fsdp() out. The workers of the "
+                "stage replay together. Shards within replicas (HSDP) would come from one another."
+            )
+        if place[1] == 1:
+            raise UnsupportedError(
+                "The model is sharded over all workers, so no other one holds what a lost one held: shard it "
+                "within replicas (HSDP), as in fully_shard(model, mesh=init_device_mesh(device, (2, "
+                'workers // 2), mesh_dim_names=("dp_replicate", "dp_shard"))). Or '
+                "attach nothing, and Session(snapshot_every=...) keeps shards in another machine's memory."
+            )
+        self._replicas.attach_fsdp(model, place)
+        self._completeness.attach("the FSDP model", model)
+        if self._settings.check_data and self._pipeline is None:
+            self._replicas.watch_inputs(self._batches.given)
+
+    def add_part(self, part: Part) -> None:
+        """See :meth:`swift_ft.Session.between`."""
+        self._state.small.setdefault("swift_ft.stop", self.between.stop)
+        self.between.add(part)
+
+    def _check_forward(self, model: Any, _: Any) -> None:
+        """DDP communicates by itself, where it keeps buffers equal."""
+        if (
+            not torch.compiler.is_compiling()
+            and self.phases.phase == Phase.OUTSIDE
+            and model.require_forward_param_sync
+            and model.forward_sync_buffers
+            and any(True for _ in model.module.buffers())
+        ):
+            self.phases.refuse("the DDP model, which synchronises its buffers,")
+
+    def _holds(self) -> tuple[str, ...]:
+        return held_by(self._pipeline, self._replicas, self._context.world_size, self.shards)
+
+    @property
+    def shards(self) -> str:
+        """Which shards this worker has, in words; empty if nothing is sharded."""
+        return place_of(self._state.modules.values())
+
+    @property
+    def tied(self) -> TiedParameters | None:
+        """Parameters that this worker's stages share with others; None without a pipeline."""
+        return self._pipeline.tied if self._pipeline is not None else None
+
+    @property
+    def replica(self) -> tuple[int, int]:
+        """The number of this worker among its replicas, and how many there are with it."""
+        return self._replicas.replica, self._replicas.count
+
+    # ------------------------------------------------------------------------------------------ ready
+
+    def start(self) -> Iterations:
+        """Become part of the job, once all is attached."""
+        script_groups.complete()
+        communicate_again()
+        if constructed() > 1:
+            raise UsageError(
+                f"The script has {constructed()} DDP models, and a session protects one: put all of them "
+                "into one module, and DDP around that (find_unused_parameters=True), as in a GAN "
+                "(docs/guide.md#data-parallelism)."
+            )
+        self._end_setup()
+        self._publish_place()  # first of all: another worker may wait for it, and all others for that one
+        collaborators = self._collaborators()
+        if self._context.config.inject:
+            inject_faults(collaborators, self._state.optimizers.values())
+        self._snapshots.start()
+        executor = self._new_executor(collaborators)
+        iterations = Iterations(collaborators, executor, seed=self._settings.seed)
+        noted = {
+            "checkpoint_every": self._settings.checkpoint_every,
+            "log_disk_bytes": self._settings.log.budget.disk_bytes,
+        }
+        iterations.start(self._store, self._rendezvous, noted)
+        return iterations
+
+    def _end_setup(self) -> None:
+        """From now on, what the script communicates belongs to its steps."""
+        setup = LastingGroup.interceptor
+        if isinstance(setup, SetupCommunication):
+            if (refused := setup.refused) is not None:
+                raise UsageError(
+                    f"{line_in(refused.stack)} calls {refused.operation} before the first step. A worker "
+                    f"that replaces a lost one could not be given the result: {refused.reason}"
+                )
+            self._setup = setup.noted
+        self.phases.steps = self._pipeline.script if self._pipeline is not None else None
+        LastingGroup.interceptor = self.phases
+        self.between.agree()
+
+    def _new_executor(self, collaborators: Collaborators) -> Executor:
+        return Executor(collaborators)
+
+    def _collaborators(self) -> Collaborators:
+        return Collaborators(
+            context=self._context,
+            recovery_group=self._settings.recovery_groups[self._context.slot],
+            status=self.status,
+            participant=self._participant,
+            groups=self._groups,
+            progress=self._progress,
+            log=self.log,
+            checkpointer=self._checkpointer,
+            saver=self._saver,
+            snapshots=self._snapshots,
+            commits=self._commits,
+            archiver=self._archiver,
+            housekeeping=self._housekeeping,
+            completeness=self._completeness,
+            between=self.between,
+            phases=self.phases,
+            batches=self._batches,
+            rollback=self._rollback,
+            sharded=self._sharded,
+            shards=self.shards,
+            replicas=self._replicas,
+            state_sync=self._state_sync,
+            profiler=self.profiler,
+            history=self._history,
+            pipeline=self._pipeline,
+            replays=self._replays(self._pipeline) if self._pipeline is not None else None,
+        )
+
+    def _replays(self, pipeline: LoggedPipeline) -> Replays:
+        return Replays(
+            pipeline,
+            self.status,
+            self._replicas,
+            self._participant,
+            self._groups,
+            self._progress,
+            own=self._state.tensors,
+        )
+
+    # -------------------------------------------------------------------------------- what a session shows
+
+    def metrics(self) -> SessionMetrics:
+        """See :meth:`swift_ft.Session.metrics`. May be called from any thread."""
+        return SessionMetrics(
+            rank=self._context.rank,
+            generation=self.log.generation,
+            iteration=self.status.iteration,
+            replaying=self._pipeline is not None and self._pipeline.replaying,
+            recoveries=self.status.recoveries,
+            committed=self._participant.state.checkpoints.committed,
+            in_memory=self._snapshots.newest,
+            log=self.log.metrics(),
+        )
+
+    def forecast(self) -> Forecast:
+        """See :meth:`swift_ft.Session.plan`."""
+        self._publish_place()
+        settings = self._settings
+        job = self.profiler.job(
+            groups=settings.recovery_groups,
+            checkpoint_every=settings.checkpoint_every,
+            snapshot_every=self._snapshots.every,
+        )
+        script = groups_of_script(self._rendezvous, self._context.world_size)
+        return forecast(replace(job, script=script, domains=self._participant.state.domains))
+
+    def _publish_place(self) -> None:
+        pipeline = self._pipeline
+        stages = (pipeline.stages, pipeline.pipeline) if pipeline is not None else ()
+        self.profiler.publish_place(Worker(self._holds(), *stages))

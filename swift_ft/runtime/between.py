@@ -1,0 +1,402 @@
+"""What a script does between two steps: validation, its own checkpoints, log lines (``session.between``).
+
+A part is a function of the script. It runs once all of the iteration before it is complete, and before the
+checkpoint there. It may communicate as it likes, since no replay runs it; so it must not change the training
+state. Whatever follows from it for the training does so through its result: that is noted in the rendezvous
+store and given to the part's ``then``, in a replay too.
+
+    iteration n-1 complete ──▶ part 0 ──▶ result noted ──▶ then(result) ──▶ part 1 ... ──▶ checkpoint, step n
+
+A loss in a part leads back to its beginning on all workers: also on those that have completed it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.determinism import (
+    derive_seed,
+    host_random_state,
+    seed_host,
+    seed_torch,
+    set_host_random_state,
+)
+from swift_ft.errors import RecoveryError, UsageError
+from swift_ft.runtime.script_phases import Phase, ScriptPhases
+from swift_ft.torch_adapters.core.buffers import BufferCopies
+from swift_ft.torch_adapters.core.tensors import same_bits, version_of
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.waits import waiting
+
+__all__ = ["Between", "OnLoss", "Part", "Stop"]
+
+_logger = logging.getLogger(__name__)
+
+_SKIPPED = "skipped"
+_ANSWER_S = 60.0
+"""The rendezvous store answers at once, or is gone."""
+_LIMIT = 64 << 10
+"""Characters of a noted result."""
+
+
+class OnLoss(StrEnum):
+    """What becomes of a part in which a machine is lost."""
+
+    REPEAT = "repeat"
+    """All workers do it again."""
+    SKIP = "skip"
+    """No worker does it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a script does between two steps.
+
+    Attributes:
+        function: does it.
+        every: it follows each iteration whose number, counted from 1, is a multiple of this.
+        then: called with the result of ``function``, in a replay too; None if nothing follows from it.
+        on_loss: what becomes of it if a machine is lost in it.
+    """
+
+    function: Callable[[], Any]
+    every: int
+    then: Callable[[Any], object] | None
+    on_loss: OnLoss
+
+    @property
+    def name(self) -> str:
+        """As the script calls it."""
+        return str(getattr(self.function, "__qualname__", self.function))
+
+
+class Stop:
+    """When training ends before the script's number of iterations. A part of the training state.
+
+    Attributes:
+        at: iterations completed by then; None if nothing was said.
+    """
+
+    def __init__(self) -> None:
+        self.at: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state."""
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse."""
+        self.at = state["at"]
+
+
+class ResultLog(Protocol):
+    """Keeps results longer than the job."""
+
+    def note(self, iteration: int, position: int, result: str) -> None:
+        """Keep a result, after this many complete iterations; ``position`` counts those that are due."""
+
+    def read(self, iteration: int, position: int) -> str | None:
+        """A result; None if it is not known."""
+
+
+class Between:
+    """The parts of one worker.
+
+    Args:
+        rank: this worker.
+        state: what the session protects.
+        rendezvous: where results are noted.
+        seed: of the run.
+
+    Attributes:
+        stop: whether training ends early.
+        repeats: the parts that are due now were begun before a loss.
+        applying: a part's ``then`` is running.
+        log: keeps results for a replay without the job; None where there is no log.
+    """
+
+    def __init__(self, rank: int, state: TrainingState, rendezvous: RendezvousStore, *, seed: int) -> None:
+        self._rank = rank
+        self._state = state
+        self._rendezvous = rendezvous
+        self._seed = seed
+        self._parts: list[Part] = []
+        self._before: dict[int, _Changeable] = {}  # by position: what the state was before its `then`
+        self._before_at = -1
+        self._modes: _Modes | None = None  # of the part that runs
+        self.stop = Stop()
+        self.repeats = self.applying = False
+        self.log: ResultLog | None = None
+
+    def add(self, part: Part) -> None:
+        """From the next step on."""
+        self._parts.append(part)
+
+    def agree(self) -> None:
+        """All workers must have the same parts.
+
+        Raises:
+            UsageError: this worker has others than the first one that came here.
+        """
+        if not self._parts:
+            return
+        ours = json.dumps([[p.name, p.every, p.then is not None, p.on_loss] for p in self._parts])
+        theirs = self._rendezvous.compare_set("between/parts", "", ours).decode()
+        if ours != theirs:
+            raise UsageError(
+                f"session.between() was given {ours} on worker {self._rank} and {theirs} on another one: all "
+                "workers must be given the same, in the same order."
+            )
+
+    def due(self, iteration: int) -> list[Part]:
+        """What follows the completion of this many iterations, in order."""
+        return [part for part in self._parts if iteration and iteration % part.every == 0]
+
+    def run(self, iteration: int, position: int, generation: int, phases: ScriptPhases) -> None:
+        """Do one part together with all other workers, or skip it.
+
+        Args:
+            iteration: completed iterations.
+            position: among those that are due.
+            generation: of the groups.
+            phases: the script is in a part.
+
+        Raises:
+            UsageError: the part changed the training state, or its result is not the same on all workers.
+            Exception: what the part raised; of broken communication, among others.
+        """
+        part = self.due(iteration)[position]
+        if self.repeats and part.on_loss == OnLoss.SKIP:
+            if part.then is not None:
+                self._note(part, iteration, position, generation, _SKIPPED)
+            return
+        self._modes = _Modes(self._state)  # with the host's random state, which a replay has without the part
+        seed = derive_seed(self._seed, iteration, -1, position)
+        seed_torch(seed)
+        seed_host(seed)
+        before = _Fixed(self._state)
+        result = part.function()
+        self._leave(interrupted=False)
+        if changed := before.changed():
+            raise UsageError(
+                f"{part.name}() is done between two steps and changed {changed}, which no replay would see: "
+                "return what decides, and change it in session.between(..., then=...), or do it inside "
+                "`with step:`."
+            )
+        if part.then is None:
+            return
+        noted = _written(part, result)
+        self._note(part, iteration, position, generation, noted)
+        if self._before_at != iteration:
+            self._before, self._before_at = {}, iteration
+        self._before[position] = _Changeable(self._state)
+        phases.phase = Phase.OUTSIDE  # what follows must need no other worker
+        self._apply(part, noted)
+
+    def interrupted(self) -> None:
+        """A part was interrupted: modules are as they were before it."""
+        self._leave(interrupted=True)
+
+    def _leave(self, *, interrupted: bool) -> None:
+        if self._modes is not None:
+            self._modes.restore(buffers=interrupted)
+        self._modes = None
+
+    def go_back(self, iteration: int, position: int) -> None:
+        """To the state before a part and all that follow it."""
+        if self._before_at != iteration:
+            return
+        later = [p for p in self._before if p >= position]
+        if later:
+            self._before[min(later)].restore()
+        for place in later:
+            del self._before[place]
+
+    def take_over(self, iteration: int, until: int, *, begin: int = 0) -> None:
+        """What followed from the parts after an iteration follows now, in a replay.
+
+        Args:
+            iteration: completed iterations.
+            until: only from the parts before this one.
+            begin: and not before that one.
+
+        Raises:
+            RecoveryError: a result is missing.
+        """
+        for position, part in list(enumerate(self.due(iteration)))[begin:until]:
+            if part.then is None:
+                continue
+            noted = self._noted(iteration, position)
+            if noted is None:
+                raise RecoveryError(
+                    f"the result of {part.name}() after iteration {iteration - 1} was not noted, so what "
+                    "followed from it is unknown"
+                )
+            if self.log is not None:
+                self.log.note(iteration, position, noted)
+            if noted != _SKIPPED:
+                self._apply(part, noted)
+
+    def _noted(self, iteration: int, position: int) -> str | None:
+        key = _key(iteration, position)
+        if self._rendezvous.check([key]):
+            with waiting("the result of a function between two steps", _ANSWER_S):
+                return self._rendezvous.get(key).decode().partition(" ")[2]
+        return self.log.read(iteration, position) if self.log is not None else None
+
+    def _apply(self, part: Part, noted: str) -> None:
+        assert part.then is not None
+        self.applying = True
+        try:
+            part.then(json.loads(noted))
+        finally:
+            self.applying = False
+
+    def _note(self, part: Part, iteration: int, position: int, generation: int, noted: str) -> None:
+        """For replays. What an earlier generation noted was not the last word: the part is repeated."""
+        key, ours, found = _key(iteration, position), f"{generation} {noted}", ""
+        while True:
+            now = self._rendezvous.compare_set(key, found, ours).decode()
+            if now == ours:
+                if self.log is not None:
+                    self.log.note(iteration, position, noted)
+                return
+            if now.startswith(f"{generation} "):
+                raise UsageError(
+                    f"{part.name}() returned {noted} on worker {self._rank} and {now.partition(' ')[2]} on "
+                    "another one. What follows from it must be the same on all workers: reduce or broadcast "
+                    "it first."
+                )
+            found = now
+
+
+def _key(iteration: int, position: int) -> str:
+    return f"between/{iteration}/{position}"
+
+
+def _written(part: Part, result: Any) -> str:
+    """A result as text: numbers keep all their bits."""
+    if isinstance(result, torch.Tensor) and result.numel() == 1:
+        result = result.item()
+    try:
+        text = json.dumps(result)
+    except TypeError as error:
+        raise UsageError(
+            f"{part.name}() returned {type(result).__name__}. What `then` is given must be numbers, texts, "
+            f"lists and dictionaries of them ({error})."
+        ) from error
+    if len(text) > _LIMIT:
+        raise UsageError(f"{part.name}() returned {len(text)} characters, and the limit is {_LIMIT}.")
+    return text
+
+
+class _Modes:
+    """Whether each module trains or is evaluated, its buffers, and the host's random state."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._modules = list(state.modules.values())
+        self._training: list[tuple[nn.Module, bool]] = [
+            (module, module.training) for part in self._modules for module in part.modules()
+        ]
+        self._buffers = BufferCopies(self._modules, None)
+        self._random = host_random_state()
+
+    def restore(self, *, buffers: bool) -> None:
+        for module, training in self._training:
+            module.training = training
+        set_host_random_state(self._random)
+        if buffers:
+            self._buffers.restore()
+
+
+class _Fixed:
+    """What a part must not change."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._parameters: dict[str, tuple[int, int]] = self._versions()
+        self._buffers = BufferCopies(state.modules.values(), None)
+        self._small = state.snapshot()["parts"]
+        self._groups = _hyper_parameters(state)
+
+    def changed(self) -> str | None:
+        """The name of something that is not what it was; None if all is."""
+        for place, version in self._versions().items():
+            if version != self._parameters.get(place, version):
+                return str(place)
+        for name, module in self._state.modules.items():
+            if self._buffers.differs_from(BufferCopies([module], None), module):
+                return f"the buffers of {name}"
+        now = self._state.snapshot()["parts"]
+        for name, before in self._small.items():
+            if not _same(before, now[name]):
+                return str(name)
+        for name, groups in _hyper_parameters(self._state).items():
+            if not _same(groups, self._groups[name]):
+                return f"the hyper-parameters of {name}"
+        return None
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        return {
+            f"{part}.{name}": (p.data_ptr(), version_of(p))
+            for part, module in self._state.modules.items()
+            for name, p in module.named_parameters()
+            if not isinstance(p, DTensor)  # FSDP replaces them in each forward pass
+        }
+
+
+class _Changeable:
+    """What a part's ``then`` may change: small state, and hyper-parameters of optimizers."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._small = state.snapshot()
+        self._groups = _hyper_parameters(state)
+
+    def restore(self) -> None:
+        self._state.restore(self._small)
+        for name, optimizer in self._state.optimizers.items():
+            for group, saved in zip(optimizer.param_groups, self._groups[name], strict=True):
+                for key, value in saved.items():
+                    if isinstance(group.get(key), torch.Tensor):
+                        group[key].copy_(value)
+                    else:
+                        group[key] = copy.deepcopy(value)
+
+
+def _hyper_parameters(state: TrainingState) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [
+            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        for name, optimizer in state.optimizers.items()
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float):
+        return repr(one) == repr(other)
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError, RuntimeError):
+        return True  # nothing that can be compared

@@ -1,0 +1,140 @@
+"""When a worker saves its part of the global checkpoint, and which replica saves it (paper §3).
+
+All workers save every so many iterations. In between any worker can request a checkpoint, since older logs
+can be deleted once one is committed. A worker that learns of the request too late does not save, and that
+checkpoint is never committed; the parts of the others are deleted when a later one is.
+"""
+
+from __future__ import annotations
+
+import time
+
+from swift_ft.checkpoint.checkpointer import Checkpointer
+from swift_ft.coordination.participant import Participant
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase
+from swift_ft.recovery.topology import checkpoint_owner
+from swift_ft.runtime.commits import Commits
+from swift_ft.runtime.pipeline.worker_log import WorkerLog
+from swift_ft.runtime.state_proof import StateProof
+from swift_ft.waits import waiting
+
+__all__ = ["Saver"]
+
+_POLL_S = 0.1
+"""Between two looks whether a machine was lost, while a part is being written."""
+
+
+class Saver:
+    """Saves every so many iterations and on request, and reports each part that is durable.
+
+    Args:
+        participant: this worker's part in the job.
+        checkpointer: writes and reads the part.
+        commits: of complete checkpoints.
+        log: its generation is in the part's name.
+        proof: compares the state before it is saved.
+        every: iterations between two regular checkpoints.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        checkpointer: Checkpointer,
+        commits: Commits,
+        log: WorkerLog,
+        proof: StateProof,
+        *,
+        every: int,
+    ) -> None:
+        self._rank = participant.context.rank
+        self._timeout_s = participant.context.config.checkpoint_timeout_s
+        self._participant = participant
+        self._checkpointer = checkpointer
+        self._commits = commits
+        self._log = log
+        self._proof = proof
+        self.every = every
+
+    def due(self, iteration: int) -> bool:
+        """Whether a checkpoint follows the completion of this many iterations, regularly or on request."""
+        return self._regular(iteration) or iteration == self._participant.state.checkpoints.requested
+
+    def _regular(self, iteration: int) -> bool:
+        return iteration % self.every == 0
+
+    def request(self, iteration: int, generation: int, reason: str) -> None:
+        """Request a checkpoint of all workers before the regular one is due.
+
+        To be called between two live steps, after each as long as the need lasts. Nothing is requested while
+        a checkpoint is on its way. A request that came too late, or that a recovery forgot, is repeated.
+
+        Args:
+            iteration: completed iterations.
+            generation: that this worker trains in.
+            reason: why, in words.
+        """
+        state, at = self._participant.state, iteration + ev.REQUESTED_AHEAD
+        requested = state.checkpoints.requested
+        soon = any(self._regular(i) for i in range(iteration, at + 1))
+        pending = requested is not None and iteration <= requested  # a second one would be ignored
+        if state.phase != Phase.LIVE or soon or pending or not self._checkpointer.wait(0.0):
+            return
+        self._participant.append(
+            ev.CheckpointRequested(rank=self._rank, iteration=at, generation=generation, reason=reason)
+        )
+
+    def save(self, iteration: int, *, replaying: bool = False, exact: bool = True) -> None:
+        """Begin to save the state, unless that checkpoint is committed. One replica saves for all.
+
+        Args:
+            iteration: completed iterations.
+            replaying: the worker is being rebuilt.
+            exact: if so, to the bit.
+
+        Raises:
+            DivergenceError: if the rebuilt state is not what the lost worker had saved.
+        """
+        state = self._participant.state
+        committed = state.checkpoints.committed
+        if committed is not None and iteration <= committed:
+            return
+        rank, epoch, generation = self._rank, state.checkpoints.epoch, self._log.generation
+        owner = checkpoint_owner(rank, state.round.statuses)
+        digests = self._proof.digests()
+        if not self._proof.check(digests, iteration, generation, replaying=replaying, exact=exact):
+            return
+        path = self._checkpointer.folder.part(iteration, owner, generation)
+
+        def durable(digest: str) -> None:
+            self._participant.append(
+                ev.PartPersisted(
+                    rank=rank,
+                    iteration=iteration,
+                    epoch=epoch,
+                    generation=generation,
+                    path=path,
+                    digest=digest,
+                )
+            )
+
+        if rank == owner:
+            self._checkpointer.save(iteration, path, durable, digests)
+        else:  # nothing is committed before the owner has reported the same part
+            durable("")
+
+    def wait_for_part(self) -> None:
+        """Wait for a part that is being written, so that its event precedes all that this worker appends."""
+        deadline = time.monotonic() + self._timeout_s
+        what = "the store to take its part of the last checkpoint"
+        with waiting(what, self._timeout_s, flag="--checkpoint-timeout"):
+            while not self._checkpointer.wait(_POLL_S) and time.monotonic() < deadline:
+                if self._participant.is_cancelled():
+                    return
+
+    def finish(self, iteration: int) -> None:
+        """Wait for the commit of the last regular checkpoint, once all workers have reported their parts.
+
+        A requested one is not waited for: other workers may have learned of it too late.
+        """
+        self._commits.wait(iteration - iteration % self.every, self._timeout_s)

@@ -1,0 +1,98 @@
+"""What one worker's runtime consists of, ready to use. `assembly` builds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swift_ft.checkpoint.checkpointer import Checkpointer
+from swift_ft.checkpoint.completeness import Completeness
+from swift_ft.checkpoint.step_rollback import Rollback
+from swift_ft.config import WorkerContext
+from swift_ft.coordination.archive import JournalArchiver
+from swift_ft.coordination.groups import Groups
+from swift_ft.coordination.participant import Participant
+from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.runtime.between import Between
+from swift_ft.runtime.checkpointing import Saver
+from swift_ft.runtime.commits import Commits
+from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.housekeeping import Housekeeping
+from swift_ft.runtime.memory.snapshots import Snapshots
+from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
+from swift_ft.runtime.pipeline.replay import Replays
+from swift_ft.runtime.pipeline.worker_log import WorkerLog
+from swift_ft.runtime.profiler import Profiler
+from swift_ft.runtime.replicas.replicas import Replicas
+from swift_ft.runtime.replicas.state_sync import StateSync
+from swift_ft.runtime.script_phases import ScriptPhases
+from swift_ft.runtime.work_history import WorkHistory
+from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.torch_adapters.fsdp import ShardedModels
+
+__all__ = ["Collaborators"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collaborators:
+    """The parts of one worker's runtime.
+
+    Attributes:
+        context: the worker's place.
+        recovery_group: the group of its machine; machines of one group recover together.
+        status: of the worker's state.
+        participant: its part in the job: events, orders, waits.
+        groups: the process groups of generations.
+        progress: where it publishes what it does.
+        log: its log of messages.
+        checkpointer: writes and reads its part of the global checkpoint.
+        saver: decides when that is saved.
+        snapshots: copies of its state in memory.
+        commits: of complete checkpoints.
+        archiver: archives the journal; None on workers that have not that duty.
+        housekeeping: deletes what is old.
+        completeness: whether the state holds all that training changes.
+        between: what its script does between two steps.
+        phases: where its script is.
+        batches: whether a repeated iteration gets the batch that it had.
+        rollback: undoes the small changes of an interrupted step.
+        sharded: what ``fully_shard`` was applied to; nothing, as a rule.
+        shards: which shards it has, in words; empty if nothing is sharded.
+        replicas: the replicas of its model, if there are any.
+        state_sync: makes replicas equal.
+        profiler: measures iterations.
+        history: of its work, which the store keeps.
+        pipeline: its stages, if it has any.
+        replays: its part in replays; None without a pipeline.
+    """
+
+    context: WorkerContext
+    recovery_group: int
+    status: WorkerStatus
+    participant: Participant
+    groups: Groups
+    progress: ProgressBoard
+    log: WorkerLog
+    checkpointer: Checkpointer
+    saver: Saver
+    snapshots: Snapshots
+    commits: Commits
+    archiver: JournalArchiver | None
+    housekeeping: Housekeeping
+    completeness: Completeness
+    between: Between
+    phases: ScriptPhases
+    batches: BatchCheck
+    rollback: Rollback
+    sharded: ShardedModels
+    shards: str
+    replicas: Replicas
+    state_sync: StateSync
+    profiler: Profiler
+    history: WorkHistory
+    pipeline: LoggedPipeline | None
+    replays: Replays | None
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the next step takes its messages from the log, to rebuild the state."""
+        return self.pipeline is not None and self.pipeline.replaying

@@ -1,0 +1,112 @@
+"""Commits checkpoints: once all parts are in the store, one worker writes the marker (paper §3)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.coordination.participant import Participant
+from swift_ft.errors import FencedError, SwiftError
+from swift_ft.failpoints import Point, hit
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.orders import WorkerOrder, commit_due
+from swift_ft.storage.retry import is_outage, is_transient, retry
+
+__all__ = ["Commits"]
+
+_logger = logging.getLogger(__name__)
+
+_COMMIT_S = 600.0
+"""How long a commit is retried while the store does not answer, beyond the store's own patience."""
+
+
+class Commits:
+    """Writes the markers of checkpoints, where that is this worker's duty, and waits for them.
+
+    Args:
+        participant: this worker's part in the job.
+        folder: where checkpoints are committed.
+        keep: committed checkpoints that all workers can return to.
+        background: runs what waits for the store.
+    """
+
+    def __init__(
+        self, participant: Participant, folder: CheckpointFolder, background: ThreadPoolExecutor, *, keep: int
+    ) -> None:
+        self._participant = participant
+        self._folder = folder
+        self._keep = keep
+        self._background = background
+        self._begun: set[tuple[int, int]] = set()  # iteration and epoch; owner: the journal thread
+
+    def on_change(self, state: State) -> None:
+        """Begin the commit that is due, if any. Called in the journal thread."""
+        due = commit_due(state, self._participant.context.rank)
+        if due is not None and (due, state.checkpoints.epoch) not in self._begun:
+            self._begun.add((due, state.checkpoints.epoch))
+            self._background.submit(self._commit, due, state)
+
+    def found(self, iterations: Sequence[int]) -> None:
+        """Report the checkpoints of an earlier run, which this one continues: oldest first."""
+        if iterations:
+            *earlier, newest = iterations
+            self._participant.append(
+                ev.CheckpointCommitted(iteration=newest, epoch=0, keep=self._keep, earlier=tuple(earlier))
+            )
+
+    def wait(self, iteration: int, timeout_s: float) -> None:
+        """Wait until a checkpoint is committed. Logs a warning if it is not, within the deadline.
+
+        Call it once all workers have reported their parts. A part that is missing then is never written: its
+        worker was lost, and no replica has the state of that iteration any more.
+        """
+
+        def done(state: State) -> bool:
+            return (state.checkpoints.committed or 0) >= iteration
+
+        def over(state: State) -> bool:
+            return done(state) or len(state.checkpoints.parts.get(iteration, {})) < state.world_size
+
+        state = self._participant.wait_for(over, timeout_s)
+        if state is None or not done(state):
+            _logger.warning(
+                "The last checkpoint, of iteration %d, is not committed.",
+                iteration,
+                extra={"event": "last_checkpoint_not_committed", "iteration": iteration},
+            )
+
+    def _commit(self, iteration: int, state: State) -> None:
+        """Write the marker, then append the event. Older logs may be deleted only after that."""
+
+        def write() -> None:
+            if self._participant.order(self._participant.state) in (WorkerOrder.DIE, WorkerOrder.STOP):
+                raise FencedError("its worker was replaced in the meantime, or the job has ended")
+            parts = dict(sorted(state.checkpoints.parts[iteration].items()))
+            self._folder.commit(
+                iteration,
+                {rank: part.path for rank, part in parts.items()},
+                self._participant.context.run_id,
+                {part.path: part.digest for part in parts.values() if part.digest},
+            )
+
+        try:
+            hit(Point.COMMIT, iteration)
+            what = f"{self._folder.store.url} to take the marker of checkpoint {iteration}"
+            retry(write, _COMMIT_S, _is_retryable, what=what)
+            self._participant.append(
+                ev.CheckpointCommitted(iteration=iteration, epoch=state.checkpoints.epoch, keep=self._keep)
+            )
+        except Exception as error:
+            _logger.warning(
+                "The checkpoint of iteration %d could not be committed: %s",
+                iteration,
+                error,
+                extra={"event": "commit_failed", "iteration": iteration},
+            )
+
+
+def _is_retryable(error: BaseException) -> bool:
+    return (is_transient(error) or is_outage(error)) and not isinstance(error, SwiftError)

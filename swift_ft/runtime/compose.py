@@ -1,0 +1,34 @@
+"""Which runtime a worker gets: that of a job, or that of a replay without one."""
+
+from __future__ import annotations
+
+import os
+
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.config import WorkerContext
+from swift_ft.runtime.assembly import Assembly
+from swift_ft.runtime.offline_replay import OfflineAssembly
+from swift_ft.runtime.settings import Settings
+from swift_ft.storage.read_only import ReadOnlyStore
+from swift_ft.storage.store import Store
+
+__all__ = ["assemble"]
+
+
+def assemble(
+    context: WorkerContext, url: str | os.PathLike[str], state: TrainingState, settings: Settings
+) -> Assembly:
+    """Build a worker's runtime.
+
+    Args:
+        context: the worker's place.
+        url: the store that the script names.
+        state: what is protected.
+        settings: the session's.
+
+    Raises:
+        StoreNotWritableError: the store cannot be written.
+    """
+    if context.offline is None:
+        return Assembly(context, Store(url), state, settings)
+    return OfflineAssembly(context, ReadOnlyStore(context.offline.store), state, settings)

@@ -1,0 +1,97 @@
+"""Where a worker's replacement finds the digests of the batches that the worker has had."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swift_ft.coordination.background_writer import BackgroundWriter
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["BatchBoard", "FirstBatch"]
+
+_CHUNK = 64
+"""Iterations under one key of the rendezvous store."""
+
+
+@dataclass(slots=True)
+class FirstBatch:
+    """What is known of the first batch that a rank was given.
+
+    Attributes:
+        iteration: it was given for.
+        digest: of it.
+        varies: a later batch was another one.
+    """
+
+    iteration: int
+    digest: str
+    varies: bool = False
+
+
+class BatchBoard:
+    """Publishes the digests of one worker's batches in the rendezvous store.
+
+    Args:
+        rendezvous: a client of the rendezvous store.
+        writer: writes to that store.
+        rank: the worker.
+        joined: an earlier worker of this rank may have published some.
+    """
+
+    def __init__(
+        self, rendezvous: RendezvousStore, writer: BackgroundWriter, rank: int, *, joined: bool
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._writer = writer
+        self._joined = joined
+        self._prefix = f"batches/{rank}"
+        self._chunks: dict[int, dict[str, list[str]]] = {}
+        known = self._read("first")
+        self._first = FirstBatch(**known) if known is not None else None
+
+    @property
+    def first(self) -> FirstBatch | None:
+        """The first batch of this rank; None if there was none."""
+        return self._first
+
+    def of(self, iteration: int) -> list[str]:
+        """The digests of an iteration's batches, in the order in which they were given."""
+        return self._chunk(iteration).get(str(iteration), [])
+
+    def publish(self, iteration: int, digest: str) -> None:
+        """Add the digest of a batch. Returns at once."""
+        chunk = self._chunk(iteration)
+        chunk.setdefault(str(iteration), []).append(digest)
+        self._write(str(iteration // _CHUNK), chunk)
+        if self._first is None:
+            self._first = FirstBatch(iteration, digest)
+        elif digest == self._first.digest or self._first.varies:
+            return
+        else:
+            self._first.varies = True
+        self._write("first", asdict(self._first))
+
+    def drop_before(self, iteration: int) -> None:
+        """Forget the batches of iterations that will not be repeated."""
+        for number in [n for n in self._chunks if (n + 1) * _CHUNK <= iteration]:
+            del self._chunks[number]
+            self._writer.delete(f"{self._prefix}/{number}")
+
+    def _chunk(self, iteration: int) -> dict[str, list[str]]:
+        number = iteration // _CHUNK
+        if number not in self._chunks:
+            self._chunks[number] = self._read(str(number)) or {}
+        return self._chunks[number]
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """What an earlier worker of this rank has published."""
+        key = f"{self._prefix}/{name}"
+        if not self._joined or not self._rendezvous.check([key]):
+            return None
+        found: dict[str, Any] = json.loads(self._rendezvous.get(key))
+        return found
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        self._writer.set(f"{self._prefix}/{name}", json.dumps(value))

@@ -1,0 +1,255 @@
+"""Carries out the protocol's orders on the training state, in the training thread.
+
+    report ──▶ execute (help, load, replay) ──▶ go live ──▶ iterations ──▶ (a loss) ──▶ report ...
+
+Each order is a method here. What to do next is the protocol's decision, never this module's.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from swift_ft.errors import CheckpointError, RecoveryError, SwiftError
+from swift_ft.failpoints import Point, hit
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.helpers import ParallelReplay
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.orders import WorkerOrder, saves_again
+from swift_ft.recovery.plan import Plan, RecoveryMode, Task
+from swift_ft.recovery.timeline import lost_statistics
+from swift_ft.runtime.collaborators import Collaborators
+from swift_ft.runtime.report import failure_event, status_report
+
+__all__ = ["Executor"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Executor:
+    """One worker's recoveries.
+
+    Args:
+        collaborators: the parts of the worker's runtime.
+    """
+
+    def __init__(self, collaborators: Collaborators) -> None:
+        self._rank = collaborators.context.rank
+        self._context = collaborators.context
+        self._recovery_group = collaborators.recovery_group
+        self._status = collaborators.status
+        self._participant = collaborators.participant
+        self._groups = collaborators.groups
+        self._progress = collaborators.progress
+        self._log = collaborators.log
+        self._checkpointer = collaborators.checkpointer
+        self._saver = collaborators.saver
+        self._snapshots = collaborators.snapshots
+        self._rollback = collaborators.rollback
+        self._shards = collaborators.shards
+        self._between = collaborators.between
+        self._replicas = collaborators.replicas
+        self._state_sync = collaborators.state_sync
+        self._profiler = collaborators.profiler
+        self._pipeline = collaborators.pipeline
+        self._replays = collaborators.replays
+
+    def recover(self) -> None:
+        """Follow orders until there is a step to run, live or in a replay."""
+        self._groups.leave_generation()
+        hit(Point.LEAVE, self._status.iteration)
+        has_step = False
+        while not has_step:
+            order, state = self._participant.next_order()
+            match order:
+                case WorkerOrder.REPORT:
+                    self._report(state)
+                case WorkerOrder.EXECUTE:
+                    has_step = self._execute(state)
+                case WorkerOrder.RUN:
+                    has_step = self._run(state)
+
+    def end_replay(self) -> None:
+        """The state has reached the consensus iteration: go live with the others."""
+        assert self._pipeline is not None
+        self._log.flush()
+        self._pipeline.end_replay()
+        self._groups.keep()
+        self._ready(self._log.generation)
+        self.recover()
+
+    def give_up_replay(self, error: RecoveryError) -> None:
+        """The state that a replay has rebuilt is not the lost worker's: another way back is needed."""
+        self._status.known = False
+        self._fail(self._participant.state, error)
+        self.recover()
+
+    # ----------------------------------------------------------------------------------------- report
+
+    def _report(self, state: State) -> None:
+        """Flush the log, then report the worker's status."""
+        live = self._status.known and not (self._pipeline is not None and self._pipeline.replaying)
+        if state.generation > 1:
+            hit(Point.REPORT, self._status.iteration)
+        # State that comes from a replica, and not from a replay, is not logged again, so the store must have
+        # the log.
+        script = self._pipeline is not None and self._pipeline.script.logged
+        self._log.seal_and_offer(state.generation, uploaded=self._replicas.attached or script)
+        if self._pipeline is not None:
+            self._pipeline.end_replay()
+        self._progress.publish(self._status.iteration, "waiting")
+        self._participant.append(
+            status_report(
+                self._context,
+                state.generation,
+                self._status,
+                live=live,
+                recovery_group=self._recovery_group,
+                pipeline=self._pipeline,
+                shards=self._shards,
+                replicas=self._replicas,
+                rollback=self._rollback,
+                log=self._log,
+                snapshots=self._snapshots,
+            )
+        )
+
+    # ---------------------------------------------------------------------------------------- execute
+
+    def _execute(self, state: State) -> bool:
+        """Do this worker's task. True when a replay begins: its steps run in the user's own loop."""
+        plan = state.plan
+        assert plan is not None
+        task, shared = plan.tasks[self._rank], plan.parallel_replay_of(self._rank)
+        try:
+            if shared is not None and self._rank in shared.helpers:
+                self._help(state, shared)
+                return False
+            if task.load is not None:
+                self._load(task.load, task)
+                self._status.parts_done = None  # a checkpoint comes after them
+            self._status.iteration = task.begin
+            self._log.open(state.generation, since=state.checkpoints.log_since, begin=task.begin)
+            if task.begin < task.replay_until:
+                assert self._replays is not None
+                return self._replays.begin(state, task, shared)
+        except (RecoveryError, CheckpointError) as error:
+            self._fail(state, error)
+            return False
+        self._status.known = True
+        self._ready(state.generation)
+        return False
+
+    def _help(self, state: State, shared: ParallelReplay) -> None:
+        assert self._replays is not None
+        if self._replays.help(state, shared, self._status.iteration):
+            self._ready(state.generation)
+
+    def _load(self, iteration: int, task: Task) -> None:
+        hit(Point.LOAD, iteration)
+        self._progress.publish(self._status.iteration, "loading")
+        self._status.known = False  # while only a part of it is there
+        if task.holder is None:
+            self._checkpointer.load(iteration, self._rank)
+        else:
+            self._snapshots.load(task)
+        self._status.dirty, self._status.updated = None, ()
+
+    def _ready(self, generation: int) -> None:
+        from_peers, from_store = self._log.fetch_stats.take()
+        replayed = self._replays.take_replayed() if self._replays is not None else 0
+        self._participant.append(
+            ev.WorkerReady(
+                rank=self._rank,
+                generation=generation,
+                replayed=replayed,
+                from_peers=from_peers,
+                from_store=from_store,
+            )
+        )
+
+    def _fail(self, state: State, error: SwiftError) -> None:
+        """The order cannot be carried out: say why, and leave the next one to the protocol."""
+        if self._pipeline is not None:
+            self._pipeline.end_replay()
+        self._participant.append(
+            failure_event(error, self._rank, state.generation, self._checkpointer.unverified)
+        )
+
+    # ---------------------------------------------------------------------------------------- go live
+
+    def _run(self, state: State) -> bool:
+        """Go live. False if another order is due."""
+        try:
+            return self._go_live(state)
+        except RecoveryError as error:
+            self._groups.leave()
+            self._fail(state, error)
+            return False
+
+    def _go_live(self, state: State) -> bool:
+        """Form the group, make replicas equal, and resend the interrupted iteration if it is done here."""
+        plan = state.plan
+        assert plan is not None
+        task = plan.tasks[self._rank]
+        if (source := lost_statistics(plan, state.round.statuses).get(self._rank)) is not None:
+            _logger.warning(
+                "Worker %d loses its own running statistics (BatchNorm) and goes on with those of worker %d. "
+                "With forward_sync_buffers=True, DDP keeps them equal on all replicas, except in pipelines.",
+                self._rank,
+                source,
+                extra={"event": "statistics_lost"},
+            )
+        if task.undo:
+            self._undo(task)
+        if plan.parts_from is not None and self._status.iteration == plan.resume:
+            self._between.go_back(plan.resume, plan.parts_from)
+        if self._pipeline is not None:
+            self._pipeline.prepare(state, plan)
+        self._log.open(state.generation, since=state.checkpoints.log_since, begin=self._status.iteration)
+        hit(Point.JOIN, self._status.iteration)
+        if not self._groups.enter(state.generation):
+            return False
+        self._replicas.reset(plan.resume)
+        if (cause := self._communicate(state, plan, task)) is not None:
+            self._groups.on_connection_broken(cause)
+            return False
+        self._status.set_whole()
+        self._snapshots.live(state)
+        self._status.recoveries += plan.mode != RecoveryMode.START
+        if self._settle(plan):
+            return True
+        if state.checkpoints.committed is None and plan.mode in (RecoveryMode.START, RecoveryMode.MEMORY):
+            self._saver.save(self._status.iteration)  # so that there is always a checkpoint to return to
+        elif self._saver.due(self._status.iteration) and saves_again(state, self._rank):
+            self._saver.save(self._status.iteration)
+        return True
+
+    def _settle(self, plan: Plan) -> bool:
+        """Whether parts of the script come before the next step, and the checkpoint after them."""
+        status, between = self._status, self._between
+        if plan.parts_from is not None:
+            status.parts_done, between.repeats = plan.parts_from, True
+        elif status.parts_done is not None and status.iteration == plan.resume:
+            due = len(between.due(status.iteration))
+            between.take_over(status.iteration, due, begin=status.parts_done)
+            status.parts_done = due
+        else:
+            status.parts_done = None
+        return status.parts_done is not None
+
+    def _undo(self, task: Task) -> None:
+        if task.begin < self._status.iteration:  # it was completed, and counts as interrupted from here on
+            self._rollback.back_to(task.begin)
+            self._status.iteration, self._status.updated = task.begin, task.undo
+        # The parameters are reported as updated until all replicas are equal: an undo rounds, so they are not
+        # the original.
+        self._replicas.undo(task)
+
+    def _communicate(self, state: State, plan: Plan, task: Task) -> str | None:
+        """All that workers exchange before the first step. Returns why it was interrupted, or None."""
+        cause = self._state_sync.apply_transfers(plan)
+        if cause is None and plan.mode == RecoveryMode.START:
+            cause = self._profiler.measure()
+        if cause is None and task.resend_from_log and self._pipeline is not None:
+            cause = self._pipeline.resend_from_log(state, plan)
+        return cause

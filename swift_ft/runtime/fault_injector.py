@@ -1,0 +1,125 @@
+"""Makes the faults of `faults.py` happen in this worker, with real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+
+import torch
+
+from swift_ft.coordination.participant import Participant
+from swift_ft.errors import SwiftError
+from swift_ft.failpoints import Point, hit, listen
+from swift_ft.faults import Action, Fault, Target, parse_faults
+from swift_ft.recovery import events as ev
+from swift_ft.runtime.collaborators import Collaborators
+
+__all__ = ["FaultInjector", "InjectedError", "inject_faults"]
+
+_LIVE_ONLY = {
+    Point.FORWARD,
+    Point.BACKWARD,
+    Point.REDUCE,
+    Point.REDUCING,
+    Point.REDUCED,
+    Point.UPDATE,
+    Point.OPTIMIZER,
+    Point.TRANSFER,
+}
+"""Points that a replay passes once more: a fault there is meant for the original."""
+
+
+class InjectedError(Exception):
+    """What a script raises under the fault ``raise``."""
+
+
+class FaultInjector:
+    """Listens to one worker's failpoints and strikes where a fault says so.
+
+    Args:
+        faults: of this worker and its machine.
+        agent_pid: the process of its agent.
+        participant: records a fault in the journal just before it happens.
+        break_connections: what ``break`` does.
+        replaying: whether the worker replays.
+    """
+
+    def __init__(
+        self,
+        faults: Iterable[Fault],
+        *,
+        agent_pid: int,
+        participant: Participant,
+        break_connections: Callable[[], None],
+        replaying: Callable[[], bool],
+    ) -> None:
+        self._faults = list(faults)
+        self._agent_pid = agent_pid
+        self._participant = participant
+        self._break_connections = break_connections
+        self._replaying = replaying
+
+    def __call__(self, point: Point, iteration: int, part: int | None) -> None:
+        """The worker is at a point; ``part`` is the microbatch or the bucket."""
+        if point in _LIVE_ONLY and self._replaying():
+            return
+        for fault in list(self._faults):
+            if (fault.point, fault.iteration) != (point, iteration):
+                continue
+            if fault.part is not None and fault.part != part:
+                continue
+            self._faults.remove(fault)
+            if self._announce(str(fault)):
+                self._strike(fault)
+
+    def _announce(self, fault: str) -> bool:
+        """Record the fault in the journal; False if it happened before, or cannot be recorded."""
+        try:
+            if fault in self._participant.state.injected:
+                return False
+            self._participant.append(ev.FaultInjected(fault=fault))
+        except SwiftError:
+            return False
+        return True
+
+    def _strike(self, fault: Fault) -> None:
+        if fault.action == Action.RAISE:
+            raise InjectedError(f"injected: {fault}")
+        if fault.action == Action.BREAK:
+            self._break_connections()
+            return
+        number = signal.SIGKILL if fault.action == Action.KILL else signal.SIGSTOP
+        if fault.target in (Target.MACHINE, Target.AGENT):
+            os.kill(self._agent_pid, number)
+        if fault.target in (Target.MACHINE, Target.WORKER):
+            os.kill(os.getpid(), number)
+        if number == signal.SIGKILL and fault.target == Target.AGENT:
+            threading.Event().wait()  # the agent's death ends this process at any moment
+
+
+def inject_faults(collaborators: Collaborators, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Install an injector for the faults that ``swift-run --inject`` was given.
+
+    Args:
+        collaborators: the parts of the worker's runtime.
+        optimizers: the end of each of their steps is a failpoint.
+    """
+    context, status = collaborators.context, collaborators.status
+    faults = [
+        fault
+        for fault in parse_faults(context.config.inject)
+        if fault.index == (context.rank if fault.target == Target.WORKER else context.slot)
+    ]
+    listen(
+        FaultInjector(
+            faults,
+            agent_pid=context.agent_pid,
+            participant=collaborators.participant,
+            break_connections=collaborators.groups.abort,
+            replaying=lambda: collaborators.replaying,
+        )
+    )
+    for optimizer in optimizers:
+        optimizer.register_step_post_hook(lambda *_: hit(Point.OPTIMIZER, status.iteration))

@@ -1,0 +1,110 @@
+"""Deletes what no recovery needs any more: old log segments and old checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.store_claim import tidy_store
+from swift_ft.checkpoint.worker_history import sweep_histories
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.runtime.pipeline.worker_log import WorkerLog
+from swift_ft.waits import waiting
+
+__all__ = ["Housekeeping", "KeepLogs"]
+
+_logger = logging.getLogger(__name__)
+
+
+class KeepLogs(StrEnum):
+    """Which part of the logs stays when a checkpoint is committed."""
+
+    NEWEST = "newest"  # since the newest checkpoint: all that a recovery needs
+    ALL = "all"  # since the oldest one that is kept: a replay without the job can begin at any of them
+
+
+class Housekeeping:
+    """Cleans up after each commit and at the end of a run. Worker 0 cleans up checkpoints for all workers.
+
+    Args:
+        rank: this worker.
+        run_id: this run.
+        folder: where checkpoints are.
+        log: this worker's log.
+        keep_logs: which part of it stays.
+        background: runs what waits for the store, one thing after the other.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        run_id: str,
+        folder: CheckpointFolder,
+        log: WorkerLog,
+        *,
+        keep_logs: KeepLogs = KeepLogs.NEWEST,
+        background: ThreadPoolExecutor,
+    ) -> None:
+        self._keep_logs = keep_logs
+        self._rank = rank
+        self._folder = folder
+        self._log = log
+        self._run_id = run_id
+        self._background = background
+        self._cleaned: tuple[int, int] | None = None  # epoch and commit; owner: the journal thread
+        self._state: State | None = None  # the newest; written by the journal thread
+
+    def on_change(self, state: State) -> None:
+        """Clean up once a new commit is known and the job is live. Called in the journal thread."""
+        self._state, checkpoints = state, state.checkpoints
+        if state.phase != Phase.LIVE or checkpoints.committed is None:
+            return
+        if (now := (checkpoints.epoch, checkpoints.committed)) != self._cleaned:
+            self._cleaned = now
+            self._background.submit(self._clean, checkpoints.committed, state)
+
+    def drain(self, timeout_s: float) -> None:
+        """After the last iteration, wait for the clean-up. Logs a warning if that takes too long."""
+        if self._rank == 0:
+            self._background.submit(self._tidy)
+        what = "the store to delete old files"
+        try:
+            with waiting(what, timeout_s, flag="--checkpoint-timeout"):
+                self._background.submit(lambda: None).result(timeout_s)
+        except TimeoutError:
+            _logger.warning(
+                "Cleaning up after the last iteration took longer than %g s: "
+                "old files are left in the store.",
+                timeout_s,
+                extra={"event": "cleanup_timed_out"},
+            )
+
+    def _clean(self, iteration: int, state: State) -> None:
+        try:
+            oldest = state.checkpoints.kept[0]
+            self._log.drop_before(oldest if self._keep_logs is KeepLogs.ALL else iteration, state.generation)
+            if self._rank == 0:
+                self._folder.clean(state.checkpoints.kept, state.generation, self._run_id)
+        except Exception as error:
+            _logger.warning(
+                "Cleaning up after the checkpoint of iteration %d failed: %s",
+                iteration,
+                error,
+                extra={"event": "cleanup_failed", "iteration": iteration},
+            )
+
+    def _tidy(self) -> None:
+        try:
+            self._folder.tidy()
+            tidy_store(self._folder.store)
+            if (state := self._state) is not None:
+                per_machine, started_in = state.shape.workers_per_machine, state.membership.started_in
+                ranks = range(state.world_size)
+                of_ranks = {rank: started_in[rank // per_machine] for rank in ranks}
+                sweep_histories(self._folder.store, self._run_id, of_ranks)
+        except Exception as error:
+            _logger.warning(
+                "Cleaning up after the last iteration failed: %s", error, extra={"event": "cleanup_failed"}
+            )

@@ -1,0 +1,102 @@
+"""Measures each layer of a pipeline in the first iterations, and writes the ``layers.json`` of swift-plan."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from torch import nn
+
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.config import WorkerContext
+from swift_ft.errors import UsageError
+from swift_ft.planning.layout.profile import LayerProfile, write_layers
+from swift_ft.runtime.layer_times import LayerTimes
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["LayerProfiler"]
+
+_logger = logging.getLogger(__name__)
+
+_WARM_UP = 2  # iterations: caches, lazy initialisation, the optimizer's state
+_MEASURED = 3
+
+
+class LayerProfiler:
+    """Measures the layers of this worker's stages; worker 0 writes those of all stages to a file.
+
+    Args:
+        context: the worker's place.
+        rendezvous: where all workers publish their measurements.
+        state: what the session protects.
+        out: the file.
+    """
+
+    def __init__(
+        self, context: WorkerContext, rendezvous: RendezvousStore, state: TrainingState, out: Path
+    ) -> None:
+        self._rank = context.rank
+        self._ranks = range(context.world_size)
+        self._rendezvous = rendezvous
+        self._state = state
+        self._out: Path | None = out
+        self._stages: dict[int, LayerTimes] = {}
+        self._seen = 0
+
+    def attach(self, stages: Mapping[int, nn.Module]) -> None:
+        """Measure the layers of stages, by the stages' indices."""
+        self._stages = {index: LayerTimes(module) for index, module in stages.items()}
+
+    def add(self) -> None:
+        """Note a completed live iteration."""
+        self._seen += 1
+        if self._seen == _WARM_UP:
+            for times in self._stages.values():
+                times.start()
+        if self._seen == _WARM_UP + _MEASURED:
+            self._publish()
+        if self._rank == 0 and self._out is not None and self._seen >= _WARM_UP + _MEASURED:
+            self._write(self._out)
+
+    def _publish(self) -> None:
+        found = {}
+        for index, times in self._stages.items():
+            times.stop()
+            found[index] = [asdict(layer) for layer in times.layers([*self._state.optimizers.values()])]
+        self._rendezvous.set(_key(self._rank), json.dumps(found))
+
+    def _write(self, out: Path) -> None:
+        """Write the file once all workers have measured."""
+        if not self._rendezvous.check([_key(rank) for rank in self._ranks]):
+            return
+        self._out = None
+        stages: dict[int, list[LayerProfile]] = {}
+        for rank in self._ranks:
+            for index, layers in json.loads(self._rendezvous.get(_key(rank))).items():
+                stages.setdefault(int(index), [LayerProfile(**layer) for layer in layers])
+        try:
+            write_layers(joined(stages), out)
+        except UsageError as error:
+            _logger.warning(
+                "The layers' costs were not written: %s. Training continues.",
+                error,
+                extra={"event": "profile_not_written"},
+            )
+
+
+def joined(stages: Mapping[int, list[LayerProfile]]) -> list[LayerProfile]:
+    """The layers of all stages, in the pipeline's order, each named after its stage."""
+    layers: list[LayerProfile] = []
+    for index in sorted(stages):
+        first = len(layers)
+        for layer in stages[index]:
+            shared = None if layer.shared_with is None else first + layer.shared_with
+            layers.append(replace(layer, name=f"{index}.{layer.name}", shared_with=shared))
+    return layers
+
+
+def _key(rank: int) -> str:
+    return f"layers/{rank}"

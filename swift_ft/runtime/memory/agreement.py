@@ -1,0 +1,70 @@
+"""Which copies are complete: all workers have one of that iteration, in two memories each.
+
+    memory/address/RANK                  where a worker takes copies
+    memory/GENERATION/ITERATION/held     how many workers' copies are held
+    memory/GENERATION/ITERATION          the verdict: complete, or skipped by a worker that was not ready
+
+A copy is dropped only when a newer one is complete, or when it never can be. So the verdict is final: the
+first worker to know it writes it.
+"""
+
+from __future__ import annotations
+
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["COMPLETE", "SKIPPED", "Agreement"]
+
+COMPLETE, SKIPPED = "complete", "skipped"
+
+
+class Agreement:
+    """A worker's part in the verdicts of one job.
+
+    Args:
+        rendezvous: where they are.
+        world_size: workers.
+    """
+
+    def __init__(self, rendezvous: RendezvousStore, world_size: int) -> None:
+        self._rendezvous = rendezvous
+        self._world_size = world_size
+
+    def held(self, generation: int, iteration: int) -> None:
+        """The worker's copy is held. The last worker says that it is complete."""
+        if self._rendezvous.add(f"{_key(generation, iteration)}/held", 1) == self._world_size:
+            self._decide(generation, iteration, COMPLETE)
+
+    def skip(self, generation: int, iteration: int) -> None:
+        """The worker has no copy of an iteration and never will, unless that one is complete already."""
+        self._decide(generation, iteration, SKIPPED)
+
+    def verdict(self, generation: int, iteration: int) -> str:
+        """The verdict; empty as long as there is none."""
+        key = _key(generation, iteration)
+        return self._rendezvous.get(key).decode() if self._rendezvous.check([key]) else ""
+
+    def forget(self, generation: int, iteration: int) -> None:
+        """Drop a verdict that is not needed any more."""
+        key = _key(generation, iteration)
+        for name in (key, f"{key}/held"):
+            self._rendezvous.delete_key(name)
+
+    def offer(self, rank: int, address: str) -> None:
+        """A worker takes copies at an address."""
+        self._rendezvous.set(_address(rank), address)
+
+    def address(self, rank: int) -> str | None:
+        """Where a worker takes copies; None if it does not say."""
+        key = _address(rank)
+        return self._rendezvous.get(key).decode() if self._rendezvous.check([key]) else None
+
+    def _decide(self, generation: int, iteration: int, verdict: str) -> None:
+        self._rendezvous.compare_set(_key(generation, iteration), "", verdict)
+
+
+def _key(generation: int, iteration: int) -> str:
+    return f"memory/{generation}/{iteration}"
+
+
+def _address(rank: int) -> str:
+    return f"memory/address/{rank}"

@@ -1,0 +1,254 @@
+"""What a worker holds for one of another machine: the newest copies of its state.
+
+    PUT /15?owner=1&generation=3&keep=10&digest=...     a copy of iteration 15; of the others, only 10 is kept
+    GET /15                                             it is given back with its digest; 410 if damaged
+    Authorization: Bearer TOKEN                         the job's token; without it every request is refused
+
+From a worker's report until training continues nothing changes here, so that its report stays true. A copy
+that another generation sends is refused. A loss may give the worker the copies of another one to hold. It
+keeps those that it has until the first of these comes. A copy that is found damaged when it is asked for is
+dropped: the next report must not name it again.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import torch
+
+from swift_ft.addresses import family_of, listen_address
+from swift_ft.checkpoint.memory_copy import Block, digest_of
+from swift_ft.logging.reading.segment_server import READ_TIMEOUT_S
+
+__all__ = ["DIGEST", "CopyServer", "Held", "HeldCopies"]
+
+DIGEST = "X-Digest"
+
+_POLL_S = 0.02  # how often a server checks whether it was closed
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A copy and the digest that its owner computed."""
+
+    block: Block
+    digest: int
+
+
+class HeldCopies:
+    """Copies of one other worker's state, in two blocks of memory that are used again and again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all fields
+        self._copies: dict[int, Held] = {}
+        self._owner: int | None = None  # whose they are
+        self._unused: list[torch.Tensor] = []
+        self._generation: int | None = None  # whose copies are accepted; None in a recovery
+
+    @property
+    def owner(self) -> int | None:
+        """The worker whose copies these are; None before the first."""
+        with self._lock:
+            return self._owner
+
+    def open(self, generation: int, *, until: int) -> None:
+        """Training continues: accept copies. Those of iterations after ``until`` are of another history."""
+        with self._lock:
+            self._generation = generation
+            for iteration in [i for i in self._copies if i > until]:
+                self._drop(iteration)
+
+    def freeze(self) -> tuple[int, ...]:
+        """From now on nothing changes. Returns the iterations of which there are copies of the owner."""
+        with self._lock:
+            self._generation = None
+            return tuple(sorted(self._copies))
+
+    def find(self, iteration: int) -> Held | None:
+        """The copy of an iteration."""
+        with self._lock:
+            return self._copies.get(iteration)
+
+    def give(self, iteration: int) -> Held | None:
+        """The copy of an iteration, to be given back. None if there is none that is what was sent.
+
+        Raises:
+            ValueError: its bytes have changed since. It is dropped.
+        """
+        found = self.find(iteration)
+        if found is None or digest_of(found.block) == found.digest:
+            return found
+        with self._lock:
+            if self._copies.get(iteration) is found:
+                self._drop(iteration)
+        raise ValueError(f"the copy of iteration {iteration} in memory is not what was sent")
+
+    def receive(
+        self,
+        iteration: int,
+        *,
+        owner: int,
+        generation: int,
+        keep: int | None,
+        digest: int,
+        length: int,
+        read: Callable[[memoryview], None],
+    ) -> bool:
+        """Take a copy. False if it comes from another generation.
+
+        Args:
+            iteration: that has been completed.
+            owner: the worker whose state it is. Copies of another one are dropped.
+            generation: in which it was copied.
+            keep: the other iteration of which the owner still needs the copy.
+            digest: as its owner computed it.
+            length: bytes.
+            read: fills the memory that it is given.
+        """
+        with self._lock:
+            if generation != self._generation:
+                return False
+            for other in [i for i in self._copies if i != keep or owner != self._owner]:
+                self._drop(other)
+            self._owner = owner
+            data = self._unused.pop() if self._unused else torch.empty(0, dtype=torch.uint8)
+        if data.numel() < length:
+            data = torch.empty(length, dtype=torch.uint8)
+        read(data.numpy().data[:length])
+        with self._lock:
+            if generation != self._generation:
+                self._unused = [data]
+                return False
+            self._copies[iteration] = Held(Block(data, length), digest)
+            return True
+
+    def _drop(self, iteration: int) -> None:
+        self._unused = [self._copies.pop(iteration).block.data]  # one is enough: the other one is in use
+
+
+class CopyServer:
+    """Takes and gives back copies, in threads, until it is closed.
+
+    Args:
+        host: by which other machines know this one (see :func:`swift_ft.addresses.listen_address`).
+        token: that each request must carry.
+        held: where the copies are.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+
+    def __init__(self, host: str, token: str, held: HeldCopies) -> None:
+        self._server = _Server(host, token, held)
+        self.address = f"{host}:{self._server.server_port}"
+        threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="swift-copy-server", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, token: str, held: HeldCopies) -> None:
+        address = listen_address(host)
+        self.address_family = family_of(address)
+        self.expected = f"Bearer {token}".encode()
+        self.held = held
+        super().__init__((address, 0), _Handler)
+
+    def server_bind(self) -> None:
+        """Binds as TCPServer does. HTTPServer would first look up its own name, which can take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignores a broken connection, which the client sees as well. Logs any other error."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            _logger.error(
+                "The request of %s for a copy of its state failed: %s",
+                client_address,
+                error,
+                exc_info=error,
+                extra={"event": "copy_request_failed"},
+            )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = READ_TIMEOUT_S
+
+    def do_GET(self) -> None:
+        if not self._may():
+            return
+        try:
+            found = self.server.held.give(int(self.path.removeprefix("/")))
+        except ValueError as error:
+            _logger.error("%s", error, extra={"event": "copy_damaged"})  # noqa: TRY400  (the line is enough)
+            self._answer(HTTPStatus.GONE)
+            return
+        if found is None:
+            self._answer(HTTPStatus.NOT_FOUND)
+            return
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Length", str(found.block.length))
+        self.send_header(DIGEST, str(found.digest))
+        self.end_headers()
+        self.connection.sendall(found.block.view)
+
+    def do_PUT(self) -> None:
+        if not self._may():
+            return
+        parts = urlsplit(self.path)
+        facts = {name: int(values[0]) for name, values in parse_qs(parts.query).items()}
+        taken = self.server.held.receive(
+            int(parts.path.removeprefix("/")),
+            owner=facts["owner"],
+            generation=facts["generation"],
+            keep=facts.get("keep"),
+            digest=facts["digest"],
+            length=int(self.headers["Content-Length"]),
+            read=self._read,
+        )
+        self._answer(HTTPStatus.OK if taken else HTTPStatus.CONFLICT)
+
+    def _read(self, into: memoryview) -> None:
+        at = 0
+        while at < len(into):
+            read = self.rfile.readinto(into[at:])
+            if not read:
+                raise ConnectionError(f"the sender broke off after {at} of {len(into)} bytes")
+            at += read
+
+    def _may(self) -> bool:
+        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
+        if hmac.compare_digest(given, self.server.expected):
+            return True
+        self._answer(HTTPStatus.FORBIDDEN)
+        return False
+
+    def _answer(self, status: HTTPStatus) -> None:
+        self.close_connection = True  # of a refused copy, the rest is not read
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Logs nothing."""

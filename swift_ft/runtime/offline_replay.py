@@ -1,0 +1,166 @@
+"""A worker that is rebuilt without its job (``swift-recover replay``).
+
+The worker runs the user's script, follows a journal and replays, as any replacement does
+(`runtime/executor.py`). Three things differ: nothing is written into the run's store, the log is switched
+off, and where a replacement would go live this one saves its state elsewhere and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from swift_ft.checkpoint.manifest import write_manifest
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
+from swift_ft.config import WorkerContext
+from swift_ft.errors import GaveUpError, UsageError
+from swift_ft.logging import LogReader, MessageKey, MessageLog
+from swift_ft.recovery.job_state import State
+from swift_ft.runtime.assembly import Assembly
+from swift_ft.runtime.collaborators import Collaborators
+from swift_ft.runtime.executor import Executor
+from swift_ft.runtime.iterations import Iterations
+from swift_ft.runtime.pipeline.worker_log import WorkerLog
+from swift_ft.runtime.settings import Settings
+from swift_ft.runtime.work_history import WorkHistory
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.dcp import staged, write_part
+
+__all__ = ["OfflineAssembly", "part_name"]
+
+
+def part_name(rank: int) -> str:
+    """The folder of a worker's rebuilt state, a DCP checkpoint of its own."""
+    return f"rank-{rank:05d}"
+
+
+class OfflineAssembly(Assembly):
+    """The runtime of a worker that is rebuilt without its job. The store may be read only.
+
+    Args:
+        context: the worker's place, with what it does offline.
+        store: of the run.
+        state: what is protected.
+        settings: the session's. No checkpoint is due: the job has saved those that it wanted.
+    """
+
+    def __init__(
+        self, context: WorkerContext, store: Store, state: TrainingState, settings: Settings
+    ) -> None:
+        super().__init__(
+            context, store, state, replace(settings, checkpoint_every=sys.maxsize, snapshot_every=None)
+        )
+
+    def _new_archiver(self) -> None:
+        return None
+
+    def _open_store(self) -> None:
+        """Not even a probe is written."""
+
+    def _listeners(self) -> tuple[Callable[[State], None], ...]:
+        return (self._groups.on_change,)  # no commits, no housekeeping
+
+    def _new_log(self) -> WorkerLog:
+        is_cancelled = self._participant.replay_cancelled
+        return _ReadLog(self._store, self._context, self._settings.log, None, is_cancelled=is_cancelled)
+
+    def _new_history(self) -> WorkHistory:
+        return WorkHistory(self._context, lambda history: None)
+
+    def _new_executor(self, collaborators: Collaborators) -> Executor:
+        return _OfflineExecutor(collaborators, self._save_elsewhere)
+
+    def start(self) -> Iterations:
+        """See :meth:`Assembly.start`.
+
+        Raises:
+            UsageError: the script was given other arguments than in the run.
+        """
+        self._check_record()
+        return super().start()
+
+    def _check_record(self) -> None:
+        """With other microbatches, say, the state would be another one, and no message might show it."""
+        if self._pipeline is None:
+            raise UsageError(
+                "The script attaches no pipeline here, and did in the run: use the run's arguments."
+            )
+        theirs = read_record(self._store, self._context.rank)
+        assert theirs is not None  # else this worker would not have been started
+        ours = self._own_record(theirs.shapes)
+        self._pipeline.script.remember(theirs.together, "")
+        ours = replace(ours, together=theirs.together)  # which the script shows only as it communicates
+        for declared in fields(WorkerRecord):
+            here, there = getattr(ours, declared.name), getattr(theirs, declared.name)
+            if here != there:
+                raise UsageError(
+                    f"The script's {declared.name} are {here} here and were {there} in the run: give it the "
+                    "run's arguments."
+                )
+
+    def _save_elsewhere(self) -> None:
+        """Save the state as the worker of the job would have saved its part of a checkpoint."""
+        offline = self._context.offline
+        assert offline is not None
+        out, name = Store(Path(offline.out)), part_name(self._context.rank)
+        files = write_part(out, name, staged(self._state.to_save(self._proof.digests())))
+        write_manifest(out, name, files)
+
+
+class _OfflineExecutor(Executor):
+    """Carries out the orders of one generation, and ends where the worker would go live."""
+
+    def __init__(self, collaborators: Collaborators, save: Callable[[], None]) -> None:
+        super().__init__(collaborators)
+        self._save_elsewhere = save
+
+    def _report(self, state: State) -> None:
+        """Report once. Another generation means that a worker could not replay."""
+        if state.generation != self._context.started_in:
+            raise GaveUpError(state.tries.fallback_reason or "the replay was interrupted")
+        super()._report(state)
+
+    def _run(self, state: State) -> NoReturn:
+        """All workers of the replay are done: save the state, and end the script."""
+        self._save_elsewhere()
+        raise SystemExit(0)
+
+
+class _ReadLog(WorkerLog):
+    """The logs of others, without a log of this worker's own."""
+
+    def _new_messages(self) -> MessageLog:
+        return _NoMessageLog(self._options, self.stats)
+
+    def open(self, generation: int, *, since: int, begin: int) -> None:
+        self.generation = generation
+
+    def seal_and_offer(self, generation: int, *, uploaded: bool) -> None:
+        self.sealed_in = generation
+
+    def read(self, ranks: Iterable[int], *, since: int, iteration: int) -> LogReader:
+        """As the job would: the generations that count are those of its own journal."""
+        assert self._context.offline is not None
+        return super().read(ranks, since=self._context.offline.log_since, iteration=iteration)
+
+
+class _NoMessageLog(MessageLog):
+    """Keeps no message."""
+
+    def sent(self, key: MessageKey, tensor: torch.Tensor) -> None:
+        pass
+
+    def received(self, key: MessageKey, tensor: torch.Tensor) -> None:
+        pass
+
+    def received_elsewhere(self, key: MessageKey, checksum: int, like: torch.Tensor) -> None:
+        pass
+
+    def overwriting(self, tensor: torch.Tensor) -> None:
+        pass

@@ -1,0 +1,88 @@
+"""Survivors serve their logs to workers that replay; the rendezvous store says where.
+
+    log/token                       a request to any of the servers must carry it
+    log/GENERATION/RANK             where a worker that has reported serves its log, and which segments it has
+
+A worker offers its log before it reports, so that a worker that replays finds all offers. The servers are
+closed when training continues, since no worker replays any more.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+
+from swift_ft.config import WorkerContext
+from swift_ft.logging import PeerLog, SegmentServer, SegmentUploader
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["PeerDirectory"]
+
+_logger = logging.getLogger(__name__)
+
+_TOKEN = "log/token"
+_TOKEN_BYTES = 32
+
+
+class PeerDirectory:
+    """Publishes the offer of this worker's log, and reads the offers of others.
+
+    Args:
+        rendezvous: where offers are published.
+        context: the worker's place.
+    """
+
+    def __init__(self, rendezvous: RendezvousStore, context: WorkerContext) -> None:
+        self._rendezvous = rendezvous
+        self._context = context
+        self._server: SegmentServer | None = None
+        self._offered = ""
+
+    def offer(self, generation: int, log: SegmentUploader) -> bool:
+        """Serve a log to the workers of a generation. False, with a warning, if that cannot be done."""
+        if self._server is None:
+            try:
+                self._server = SegmentServer(self._context.address, self._token(), log.find)
+            except OSError as error:
+                _logger.warning(
+                    "Worker %d cannot serve its log at %s (%s): a replacement reads it from the store.",
+                    self._context.rank,
+                    self._context.address,
+                    error,
+                    extra={"event": "log_not_served", "rank": self._context.rank},
+                )
+                return False
+        self._forget()
+        self._offered = _key(generation, self._context.rank)
+        offer = {"address": self._server.address, "names": log.names()}
+        self._rendezvous.set(self._offered, json.dumps(offer))
+        return True
+
+    def withdraw(self) -> None:
+        """Training continues: no worker reads this log any more."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._forget()
+
+    def of(self, generation: int, rank: int) -> PeerLog | None:
+        """The log that a worker offers in a generation. None if it offers none."""
+        key = _key(generation, rank)
+        if not self._rendezvous.check([key]):
+            return None
+        offer = json.loads(self._rendezvous.get(key))
+        return PeerLog(offer["address"], self._token(), offer["names"])
+
+    def _token(self) -> str:
+        """The first worker that needs it generates it."""
+        return self._rendezvous.compare_set(_TOKEN, "", secrets.token_hex(_TOKEN_BYTES)).decode()
+
+    def _forget(self) -> None:
+        if self._offered:
+            self._rendezvous.delete_key(self._offered)
+            self._offered = ""
+
+
+def _key(generation: int, rank: int) -> str:
+    return f"log/{generation}/{rank}"

@@ -1,0 +1,137 @@
+"""How a replay begins (alone, jointly, or in parallel) and how a survivor helps in one (paper §5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from swift_ft.coordination.groups import Groups
+from swift_ft.coordination.participant import Participant
+from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.errors import CannotHelpError, RecoveryError
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.helpers import ParallelReplay
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.plan import Task
+from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
+from swift_ft.runtime.replicas.replicas import Replicas
+from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
+
+__all__ = ["Replays"]
+
+
+class Replays:
+    """A worker's part in replays.
+
+    Args:
+        pipeline: its stages.
+        status: of the worker's state.
+        replicas: the replicas of its model, if there are any.
+        participant: its part in the job.
+        groups: the process groups.
+        progress: where it publishes what it does.
+        own: returns all large state of this worker.
+
+    Attributes:
+        until: the number of completed iterations at which its own replay ends.
+        parts_from: from this of the script's parts on, those before the next live step are done live; None if
+            all are done.
+        replayed: iterations of that replay which it has completed and not reported.
+    """
+
+    def __init__(
+        self,
+        pipeline: LoggedPipeline,
+        status: WorkerStatus,
+        replicas: Replicas,
+        participant: Participant,
+        groups: Groups,
+        progress: ProgressBoard,
+        *,
+        own: Callable[[], Iterable[torch.Tensor]],
+    ) -> None:
+        self._pipeline = pipeline
+        self._status = status
+        self._replicas = replicas
+        self._participant = participant
+        self._groups = groups
+        self._progress = progress
+        self._own = own
+        self.until = 0
+        self.parts_from: int | None = None
+        self.replayed = 0
+
+    def begin(self, state: State, task: Task, shared: ParallelReplay | None) -> bool:
+        """Take the messages of the next steps from the neighbours' logs.
+
+        Returns:
+            False if another generation is due before the replay begins.
+
+        Raises:
+            RecoveryError: if a log does not have what is needed.
+        """
+        self.replayed = 0
+        self._pipeline.begin_replay(state, task)
+        self.until = task.replay_until
+        assert state.plan is not None
+        self.parts_from = state.plan.parts_from
+        self._status.known = True
+        if shared is not None:
+            return self._take_part(state, shared, lambda: self._pipeline.share(state, shared))
+        if (
+            not task.replay_group and self._groups.shorten_timeout()
+        ):  # a replay alone talks to no other worker
+            return True
+        replay_group = task.replay_group or (self._participant.context.rank,)
+        if not self._groups.enter_replay_group(state.generation, replay_group):
+            return False
+        self._replicas.reset(task.begin)
+        return True
+
+    def take_replayed(self) -> int:
+        """How many iterations to report; from then on none."""
+        replayed, self.replayed = self.replayed, 0
+        return replayed
+
+    def help(self, state: State, shared: ParallelReplay, iteration: int) -> bool:
+        """Compute for the workers that replay. This worker's own state is unchanged afterwards.
+
+        Args:
+            state: of the job.
+            shared: the replay.
+            iteration: iterations that this worker has completed.
+
+        Returns:
+            Whether the replay is complete. Otherwise it was interrupted.
+        """
+        self._progress.publish(iteration, "helping")
+        own = self._own()
+        done = self._take_part(state, shared, lambda: self._pipeline.help(state, shared, own))
+        if done:
+            self._groups.keep()
+        return done
+
+    def _take_part(self, state: State, shared: ParallelReplay, act: Callable[[], object]) -> bool:
+        """Act in the group of a shared replay. False if that failed; the journal then has the reason."""
+        if not self._groups.enter_replay_group(state.generation, shared.members, with_helpers=True):
+            return False
+        try:
+            act()
+        except Exception as error:  # also of the script's `build`
+            connection_broken = is_broken_communication(error)
+            if isinstance(error, RecoveryError) and not isinstance(error, CannotHelpError):
+                self._groups.leave()
+                raise
+            cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        else:
+            return True
+        # Only now, when the traceback is gone: it holds on to the group.
+        if connection_broken:
+            self._groups.on_connection_broken(cause)
+        else:
+            self._groups.leave()
+            rank = self._participant.context.rank
+            self._participant.append(ev.HelpDeclined(rank=rank, generation=state.generation, reason=cause))
+        return False

@@ -1,0 +1,263 @@
+"""Measures a few iterations of all workers for the planner (paper §5.3, §5.4)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from swift_ft.checkpoint.training_state import TrainingState, bytes_of
+from swift_ft.config import WorkerContext
+from swift_ft.errors import UsageError, first_line
+from swift_ft.logging import IterationStats
+from swift_ft.planning.job import Job, Measured, Worker
+from swift_ft.planning.profile import Profile, write_profile
+from swift_ft.runtime.layer_profiler import LayerProfiler
+from swift_ft.torch_adapters.communication import begin, device_of, wait_for
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.waits import waiting
+
+__all__ = ["Profiler"]
+
+_logger = logging.getLogger(__name__)
+
+_WARM_UP = 2  # iterations: caches, lazy initialisation
+_MEASURED = 5
+_PROBE_BYTES = 4 << 20
+_PROBES = 3  # the fastest counts: in the first one, peers may be late
+
+
+class Profiler:
+    """Measures this worker's first iterations, and reads the measurements of all workers.
+
+    A worker's compute time is the time in which it does not wait for a message. A machine is as slow as its
+    slowest worker.
+
+    Args:
+        context: the worker's place.
+        rendezvous: where all workers publish their measurements.
+        state: what the session protects.
+        save_bytes_per_s: returns the bandwidth of this worker's last checkpoint write; None before the first.
+        snapshot_every: returns the iterations between two memory checkpoints; None without them.
+        archive: called with what this worker has measured, whenever there is news.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        rendezvous: RendezvousStore,
+        state: TrainingState,
+        save_bytes_per_s: Callable[[], float | None],
+        snapshot_every: Callable[[], int | None],
+        archive: Callable[[Worker], None] = lambda worker: None,
+    ) -> None:
+        self._context = context
+        self._rendezvous = rendezvous
+        self._state = state
+        self._save_bytes_per_s = save_bytes_per_s
+        self._snapshot_every = snapshot_every
+        self._archive = archive
+        self._place = Worker(holds=())
+        self._seen: list[IterationStats] = []
+        self._link: float | None = None
+        self._copy: float | None = None
+        self._measured: Measured | None = None
+        out = context.config.profile_out
+        self._out = Path(out) if out and context.rank == 0 else None
+        layers_out = context.config.layers_out
+        self._layers = LayerProfiler(context, rendezvous, state, Path(layers_out)) if layers_out else None
+
+    def attach_stages(self, stages: Mapping[int, nn.Module]) -> None:
+        """Measure the layers of this worker's stages as well, if that was asked for."""
+        if self._layers is not None:
+            self._layers.attach(stages)
+
+    def publish_place(self, worker: Worker) -> None:
+        """Publish this worker's stages, parts and pipeline."""
+        self._place = worker
+        place = {"holds": worker.holds, "stages": worker.stages, "pipeline": worker.pipeline}
+        self._rendezvous.set(_place(self._context.rank), json.dumps(place))
+
+    def measure(self) -> str | None:
+        """Time a short copy to the host, and a short message to the next machine.
+
+        All workers call it right after a group was formed, when nothing else is being sent.
+
+        Returns:
+            Why the measurement was interrupted; None if it was not.
+        """
+        context = self._context
+        first = next((p for module in self._state.modules.values() for p in module.parameters()), None)
+        device = first.device if first is not None else torch.device("cpu")
+        probe = torch.zeros(_PROBE_BYTES, dtype=torch.uint8, device=device)
+        host = torch.empty(_PROBE_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._copy = _PROBE_BYTES / _fastest(lambda: host.copy_(probe))
+        if context.world_size == context.workers_per_machine:
+            return None
+        assert dist.group.WORLD is not None
+        sent, got = probe.to(device_of(dist.group.WORLD)), host.to(device_of(dist.group.WORLD))
+        ahead = (context.rank + context.workers_per_machine) % context.world_size
+        behind = (context.rank - context.workers_per_machine) % context.world_size
+
+        def exchange() -> None:
+            operations = [dist.P2POp(dist.isend, sent, ahead), dist.P2POp(dist.irecv, got, behind)]
+            wait_for(begin(operations))
+            got[-1].item()  # waits for the device
+
+        try:
+            self._link = _PROBE_BYTES / _fastest(exchange)
+        except RuntimeError as error:
+            return first_line(error)
+        return None
+
+    def add(self, account: IterationStats, sent: Mapping[int, int] | None) -> None:
+        """Note a completed live iteration.
+
+        Args:
+            account: what its log cost.
+            sent: payload bytes to each other machine; None without a pipeline.
+        """
+        if self._layers is not None:
+            self._layers.add()
+        if len(self._seen) < _WARM_UP + _MEASURED:
+            self._seen.append(account)
+            if len(self._seen) == _WARM_UP + _MEASURED:
+                self._publish(self._middle(sent or {}), pipeline=sent is not None)
+        elif self._measured is not None and (again := self._now(self._measured)) != self._measured:
+            self._publish(again, pipeline=sent is not None)
+        if self._out is not None and self._measured is not None and self._complete():
+            try:
+                write_profile(self.read(), self._out)
+            except (UsageError, OSError) as error:
+                _logger.warning(
+                    "The profile was not written to %s: %s Training continues.",
+                    self._out,
+                    error,
+                    extra={"event": "profile_not_written"},
+                )
+            self._out = None
+
+    def _now(self, measured: Measured) -> Measured:
+        """With what becomes known, or changes, after the first iterations."""
+        return replace(
+            measured, save_bytes_per_s=self._save_bytes_per_s(), snapshot_every=self._snapshot_every()
+        )
+
+    def _middle(self, sent: Mapping[int, int]) -> Measured:
+        counted = self._seen[_WARM_UP:]
+        measured = Measured(
+            iteration_s=median(account.step_s for account in counted),
+            compute_s=median(max(0.0, account.step_s - account.bubble_s) for account in counted),
+            bubble_s=median(account.bubble_s for account in counted),
+            sent=dict(sent),
+            state_bytes=bytes_of(self._state.to_save()),
+            link_bytes_per_s=self._link,
+            copy_bytes_per_s=self._copy,
+        )
+        return self._now(measured)
+
+    def _publish(self, measured: Measured, pipeline: bool) -> None:
+        self._measured = measured
+        facts = {**asdict(measured), "in_pipeline": pipeline}
+        self._rendezvous.set(_key(self._context.rank), json.dumps(facts))
+        self._archive(replace(self._place, measured=measured))
+
+    def read(self) -> Profile:
+        """The job's profile.
+
+        Raises:
+            UsageError: if not all workers have measured enough iterations, there is no pipeline, or machines
+                that are not neighbours send messages to each other: the planner only knows chains.
+        """
+        context = self._context
+        if not self._complete():
+            raise UsageError(
+                f"There is no profile yet: it takes {_WARM_UP + _MEASURED} iterations on every worker."
+            )
+        facts = [self._facts(rank) for rank in range(context.world_size)]
+        if not all(one["in_pipeline"] for one in facts):
+            raise UsageError("There is no profile without a pipeline: it describes a pipeline's messages.")
+        machines = context.world_size // context.workers_per_machine
+        compute_s, between = [0.0] * machines, Counter[tuple[int, int]]()
+        for rank, one in enumerate(facts):
+            slot = rank // context.workers_per_machine
+            compute_s[slot] = max(compute_s[slot], one["compute_s"])
+            for other, size in one["sent"].items():
+                between[min(slot, int(other)), max(slot, int(other))] += size
+        far = [pair for pair in between if pair[1] != pair[0] + 1]
+        if far:
+            raise UsageError(
+                f"Machines {far[0][0]} and {far[0][1]} send messages to each other but are not neighbours: "
+                "the planner only knows chains, such as those of 1F1B and GPipe."
+            )
+        return Profile(tuple(compute_s), tuple(between[slot, slot + 1] for slot in range(machines - 1)))
+
+    def job(
+        self, *, groups: tuple[int, ...], checkpoint_every: int, snapshot_every: int | None = None
+    ) -> Job:
+        """The job as its workers have published it, with their measurements so far.
+
+        Raises:
+            UsageError: if not all workers have published their place in time.
+        """
+        context = self._context
+        limit_s = context.config.report_timeout_s
+        try:
+            places = [_place(rank) for rank in range(context.world_size)]
+            with waiting("all workers to ask for a plan", limit_s, flag="--report-timeout"):
+                self._rendezvous.wait(places, timedelta(seconds=limit_s))
+        except dist.DistStoreError as error:
+            raise UsageError(
+                f"Not all workers have asked for a plan, or begun their first step, within {limit_s:g} s: "
+                "if only some workers call session.plan(), the others must go on to their steps."
+            ) from error
+        workers = tuple(self._worker(rank) for rank in range(context.world_size))
+        return Job(
+            workers, context.workers_per_machine, checkpoint_every, groups, snapshot_every=snapshot_every
+        )
+
+    def _worker(self, rank: int) -> Worker:
+        place = json.loads(self._rendezvous.get(_place(rank)))
+        measured = Measured()
+        if self._rendezvous.check([_key(rank)]):
+            facts = self._facts(rank)
+            facts["sent"] = {int(slot): size for slot, size in facts["sent"].items()}
+            del facts["in_pipeline"]
+            measured = Measured(**facts)
+        return Worker(tuple(place["holds"]), tuple(place["stages"]), place["pipeline"], measured)
+
+    def _facts(self, rank: int) -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads(self._rendezvous.get(_key(rank)))
+        return facts
+
+    def _complete(self) -> bool:
+        return bool(self._rendezvous.check([_key(rank) for rank in range(self._context.world_size)]))
+
+
+def _fastest(probe: Callable[[], object]) -> float:
+    """Seconds of the fastest of a few probes."""
+    taken = []
+    for _ in range(_PROBES):
+        began = time.perf_counter()
+        probe()
+        taken.append(time.perf_counter() - began)
+    return max(min(taken), 1e-9)
+
+
+def _key(rank: int) -> str:
+    return f"profile/{rank}"
+
+
+def _place(rank: int) -> str:
+    return f"place/{rank}"

@@ -1,0 +1,375 @@
+"""What a worker shares with its replicas: gradients in each iteration, and state after a loss (paper §4)."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from swift_ft.checkpoint.state_digest import listed
+from swift_ft.checkpoint.state_payload import (
+    StatePath,
+    StatePayload,
+    TensorKind,
+    fresh_on,
+    pack,
+    tensor_at,
+    tensors_in,
+    unpack,
+)
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import RecoveryError, UndoError, UnsupportedError
+from swift_ft.optim import UndoableOptimizer
+from swift_ft.recovery.plan import Task
+from swift_ft.recovery.reconcile import Transfer
+from swift_ft.runtime.replicas.transfer import Link, receive, send
+from swift_ft.runtime.state_proof import StateProof
+from swift_ft.torch_adapters.core.shards import describe, local, note_changed, rebuilt
+from swift_ft.torch_adapters.core.tensors import version_of
+from swift_ft.torch_adapters.ddp import DataParallelHook, Layout
+from swift_ft.torch_adapters.process_group import GenerationGroup
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["Replicas"]
+
+_DRAIN_S = 2.0
+"""For an all-reduce to notice that its connections are closed."""
+
+
+class Replicas:
+    """Protection by replication.
+
+    Args:
+        state: what the session protects.
+        rendezvous: where DDP's buckets are published.
+        group: makes DDP's group again in each generation.
+        proof: digests what is sent.
+        rank: this worker.
+
+    Attributes:
+        first: the lowest rank of this worker and its replicas.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        rendezvous: RendezvousStore,
+        group: GenerationGroup,
+        proof: StateProof,
+        rank: int,
+    ) -> None:
+        self.first = rank
+        self._state = state
+        self._rendezvous = rendezvous
+        self._group = group
+        self._proof = proof
+        self._layout_key = self._own_buffers_key = ""
+        self._own_buffers_published = False
+        self._hook: DataParallelHook | None = None
+        self._sharded: nn.Module | None = None
+        self._place = (0, 1)  # of this worker among those with the same shards
+        self._iteration = 0
+        self._windows: dict[str, int] = {}
+        self._undone: set[int] = set()
+        self._versions: dict[nn.Parameter, int] = {}  # of parameters that no optimizer has
+        self._several = False  # the last completed iteration has updated some parameters more than once
+        self._averaged = False  # the last completed iteration has changed one of them
+        self._wait_free: list[tuple[UndoableOptimizer, set[torch.Tensor]]] = []
+
+    def attach_ddp(self, model: Any) -> nn.Module:
+        """See :meth:`swift_ft.Session.attach_ddp`. Returns the module within DDP."""
+        self._hook = DataParallelHook(
+            model,
+            self._reduced,
+            on_layout=self._publish_layout,
+            fill_gradients=any(optimizer.wait_free for optimizer in self._undoable().values()),
+        )
+
+        self.first = first = min(dist.get_process_group_ranks(self._hook.group))
+        self._layout_key, self._own_buffers_key = f"ddp/layout/{first}", f"ddp/own-buffers/{first}"
+        self._group.follow(self._hook.group, self._hook.renew, on_abort=self._hook.abort)
+        inner: nn.Module = self._hook.model.module
+        return inner
+
+    def attach_fsdp(self, model: nn.Module, place: tuple[int, int]) -> None:
+        """See :meth:`swift_ft.Session.attach_fsdp`.
+
+        Args:
+            model: sharded, and nothing of it gathered.
+            place: the number of this worker among those that hold the same shards, and how many these are.
+        """
+        self._sharded, self._place = model, place
+
+    def watch_inputs(self, on_batch: Callable[[Any], None]) -> None:
+        """Show what the script gives to the model, before each forward."""
+
+        def given(_: nn.Module, args: Any, kwargs: Any) -> None:
+            if not torch.compiler.is_compiling():  # it would become a part of the graph
+                on_batch((args, kwargs))
+
+        self.model.register_forward_pre_hook(given, with_kwargs=True)
+
+    @property
+    def replica(self) -> int:
+        """The place of this worker among its replicas, from 0."""
+        return self._hook.replica if self._hook is not None else self._place[0]
+
+    @property
+    def count(self) -> int:
+        """How many replicas there are, with this worker."""
+        return self._hook.group.size() if self._hook is not None else self._place[1]
+
+    @property
+    def model(self) -> nn.Module:
+        """The DDP model, or the sharded one."""
+        model = self._hook.model if self._hook is not None else self._sharded
+        assert model is not None
+        return model
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a model of which other workers may hold the same."""
+        return self._hook is not None or self._sharded is not None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether replicas are of shards. Then all workers must continue from the same iteration."""
+        return self._sharded is not None
+
+    @property
+    def broken(self) -> str | None:
+        """Why the averaging of gradients failed in this step, if it did."""
+        return self._hook.broken if self._hook is not None else None
+
+    @property
+    def equal_buffers(self) -> bool:
+        """Whether DDP keeps the replicas' buffers equal. Otherwise each has statistics of its own data."""
+        return self._hook is not None and self._hook.buffers.equal
+
+    def begin(self, iteration: int) -> None:
+        """The step of an iteration begins."""
+        self._iteration = iteration
+        self._undone.clear()
+        if self._hook is not None:
+            self._hook.begin(iteration)
+        owned = {parameter for _, parameter in self._state.parameters}
+        every = (p for module in self._state.modules.values() for p in module.parameters())
+        self._versions = {p: version_of(p) for p in every if p not in owned}
+        self._note_windows()
+        self._wait_free = [
+            (optimizer, {p for group in optimizer.param_groups for p in group["params"]})
+            for optimizer in self._undoable().values()
+            if optimizer.wait_free
+        ]
+
+    def drain(self) -> None:
+        """After an interruption, wait until no background thread changes the state any more."""
+        if self._hook is not None:
+            self._hook.drain(_DRAIN_S)
+
+    def updated(self) -> tuple[int, ...]:
+        """Indices of the parameters that this iteration has updated so far, and that can be undone."""
+        tagged: set[torch.Tensor] = set()
+        for name, optimizer in self._undoable().items():
+            if optimizer.windows_opened != self._windows.get(name):  # else the tags are the last iteration's
+                tagged.update(optimizer.updated)
+        return self._indices(tagged)
+
+    def updated_again(self) -> str | None:
+        """Why this iteration cannot be undone, if it is that an optimizer stepped more than once."""
+        for name, optimizer in self._undoable().items():
+            if (steps := optimizer.windows_opened - self._windows.get(name, 0)) > 1:
+                return (
+                    f"communication failed after {steps} {name}.step() in the body of the step, of which "
+                    "only the last can be undone; keep communication before the second one"
+                )
+        return None
+
+    def completed(self) -> None:
+        """The step is complete. From now on the optimizers' tags are the last iteration's."""
+        self._several = self.updated_again() is not None
+        self._note_windows()
+        self._averaged = any(version_of(p) != version for p, version in self._versions.items())
+        if self._hook is not None and not self._hook.buffers.due and not self._own_buffers_published:
+            # In a pipeline DDP synchronises in its very first forward pass only, and must not do so again.
+            self._rendezvous.set(self._own_buffers_key, str(self._iteration + 1))
+            self._own_buffers_published = True
+
+    def undoable(self) -> tuple[int, ...]:
+        """Indices of the parameters that the last iteration updated. Empty if that cannot be undone.
+
+        No undo brings back an average of the model (EMA), which changes with each update.
+        """
+        optimizers = self._undoable()
+        if self._averaged or self._several or len(optimizers) < len(self._state.optimizers):
+            return ()
+        tagged: set[torch.Tensor] = set()
+        for name, optimizer in optimizers.items():
+            if optimizer.windows_opened != self._windows.get(name) or not optimizer.updated:
+                return ()
+            tagged.update(optimizer.updated)
+        return self._indices(tagged)
+
+    @property
+    def undoes_exactly(self) -> bool:
+        """Whether an undo gives back the very bits of all parameters."""
+        optimizers = self._undoable().values()
+        return len(optimizers) == len(self._state.optimizers) and all(o.exact for o in optimizers)
+
+    def undo(self, task: Task) -> None:
+        """Undo the updates that the plan names, except those that an earlier, interrupted plan undid.
+
+        Raises:
+            RecoveryError: if an update cannot be undone.
+        """
+        indices = [index for index in task.undo if index not in self._undone]
+        chosen = [self._state.parameters[index] for index in indices]
+        for optimizer in {id(o): o for o, _ in chosen}.values():
+            assert isinstance(optimizer, UndoableOptimizer)
+            try:
+                optimizer.undo([p for owner, p in chosen if owner is optimizer])
+            except UndoError as error:
+                raise RecoveryError(f"the last update cannot be undone: {error}") from error
+        self._undone.update(indices)
+
+    def reset(self, iteration: int) -> None:
+        """Continue with the current group, from the buckets that are in use at an iteration.
+
+        Args:
+            iteration: the next one.
+        """
+        if self._hook is None:
+            return
+        published = self._rendezvous.check([self._layout_key])
+        layout, since = json.loads(self._rendezvous.get(self._layout_key)) if published else (None, 0)
+        own_buffers = self._rendezvous.check([self._own_buffers_key])
+        own_since = int(self._rendezvous.get(self._own_buffers_key)) if own_buffers else math.inf
+        self._hook.reset(
+            layout if iteration > since else None,
+            sync_buffers=iteration < own_since,
+        )
+
+    # ------------------------------------------------------------------------------------------ state
+
+    def send_state(self, transfer: Transfer, group: dist.ProcessGroup) -> None:
+        """Send this worker's state, or some of its parameters, to the workers that need it."""
+        payload = self._pack_whole() if transfer.parameters is None else self._pack(transfer.parameters)
+        send(payload, self._link(transfer, group))
+
+    def recv_state(
+        self, transfer: Transfer, group: dist.ProcessGroup, aside: bool, keep_buffers: bool
+    ) -> None:
+        """Receive a whole state.
+
+        Args:
+            transfer: names the source.
+            group: of the transfer.
+            aside: receive into new tensors, so that a survivor keeps its own state until all is there.
+            keep_buffers: keep the buffers of this worker's model, such as running statistics of its own data.
+        """
+        filled: dict[str, Any] = {}
+
+        def allocate(kinds: dict[StatePath, TensorKind]) -> Mapping[StatePath, torch.Tensor]:
+            filled.update(self._state.to_load(kinds, aside=aside))
+            return {path: tensor_at(filled, path) for path in kinds}
+
+        payload = receive(self._link(transfer, group), allocate)
+        filled["plain"]["bytes"] = io.BytesIO(payload.plain)
+        if keep_buffers:
+            kept = self._state.buffers(self.model)
+            for name, buffers in kept.items():
+                filled["models"][name].update(buffers)
+        self._close_windows()
+        if names := self._state.take_over(filled):
+            raise RecoveryError(
+                f"the state from worker {transfer.source} is not the one that it sent: {listed(names)} differ"
+            )
+
+    def recv_parameters(self, transfer: Transfer, group: dist.ProcessGroup) -> None:
+        """Receive some parameters, with their optimizer state."""
+        payload = receive(self._link(transfer, group), fresh_on())
+        plain = unpack(payload.plain)
+        indexed = self._state.parameters
+        with torch.no_grad():
+            for index in transfer.parameters or ():
+                optimizer, parameter = indexed[index]
+                local(parameter).copy_(payload.tensors["parameter", str(index)])
+                note_changed(parameter)
+                optimizer.state[parameter] = dict(plain[index]["values"])
+        for (kind, index_text, *field), tensor in payload.tensors.items():
+            if kind != "state":
+                continue
+            optimizer, parameter = indexed[int(index_text)]
+            described = plain[int(index_text)]
+            if part := described["shards"].get(field[0]):
+                value = rebuilt(tensor, part, parameter)
+            else:
+                on_host = field[0] in described["host"]  # step counters, as a rule
+                value = tensor if on_host else tensor.to(parameter.device)
+            optimizer.state[parameter][field[0]] = value
+
+    def _pack_whole(self) -> StatePayload:
+        saved = self._state.to_save(self._proof.digests())
+        tensors = dict(tensors_in(saved))
+        for name, model in saved["models"].items():
+            for key in model:
+                if ("models", name, key) not in tensors:
+                    raise UnsupportedError(f"{name}'s {key} is no tensor: a replica cannot receive it.")
+        return StatePayload(tensors, saved["plain"]["bytes"].getvalue())
+
+    def _pack(self, parameters: Sequence[int]) -> StatePayload:
+        tensors: dict[StatePath, torch.Tensor] = {}
+        plain: dict[int, dict[str, Any]] = {}
+        for index in parameters:
+            optimizer, parameter = self._state.parameters[index]
+            state = optimizer.state.get(parameter, {})
+            tensors["parameter", str(index)] = local(parameter).detach()
+            fields = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
+            tensors.update({("state", str(index), k): local(v) for k, v in fields.items()})
+            plain[index] = {
+                "values": {k: v for k, v in state.items() if k not in fields},
+                "host": [k for k, v in fields.items() if local(v).device.type == "cpu"],
+                "shards": {k: part for k, v in fields.items() if (part := describe(v))},
+            }
+        return StatePayload(tensors, pack(plain))
+
+    def _link(self, transfer: Transfer, group: dist.ProcessGroup) -> Link:
+        return Link(group, transfer.source, iteration=self._iteration)
+
+    # --------------------------------------------------------------------------------- DDP's buckets
+
+    def _reduced(self, parameters: Sequence[torch.Tensor]) -> None:
+        """All replicas have contributed to these gradients.
+
+        So none of them is before this iteration any more, and the undo window of the last one closes. A
+        wait-free optimizer updates these parameters now.
+        """
+        for name, optimizer in self._undoable().items():
+            if optimizer.windows_opened == self._windows.get(name):
+                optimizer.close_undo_window()
+        for optimizer, own in self._wait_free:
+            optimizer.update([p for p in parameters if p in own])
+
+    def _undoable(self) -> dict[str, UndoableOptimizer]:
+        return {n: o for n, o in self._state.optimizers.items() if isinstance(o, UndoableOptimizer)}
+
+    def _note_windows(self) -> None:
+        self._windows = {name: optimizer.windows_opened for name, optimizer in self._undoable().items()}
+
+    def _indices(self, parameters: set[torch.Tensor]) -> tuple[int, ...]:
+        return tuple(i for i, (_, p) in enumerate(self._state.parameters) if p in parameters)
+
+    def _close_windows(self) -> None:
+        for optimizer in self._undoable().values():
+            optimizer.close_undo_window()
+
+    def _publish_layout(self, layout: Layout) -> None:
+        """A replacement must add gradients up in the same order, in this iteration and after it."""
+        if not self._rendezvous.check([self._layout_key]):  # else an earlier worker of this rank did
+            self._rendezvous.set(self._layout_key, json.dumps([layout, self._iteration]))

@@ -1,0 +1,83 @@
+"""Where in its loop the script is, and so what becomes of what it communicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+from swift_ft.errors import UsageError
+from swift_ft.runtime.script_line import script_line
+from swift_ft.torch_adapters.script_operations import Operation, OperationInterceptor
+
+__all__ = ["Phase", "ScriptPhases"]
+
+
+class Phase(StrEnum):
+    """A part of the script's loop."""
+
+    STEP = "step"
+    """Inside `with step:`. It is repeated after a loss, and replayed."""
+    PART = "part"
+    """In a function for ``session.between``. It is repeated after a loss or skipped, and never replayed."""
+    OUTSIDE = "outside"
+    """Between two steps, in the script's own loop. It is neither repeated nor replayed."""
+    OVER = "over"
+    """After the last step, or while swift_ft itself is at work: not in the script's loop."""
+
+
+@dataclass
+class ScriptPhases:
+    """Decides about each operation of the script from its first step on.
+
+    See :class:`swift_ft.torch_adapters.script_operations.OperationInterceptor`.
+
+    Attributes:
+        steps: decides inside steps; None if all operations there simply take place.
+        phase: where the script is.
+    """
+
+    steps: OperationInterceptor | None = None
+    phase: Phase = Phase.OVER
+    _steps_begun: int = 0
+
+    def begin_step(self) -> None:
+        """The script is inside of another step, or repeats one."""
+        self.phase, self._steps_begun = Phase.STEP, self._steps_begun + 1
+
+    def begin(self, operation: Operation) -> Callable[[], None] | None:
+        """See the protocol."""
+        if self.phase == Phase.OUTSIDE and len(operation.members) > 1:
+            self.refuse(operation.name)
+        if self.phase != Phase.STEP:
+            return _nothing
+        on_end = self.steps.begin(operation) if self.steps is not None else _nothing
+        return None if on_end is None else partial(self._end, operation.name, self._steps_begun, on_end)
+
+    def _end(self, name: str, begun: int, on_end: Callable[[], None]) -> None:
+        """A wait for an operation of a step is over. The repetition of another step could not wait for it."""
+        if (self.phase, self._steps_begun) != (Phase.STEP, begun):
+            raise UsageError(
+                f"{script_line()} waits for {name}, which began in a step that is over: if a machine were "
+                "lost meanwhile, no step would begin it again. Wait for it inside the same `with step:`, or "
+                "communicate in a function for session.between(function, every=...) "
+                "(docs/how-to/between-steps.md)"
+            )
+        on_end()
+
+    def refuse(self, what: str) -> None:
+        """In a run without any failure: not first when a machine is lost.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"{script_line()} calls {what} between two steps, where a loss could not be recovered: put it "
+            "inside `with step:`, or into a function for session.between(function, every=...) "
+            "(docs/how-to/between-steps.md)"
+        )
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,143 @@
+"""The proof that workers hold what they should hold, at each checkpoint boundary.
+
+    replicas          the first worker publishes its digests; all others compare theirs with these
+    a rebuilt worker  compares its own with those of the worker that it replaces, where that one had saved
+
+Digests are of parameters and optimizer state (`checkpoint/state_digest.py`). Buffers are left out, as each
+replica may have its own. What is loaded or received is compared with what was saved or sent when it arrives.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from array import array
+from enum import StrEnum
+
+from swift_ft.checkpoint.state_digest import StateDigests, differing, listed, tensor_digests
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.coordination.participant import Participant
+from swift_ft.errors import DivergenceError
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.topology import checkpoint_owner
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["StateProof", "Verify"]
+
+
+class Verify(StrEnum):
+    """Whether the training state is compared with what it should be."""
+
+    DIGEST = "digest"
+    """At each checkpoint boundary, and wherever state is loaded or received."""
+    NONE = "none"
+    """Never."""
+
+
+class StateProof:
+    """One worker's digests, and what they are compared with.
+
+    Args:
+        state: what the session protects.
+        participant: this worker's part in the job.
+        rendezvous: where digests are published.
+        verify: whether anything is compared at all.
+    """
+
+    def __init__(
+        self, state: TrainingState, participant: Participant, rendezvous: RendezvousStore, verify: Verify
+    ) -> None:
+        self._state = state
+        self._participant = participant
+        self._rendezvous = rendezvous
+        self._rank = participant.context.rank
+        self._on = verify == Verify.DIGEST
+        self._published = ""
+
+    def digests(self) -> StateDigests | None:
+        """Of the present state; None if nothing is verified."""
+        return tensor_digests(self._state.named_tensors()) if self._on else None
+
+    def check(
+        self, digests: StateDigests | None, iteration: int, generation: int, *, replaying: bool, exact: bool
+    ) -> bool:
+        """Compare the state at a checkpoint boundary. Called by each worker, before it saves its part.
+
+        Args:
+            digests: of the state.
+            iteration: completed iterations.
+            generation: in which they were completed.
+            replaying: the worker is being rebuilt.
+            exact: the rebuilt state should be that of the lost worker to the bit.
+
+        Returns:
+            False if replicas differ. Then the job ends: which of them is right cannot be known.
+
+        Raises:
+            DivergenceError: if the state is not that of the worker that is being rebuilt.
+        """
+        if digests is None:
+            return True
+        state = self._participant.state
+        if replaying and exact:
+            self._compare_with_predecessor(state, digests, iteration)
+        key, place = self._own_key(self._rank), {"epoch": state.checkpoints.epoch, "iteration": iteration}
+        self._rendezvous.set(key, json.dumps({**place, "digests": _to_text(digests)}))
+        return self._compare_with_replicas(state, digests, iteration, generation)
+
+    def _compare_with_predecessor(self, state: State, digests: StateDigests, iteration: int) -> None:
+        key = self._own_key(self._rank)
+        if not self._rendezvous.check([key]) or (iteration, self._rank) in state.checkpoints.revoked:
+            return
+        record = json.loads(self._rendezvous.get(key))
+        if (record["epoch"], record["iteration"]) != (state.checkpoints.epoch, iteration):
+            return
+        if names := differing(digests, _from_text(record["digests"], digests)):
+            raise DivergenceError(
+                f"The rebuilt state of worker {self._rank} after iteration {iteration - 1} is not what the "
+                f"lost worker had saved: {listed(names)} differ. The computation is not deterministic; "
+                "swift_ft.deterministic() may help."
+            )
+
+    def _compare_with_replicas(
+        self, state: State, digests: StateDigests, iteration: int, generation: int
+    ) -> bool:
+        statuses = state.round.statuses
+        owner = checkpoint_owner(self._rank, statuses)
+        holds = statuses[self._rank].holds if self._rank in statuses else ()
+        if not holds or sum(status.holds == holds for status in statuses.values()) < 2:
+            return True
+        key = f"digests/{state.checkpoints.epoch}/{generation}/{iteration}/{owner}"
+        mine = json.dumps({"rank": self._rank, "digests": _to_text(digests)})
+        first = json.loads(self._rendezvous.compare_set(key, "", mine))
+        if first["rank"] == self._rank:
+            if self._published and self._published != key:
+                self._rendezvous.delete_key(self._published)
+            self._published = key
+            return True
+        if not (names := differing(digests, _from_text(first["digests"], digests))):
+            return True
+        self._participant.append(
+            ev.JobClosed(
+                reason=f"replicas differ after iteration {iteration - 1}: worker {self._rank} and worker "
+                f"{first['rank']} hold different values of {listed(names)}. Which of them is right "
+                "cannot be known: resume from the last checkpoint, and check the memory of both machines. "
+                '(Session(verify="none") is for replicas that are meant to differ.)'
+            )
+        )
+        return False
+
+    def _own_key(self, rank: int) -> str:
+        return f"digests/saved/{rank}"
+
+
+def _to_text(digests: StateDigests) -> str:
+    """Digests in the order of their names, which are the same on all replicas."""
+    return base64.b64encode(array("Q", [digests[name] for name in sorted(digests)]).tobytes()).decode()
+
+
+def _from_text(text: str, like: StateDigests) -> StateDigests:
+    """Digests by the names of others; nothing in common if there are more or fewer."""
+    values = array("Q", base64.b64decode(text))
+    return dict(zip(sorted(like), values, strict=True)) if len(values) == len(like) else {}

@@ -1,0 +1,199 @@
+"""How a store's files are opened, written and renamed on filesystems that need no network.
+
+A store whose rename or exclusive create differs gets its own subclass of :class:`Files`, here or in
+``remote.py``.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from swift_ft.storage.mapped import map_part
+
+__all__ = ["Files", "LocalFiles"]
+
+_READ_AHEAD_BYTES = 64 << 20  # of each file
+# Errors of filesystems without hard links (FUSE mounts of object stores, some network shares).
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+class Files:
+    """Any fsspec filesystem. All paths are absolute, as that filesystem writes them.
+
+    Attributes:
+        fs: the filesystem.
+        needs_download: a file is downloaded to this machine before it is read.
+    """
+
+    needs_download = False
+
+    def __init__(self, fs: Any) -> None:
+        self.fs = fs
+
+    def make_root(self, path: str, *, create: bool) -> None:
+        """See to it that what a store is in exists.
+
+        Args:
+            path: the store's.
+            create: make what is not made without being asked.
+        """
+
+    def make_parent(self, path: str) -> None:
+        """Makes the directory that a file is in."""
+        self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+
+    def open_sink(self, path: str) -> pa.NativeFile:
+        """Opens a new file for writing."""
+        return pa.PythonFile(self.fs.open(path, "wb"), mode="w")
+
+    def reserve(self, path: str, size: int) -> bool:
+        """Reserves room for an open file; False if the filesystem cannot do that."""
+        return False
+
+    def trim(self, path: str, size: int) -> None:
+        """Releases room that was reserved beyond a file's size."""
+
+    def open_source(self, path: str) -> pa.NativeFile:
+        """Opens a whole file for reading."""
+        return pa.BufferReader(self.fs.cat_file(path))
+
+    def rename(self, source: str, destination: str) -> None:
+        """Replaces the destination."""
+        self.fs.mv(source, destination)
+
+    def upload(self, local: Path, temporary: str, path: str) -> None:
+        """Copies a file of this machine. Under its final name it is complete or absent."""
+        self.fs.put_file(str(local), temporary)
+        self.rename(temporary, path)
+
+    def put(self, temporary: str, path: str, data: bytes) -> None:
+        """Writes or replaces a small file atomically: a reader sees the old content or the new."""
+        self.fs.pipe_file(temporary, data)
+        self.rename(temporary, path)
+
+    def stage(self, temporary: str, data: bytes) -> None:
+        """Prepares :meth:`create` on filesystems where that moves a file into place."""
+
+    def create(self, temporary: str, path: str, data: bytes) -> None:
+        """Writes a small file that must not exist yet, or raises FileExistsError.
+
+        A repeated call uses the same temporary name, and so recognises the result of an earlier attempt.
+        """
+        self.fs.pipe_file(path, data, mode="create")
+
+    def exists(self, path: str) -> bool:
+        """True if there is a file or a directory of that name."""
+        return bool(self.fs.exists(path))
+
+    def list(self, directory: str) -> list[str]:
+        """Names in a directory. Raises FileNotFoundError if it is absent."""
+        return [path.rstrip("/").rpartition("/")[2] for path in self.fs.ls(directory, detail=False)]
+
+    def abandoned_uploads(self, directory: str) -> dict[str, int]:
+        """Bytes of unlisted leftovers of dead writers, by path below a directory."""
+        return {}
+
+    def abort_abandoned_uploads(self, directory: str) -> int:
+        """Removes unlisted leftovers of dead writers; returns how many."""
+        return 0
+
+
+class LocalFiles(Files):
+    """Files of this operating system.
+
+    Small files are markers that other processes act upon, so they are synchronised to the disk. Segments are
+    not: a missing footer reveals one that a power failure truncated.
+    """
+
+    def open_sink(self, path: str) -> pa.NativeFile:
+        """Opens a new file, written outside of the GIL."""
+        return pa.OSFile(path, "wb")
+
+    def reserve(self, path: str, size: int) -> bool:
+        """Allocates blocks, so that a full disk is found before a record is written."""
+        if not hasattr(os, "posix_fallocate"):  # not on every system
+            return False
+        with Path(path).open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+        return True
+
+    def trim(self, path: str, size: int) -> None:
+        """Cuts a file to its size."""
+        os.truncate(path, size)
+
+    def open_source(self, path: str) -> pa.NativeFile:
+        """Maps a file into memory."""
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:  # mapping an empty file is an error on some systems
+                return pa.BufferReader(b"")
+            if hasattr(os, "posix_fadvise"):
+                # The system begins to read it, so later reads do not wait for the disk.
+                os.posix_fadvise(file.fileno(), 0, min(size, _READ_AHEAD_BYTES), os.POSIX_FADV_WILLNEED)
+            return pa.memory_map(path, "r")
+
+    def pieces(self, file: io.FileIO, piece_bytes: int) -> Iterator[memoryview]:
+        """The bytes of an open file: mapped if possible, because a copy costs more than a digest of it."""
+        begin, buffer, size = 0, bytearray(), os.fstat(file.fileno()).st_size
+        while True:
+            part = map_part(file.fileno(), begin, min(piece_bytes, size - begin)) if begin < size else None
+            if part is None:
+                buffer = buffer or bytearray(piece_bytes)
+                file.seek(begin)
+                part = memoryview(buffer)[: file.readinto(buffer)]
+            if not part:
+                return
+            begin += len(part)
+            yield part
+
+    def rename(self, source: str, destination: str) -> None:
+        """Replaces the destination in one step."""
+        Path(source).replace(destination)
+
+    def upload(self, local: Path, temporary: str, path: str) -> None:
+        """Copies a file, which then appears in one step."""
+        shutil.copyfile(local, temporary)
+        self.rename(temporary, path)
+
+    def put(self, temporary: str, path: str, data: bytes) -> None:
+        """Writes or replaces a small file, durably."""
+        _write_durably(temporary, "wb", data)
+        Path(temporary).replace(path)
+        _sync_directory(path)
+
+    def create(self, temporary: str, path: str, data: bytes) -> None:
+        """Writes a small file that must not exist yet, durably, or raises FileExistsError."""
+        _write_durably(temporary, "wb", data)
+        try:
+            # A link appears with its content complete; an exclusive open would show an empty file first.
+            Path(path).hardlink_to(temporary)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _write_durably(path, "xb", data)
+        finally:
+            Path(temporary).unlink()
+        _sync_directory(path)
+
+
+def _write_durably(path: str, mode: str, data: bytes) -> None:
+    with Path(path).open(mode) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(Path(path).parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

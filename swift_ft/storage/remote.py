@@ -1,0 +1,171 @@
+"""Files behind a network: object stores that speak S3, HDFS, and all else that fsspec supports.
+
+Any call may be repeated: a lost response looks like a failure. :class:`swift_ft.storage.store.Store` does the
+retries, not these classes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from swift_ft.storage.files import Files
+from swift_ft.storage.hdfs import hdfs_class
+
+__all__ = ["HdfsFiles", "RemoteFiles", "S3Files", "remote_files"]
+
+_SMALL_BYTES = 1 << 20
+_PART_BYTES = 8 << 20  # of an upload; a part is sent again when its connection breaks
+_PARTS_AT_ONCE = 4
+_WRITER = "swift-ft-writer"
+
+
+def remote_files(fs: Any) -> Files:
+    """The class that knows a filesystem's peculiarities."""
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+    if "memory" in protocols:
+        return Files(fs)
+    if "s3" in protocols:
+        return S3Files(fs)
+    native = hdfs_class()
+    return HdfsFiles(fs) if native is not None and isinstance(fs, native) else RemoteFiles(fs)
+
+
+class RemoteFiles(Files):
+    """A filesystem behind a network, without known peculiarities."""
+
+    needs_download = True
+
+    def open_source(self, path: str) -> pa.NativeFile:
+        """Downloads a file and maps it. The copy has no name, so that a crash leaves nothing behind."""
+        if self.fs.size(path) <= _SMALL_BYTES:
+            return pa.BufferReader(self.fs.cat_file(path))
+        with tempfile.NamedTemporaryFile(prefix="swift-ft-") as copy:
+            self.fs.get_file(path, copy.name)
+            return pa.memory_map(copy.name, "r")
+
+
+class S3Files(RemoteFiles):
+    """An object store: no directories, no rename, and an object is visible once it is complete."""
+
+    def make_root(self, path: str, *, create: bool) -> None:
+        """Buckets are created on request only: a mistyped name would make one, for which somebody pays."""
+        bucket = path.partition("/")[0]
+        try:
+            self.fs.call_s3("head_bucket", Bucket=bucket)
+        except FileNotFoundError:
+            if not create:
+                raise FileNotFoundError(
+                    f"there is no bucket {bucket}: create it, or add ?create=true to the URL"
+                ) from None
+            with contextlib.suppress(FileExistsError):  # another worker did
+                self.fs.call_s3("create_bucket", Bucket=bucket)
+        except PermissionError:  # to look at it; the write will show whether that is needed
+            return
+
+    def make_parent(self, path: str) -> None:
+        """Does nothing: there are no directories, and buckets are not created here."""
+
+    def upload(self, local: Path, temporary: str, path: str) -> None:
+        """Uploads several parts in parallel."""
+        self.fs.put_file(str(local), path, chunksize=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+
+    def put(self, temporary: str, path: str, data: bytes) -> None:
+        """One request, which is atomic."""
+        self.fs.pipe_file(path, data)
+
+    def create(self, temporary: str, path: str, data: bytes) -> None:
+        """A conditional request."""
+        writer = temporary.rpartition("/")[2].split(".")[-2]  # the random part of the name
+        try:
+            self.fs.pipe_file(path, data, mode="create", Metadata={_WRITER: writer})
+        except OSError as error:
+            # The client repeats a request whose response was lost. The repeated one then meets our own
+            # object. SeaweedFS refuses with a code that the client does not know, so the object is read
+            # instead.
+            owner = self._writer_of(path)
+            if owner is None:
+                raise
+            if owner != writer:
+                raise FileExistsError(path) from error
+
+    def exists(self, path: str) -> bool:
+        """True if there is such an object, or one below."""
+        return bool(self.fs.isfile(path)) or bool(self.list(path))
+
+    def list(self, directory: str) -> list[str]:
+        """First parts of all names below.
+
+        The server's own directories are not used: SeaweedFS keeps empty ones.
+        """
+        prefix = f"{directory.rstrip('/')}/"
+        below = (path for path in self.fs.find(prefix) if path.startswith(prefix))
+        return list({path.removeprefix(prefix).partition("/")[0] for path in below})
+
+    def abandoned_uploads(self, directory: str) -> dict[str, int]:
+        """Bytes of multipart uploads that were never completed."""
+        found = {}
+        prefix = f"{self.fs.split_path(directory)[1]}/".lstrip("/")
+        for upload in self._uploads(directory):
+            parts = self.fs.call_s3("list_parts", **upload).get("Parts", [])
+            found[upload["Key"].removeprefix(prefix)] = sum(int(part["Size"]) for part in parts)
+        return found
+
+    def abort_abandoned_uploads(self, directory: str) -> int:
+        """Aborts multipart uploads that were never completed."""
+        uploads = self._uploads(directory)
+        for upload in uploads:
+            self.fs.call_s3("abort_multipart_upload", **upload)
+        return len(uploads)
+
+    def _uploads(self, directory: str) -> builtins.list[dict[str, str]]:
+        bucket, prefix, _ = self.fs.split_path(directory)
+        pages = self.fs.call_s3(
+            "list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/" if prefix else ""
+        )
+        return [
+            {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+            for upload in pages.get("Uploads", [])
+        ]
+
+    def _writer_of(self, path: str) -> str | None:
+        """Who created an object; None if there is none."""
+        try:
+            return str(self.fs.metadata(path, refresh=True).get(_WRITER, ""))
+        except FileNotFoundError:
+            return None
+
+
+class HdfsFiles(RemoteFiles):
+    """HDFS: a file is visible while it is written, and renames are atomic."""
+
+    def rename(self, source: str, destination: str) -> None:
+        """Replaces the destination in one step."""
+        try:
+            self.fs.mv(source, destination, overwrite=True)
+        except FileNotFoundError:
+            # An earlier call, whose response was lost, may have renamed it.
+            if not self.fs.exists(destination):
+                raise
+
+    def stage(self, temporary: str, data: bytes) -> None:
+        """Writes the content, under another name."""
+        self.fs.pipe_file(temporary, data)
+
+    def create(self, temporary: str, path: str, data: bytes) -> None:
+        """A rename that does not replace."""
+        try:
+            self.fs.mv(temporary, path, overwrite=False)
+        except FileExistsError:
+            # If the temporary file is gone, an earlier call renamed it, and its response was lost.
+            if self.fs.exists(temporary):
+                self.fs.rm_file(temporary)
+                raise
+        except FileNotFoundError:
+            if not self.fs.exists(path):
+                raise

@@ -1,0 +1,37 @@
+"""Scenarios of the recovery protocol as text: events, and what each participant has to do after them.
+
+One event or expectation per line, words as in a shell, ``#`` begins a comment. ``R`` is a rank, a list
+(``0,2``) or ``all``; ``M`` is a machine. An event is of the current generation (epoch, start of the workers)
+unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
+
+    open 4 [workers=2] [restarts=1] [max-failures=3] [checkpoint=20] [torch=2.9]
+    join M ... [slot=1] [torch=2.9]        lost M ["why"] [by=M] [on-request]
+    drain M                                sessionless M
+    report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [shapes-unknown]
+                                                 [holds=model] [pipeline=1]
+                                                 [updated=0,1] [undoable=0,1] [cannot-resend]
+                                                 [steps=60]
+    ready R                                replay-failed R "why"          communication-failed R "why"
+    persisted R at 20 [path=p]             committed 20                   request-checkpoint R at 22 ["why"]
+    finished R                             exited M ... [rank=1] [at=12]
+    script-failed M "why" [code=3] [usage] deadline-passed M ... ["why"] [phase=agreeing]
+    closed "why" [code=130]                inject "fault"                 came-back M R
+
+    expect phase live                      expect generation 2            expect epoch 1
+    expect members A E - D                 expect spares F                expect committed 20 | nothing
+    expect mode replay | nothing           expect resume 47               expect reason "part of the text"
+    expect worker R run                    expect worker R of M started_in 1 die
+    expect agent M launch | wait | rejoin | refused | leave | stop
+    expect agent M started_in 1 launch     expect checkpoint-needed M ...
+    expect task R idle | resend | load 20 | replay 20..47 | load 20 replay 20..47 [with 1,2]
+    expect undo R 0,1 | nothing            expect transfers 0>2,3 1>0:4,5 | nothing
+    expect commit-due 20 | nothing         expect missing M ...           expect log-since 4
+    expect finished 0 1                    expect requested 22 | nothing  expect injected first second
+    expect patience 2                      expect saves-again 0 1
+    expect verdict ok | failed ["part of the text"] [code=1] | nothing
+"""
+
+from swift_ft.testing.scenario.line import ScenarioError
+from swift_ft.testing.scenario.reader import Scenario
+
+__all__ = ["Scenario", "ScenarioError"]

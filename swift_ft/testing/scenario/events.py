@@ -1,0 +1,241 @@
+"""The lines of a scenario that are events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.testing.scenario.line import NOTHING, Line, ScenarioError, numbers
+from swift_ft.testing.scenario.participants import ranks_of, started_in_of
+
+__all__ = ["read_events"]
+
+
+def read_events(name: str, line: Line, state: State) -> Sequence[ev.Event]:
+    """The events of a line, one for each rank or machine that it names.
+
+    Raises:
+        ScenarioError: if there is no event of this name.
+    """
+    reader = _READERS.get(name)
+    if reader is None:
+        raise ScenarioError(f"no such event: {name}")
+    return reader(line, state)
+
+
+def _open(line: Line, _: State) -> list[ev.Event]:
+    limit, checkpoint = line.option("max-failures"), line.option("checkpoint")
+    return [
+        ev.JobOpened(
+            machines=int(line.take()),
+            workers_per_machine=line.number("workers", 1),
+            restarts=line.number("restarts", 0),
+            max_failures=None if limit is None else int(limit),
+            checkpoint=None if checkpoint is None else int(checkpoint),
+            setup=_setup(line),
+        )
+    ]
+
+
+def _join(line: Line, _: State) -> list[ev.Event]:
+    slot = line.option("slot")
+    preferred = None if slot is None else int(slot)
+    setup = _setup(line)
+    return [
+        ev.MachineJoined(machine=m, preferred_slot=preferred, address=f"{m}:1", setup=setup)
+        for m in line.rest()
+    ]
+
+
+def _setup(line: Line) -> tuple[str, ...]:
+    torch = line.option("torch")
+    return () if torch is None else (f"torch: {torch}",)
+
+
+def _lost(line: Line, _: State) -> list[ev.Event]:
+    reporter = line.option("by") or ""
+    on_request = line.flag("on-request")
+    machine, reason = line.take(), line.text("was killed")
+    return [ev.MachineLost(machine=machine, reason=reason, reporter=reporter, on_request=on_request)]
+
+
+def _drain(line: Line, _: State) -> list[ev.Event]:
+    return [ev.DrainRequested(machine=line.take(), by="an operator")]
+
+
+def _came_back(line: Line, _: State) -> list[ev.Event]:
+    return [ev.WorkerCameBack(machine=line.take(), rank=int(line.take()))]
+
+
+def _sessionless(line: Line, state: State) -> list[ev.Event]:
+    return [ev.SessionlessWorkers(machine=line.take(), generation=_generation(line, state))]
+
+
+def _report(line: Line, state: State) -> list[ev.Event]:
+    ranks, generation = ranks_of(state, line.take()), _generation(line, state)
+    dirty, holds, stages = line.option("dirty"), line.option("holds"), numbers(line.option("stages"))
+    undoable, updated = numbers(line.option("undoable")), numbers(line.option("updated"))
+    pipeline, known = line.number("pipeline", 0), not line.flag("shapes-unknown")
+    gap_before = line.number("log-gap-before", 0)
+    replaying, can_resend = line.flag("replaying"), not line.flag("cannot-resend")
+    iteration = None if line.take() == NOTHING else int(line.take())
+    steps = line.option("steps")
+    kept, held = numbers(line.option("kept")), numbers(line.option("held"))
+    held_of = numbers(line.option("held-of"))
+    return [
+        ev.StatusReported(
+            rank=rank,
+            generation=generation,
+            iteration=iteration,
+            live=iteration is not None and not replaying,
+            stages=stages or (() if holds else (rank,)),
+            pipeline_known=known,
+            dirty=dirty,
+            holds=() if holds is None else (holds,),
+            pipeline=pipeline,
+            undoable=undoable,
+            updated=updated,
+            can_resend=can_resend,
+            steps=None if steps is None else int(steps),
+            log_gap_before=gap_before,
+            log_gap_reason="the disk was full" if gap_before else "",
+            kept=kept,
+            held=held,
+            held_of=held_of[0] if held_of else None,
+        )
+        for rank in ranks
+    ]
+
+
+def _ready(line: Line, state: State) -> list[ev.Event]:
+    generation = _generation(line, state)
+    return [ev.WorkerReady(rank=rank, generation=generation) for rank in ranks_of(state, line.take())]
+
+
+def _replay_failed(line: Line, state: State) -> list[ev.Event]:
+    generation, doubts = _generation(line, state), line.option("doubts")
+    return [
+        ev.ReplayFailed(
+            rank=int(line.take()),
+            generation=generation,
+            reason=line.text("its log is torn"),
+            doubts=None if doubts is None else int(doubts),
+        )
+    ]
+
+
+def _damaged(line: Line, state: State) -> list[ev.Event]:
+    generation, rank = _generation(line, state), int(line.take())
+    line.skip("at")
+    iteration = int(line.take())
+    reason = line.text("the file __0_0.distcp does not match its digest")
+    return [ev.CheckpointDamaged(rank=rank, generation=generation, iteration=iteration, reason=reason)]
+
+
+def _communication_failed(line: Line, state: State) -> list[ev.Event]:
+    generation, rank = _generation(line, state), int(line.take())
+    return [ev.CommunicationFailed(rank=rank, generation=generation, reason=line.text("connection reset"))]
+
+
+def _persisted(line: Line, state: State) -> list[ev.Event]:
+    ranks, epoch = ranks_of(state, line.take()), line.number("epoch", state.checkpoints.epoch)
+    generation, path = _generation(line, state), line.option("path") or "part"
+    line.skip("at")
+    iteration = int(line.take())
+    return [
+        ev.PartPersisted(rank=rank, iteration=iteration, epoch=epoch, generation=generation, path=path)
+        for rank in ranks
+    ]
+
+
+def _committed(line: Line, state: State) -> list[ev.Event]:
+    return [
+        ev.CheckpointCommitted(
+            iteration=int(line.take()),
+            epoch=line.number("epoch", state.checkpoints.epoch),
+            keep=line.number("keep", 1),
+            earlier=numbers(line.option("earlier")),
+        )
+    ]
+
+
+def _request_checkpoint(line: Line, state: State) -> list[ev.Event]:
+    rank, generation = int(line.take()), _generation(line, state)
+    line.skip("at")
+    iteration = int(line.take())
+    reason = line.text("its log is nearly full")
+    return [ev.CheckpointRequested(rank=rank, iteration=iteration, generation=generation, reason=reason)]
+
+
+def _finished(line: Line, state: State) -> list[ev.Event]:
+    generation = _generation(line, state)
+    return [ev.WorkerFinished(rank=rank, generation=generation) for rank in ranks_of(state, line.take())]
+
+
+def _exited(line: Line, state: State) -> list[ev.Event]:
+    given, rank, at = line.option("started_in"), line.option("rank"), line.option("at")
+    return [
+        ev.ScriptExited(
+            machine=m,
+            started_in=started_in_of(state, m) if given is None else int(given),
+            rank=None if rank is None else int(rank),
+            iteration=None if at is None else int(at),
+        )
+        for m in line.rest()
+    ]
+
+
+def _script_failed(line: Line, state: State) -> list[ev.Event]:
+    machine, code, usage = line.take(), line.number("code", 1), line.flag("usage")
+    started_in = line.number("started_in", started_in_of(state, machine))
+    reason = line.text("ValueError")
+    return [
+        ev.ScriptFailed(machine=machine, started_in=started_in, reason=reason, exit_code=code, usage=usage)
+    ]
+
+
+def _deadline_passed(line: Line, state: State) -> list[ev.Event]:
+    generation, phase = _generation(line, state), line.option("phase") or state.phase.value
+    words = line.rest()
+    machines = tuple(w for w in words if " " not in w)
+    reasons = [w for w in words if " " in w]
+    reason = reasons[0] if reasons else "no answer"
+    return [ev.DeadlinePassed(generation=generation, phase=phase, machines=machines, reason=reason)]
+
+
+def _closed(line: Line, _: State) -> list[ev.Event]:
+    code = line.number("code", 1)
+    return [ev.JobClosed(reason=line.text("Ctrl-C"), exit_code=code)]
+
+
+def _inject(line: Line, _: State) -> list[ev.Event]:
+    return [ev.FaultInjected(fault=line.take())]
+
+
+def _generation(line: Line, state: State) -> int:
+    return line.number("gen", state.generation)
+
+
+_READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
+    "open": _open,
+    "join": _join,
+    "lost": _lost,
+    "came-back": _came_back,
+    "drain": _drain,
+    "sessionless": _sessionless,
+    "report": _report,
+    "ready": _ready,
+    "replay-failed": _replay_failed,
+    "damaged": _damaged,
+    "communication-failed": _communication_failed,
+    "persisted": _persisted,
+    "committed": _committed,
+    "request-checkpoint": _request_checkpoint,
+    "finished": _finished,
+    "exited": _exited,
+    "script-failed": _script_failed,
+    "deadline-passed": _deadline_passed,
+    "closed": _closed,
+    "inject": _inject,
+}

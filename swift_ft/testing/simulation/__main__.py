@@ -1,0 +1,180 @@
+"""The command line of the simulation: many seeds with a summary, or one seed with its journal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from swift_ft.recovery.job_state import Phase
+from swift_ft.testing.simulation.seeds import JobKind, simulate
+from swift_ft.testing.simulation.store import Violation
+
+__all__ = ["main", "parser"]
+
+_SHOWN_VIOLATIONS = 10
+
+
+@dataclass(slots=True)
+class Summary:
+    """What happened in many runs.
+
+    Attributes:
+        seen: how often each kind of thing happened.
+        violations: messages, by seed.
+        cpu_s: CPU seconds.
+    """
+
+    job: str
+    shape: str
+    first_seed: int
+    seeds: int
+    seen: Counter[str] = field(default_factory=Counter)
+    violations: dict[int, str] = field(default_factory=dict)
+    cpu_s: float = 0.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code: 0, or 1 after a violation."""
+    args = parser().parse_args(argv)
+    if args.seed is not None:
+        return _show_seed(args)
+    summary = _run_seeds(args)
+    if args.json:
+        print(json.dumps({**asdict(summary), "seen": dict(sorted(summary.seen.items()))}))
+    else:
+        _print_summary(summary)
+    return 1 if summary.violations else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m swift_ft.testing.simulation",
+        description="Drive the recovery protocol through seeded orders of failures, and check that nothing "
+        "happens that must never happen. A seed is the same run every time.",
+    )
+    kinds = ", ".join(JobKind)
+    parser.add_argument(
+        "--job", type=JobKind, default=JobKind.PIPELINE, metavar="KIND", help=f"{kinds} (default: pipeline)"
+    )
+    parser.add_argument(
+        "--shape",
+        type=_shape,
+        default=(4, 1),
+        metavar="MxW",
+        help="machines x workers on each (default: 4x1)",
+    )
+    parser.add_argument(
+        "--seeds", type=_count, default=1000, metavar="N", help="number of seeds to run (default: 1000)"
+    )
+    parser.add_argument(
+        "--first-seed", type=int, default=0, metavar="N", help="the first of them (default: 0)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="run this seed only, and print its journal")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+def _shape(text: str) -> tuple[int, int]:
+    machines, _, workers = text.partition("x")
+    if not (machines.isdecimal() and workers.isdecimal() and int(machines) > 1 and int(workers) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape: write machines x workers, for example 4x1")
+    return int(machines), int(workers)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)
+
+
+def _show_seed(args: argparse.Namespace) -> int:
+    """Print the journal of one seed and how it ended."""
+    journal: list[str] = []
+    ok = True
+    result: dict[str, Any]
+    try:
+        outcome = simulate(args.job, args.seed, *args.shape, trace=journal.append if args.json else print)
+        result = {**asdict(outcome), "seen": dict(sorted(outcome.seen.items()))}
+        text = f"{'finished' if outcome.ok else 'gave up'}: {outcome.reason} ({outcome.events} events)"
+    except Violation as violation:
+        ok, text = False, str(violation)
+        result = {"violation": text}
+    print(json.dumps({"seed": args.seed, "journal": journal, **result}) if args.json else text)
+    return 0 if ok else 1
+
+
+def _run_seeds(args: argparse.Namespace) -> Summary:
+    machines, workers = args.shape
+    summary = Summary(args.job.value, f"{machines}x{workers}", args.first_seed, args.seeds)
+    begin = time.process_time()
+    for seed in _with_progress(range(args.first_seed, args.first_seed + args.seeds)):
+        try:
+            summary.seen += simulate(args.job, seed, machines, workers).seen
+        except Violation as violation:
+            summary.violations[seed] = str(violation)
+    summary.cpu_s = round(time.process_time() - begin, 3)
+    return summary
+
+
+def _with_progress(seeds: range) -> Iterator[int]:
+    """Report progress on stderr: as a bar on a terminal, otherwise as a line for each tenth."""
+    if sys.stderr.isatty():
+        yield from track(seeds, "seeds", console=Console(stderr=True), transient=True)
+        return
+    for done, seed in enumerate(seeds, 1):
+        yield seed
+        if done * 10 // len(seeds) > (done - 1) * 10 // len(seeds):
+            print(f"{done} of {len(seeds)} seeds", file=sys.stderr, flush=True)
+
+
+def _print_summary(summary: Summary) -> None:
+    console = Console()
+    console.print(_faults_table(summary.seen))
+    console.print(_counts_table(summary.seen))
+    for message in list(summary.violations.values())[:_SHOWN_VIOLATIONS]:
+        console.print(f"VIOLATION in {message}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"{summary.seeds} seeds of {summary.job} {summary.shape} from {summary.first_seed}: "
+        f"{summary.seen['finished']} finished, {summary.seen['gave up']} gave up for a good reason, "
+        f"{len(summary.violations)} violations; {summary.cpu_s:.1f} s of CPU time",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _faults_table(seen: Counter[str]) -> Table:
+    """How often each fault struck in each phase."""
+    phases = [phase.value for phase in Phase]
+    table = Table("fault", *phases, title="Faults by phase")
+    counts = {
+        tuple(key.removeprefix("fault: ").split(" while ")): n
+        for key, n in seen.items()
+        if key.startswith("fault: ")
+    }
+    for fault in sorted({fault for fault, _ in counts}):
+        table.add_row(fault, *(str(counts.get((fault, phase), 0)) for phase in phases))
+    return table
+
+
+def _counts_table(seen: Counter[str]) -> Table:
+    """How often everything else happened."""
+    table = Table("what", "times", title="Seen")
+    for key in sorted(seen):
+        if not key.startswith("fault: "):
+            table.add_row(key, str(seen[key]))
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

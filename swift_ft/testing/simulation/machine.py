@@ -1,0 +1,214 @@
+"""A simulated machine: an agent, its workers, and the sentinel that watches a neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.orders import AgentTodo, agent_order, neighbour_of
+from swift_ft.testing.simulation.connection import Mode
+from swift_ft.testing.simulation.process import FENCED
+from swift_ft.testing.simulation.worker import Worker
+from swift_ft.testing.simulation.world import World
+
+__all__ = ["Machine"]
+
+
+class Machine:
+    """One launcher agent with its workers. It knows the journal up to ``position`` only.
+
+    Args:
+        world: the world that it joins.
+        base: its name, to which it appends the number of its incarnation.
+        make_worker: called with the machine, a rank and a generation to start a worker.
+
+    Attributes:
+        alive: the agent's process has not ended.
+        started_in: the generation that its workers were started in.
+        reported_lost: machines that it has reported lost under its current name.
+        sessionless_in: the last generation in which it reported that its workers have no session.
+        usage_failure: a worker failed because it was used wrongly.
+    """
+
+    def __init__(self, world: World, base: str, make_worker: Callable[[Machine, int, int], Worker]) -> None:
+        self.world = world
+        self.base = base
+        self.name = f"{base}.0"
+        self.position = len(world.events)
+        self.workers: list[Worker] = []
+        self.started_in: int | None = None
+        self.sessionless_in = 0
+        self.reported_lost: set[str] = set()
+        self.alive = True
+        self.frozen = False
+        self.usage_failure = False
+        self._incarnation = 0
+        self._make_worker = make_worker
+
+    def __repr__(self) -> str:
+        return f"agent {self.name}"
+
+    @property
+    def has_unwritten_events(self) -> bool:
+        """Whether a worker has decided to append an event, and has not appended it yet."""
+        return any(worker.unwritten_event is not None for worker in self.workers)
+
+    @property
+    def view(self) -> State:
+        """The state as far as this agent has read."""
+        return self.world.states[self.position]
+
+    def append(self, event: ev.Event) -> None:
+        """Append an event to the journal. Agents do not wait until they have read it back."""
+        self.world.append(event, repr(self))
+
+    def read(self, until: int) -> None:
+        """Read the journal up to a position."""
+        self.position = until
+
+    def join(self) -> None:
+        """Offer the machine to the job."""
+        self.append(
+            ev.MachineJoined(
+                machine=self.name,
+                preferred_slot=None,
+                address=f"{self.base}:1",
+                setup=self.world.setup,
+                domain=self.world.domain_of(self.base),
+            )
+        )
+
+    def die(self) -> None:
+        """The machine loses its power."""
+        self.alive = False
+        self.stop_workers()
+        self.world.membership_changed()
+
+    def stop_workers(self) -> None:
+        """Kill all workers."""
+        for worker in self.workers:
+            if worker.alive:
+                worker.exit(-9)
+        self.workers = []
+        self.world.membership_changed()
+
+    # ----------------------------------------------------------------------------------- one small step
+
+    def act(self) -> bool:
+        """Take one small step. False if there was nothing to do."""
+        steps = [self._watch_neighbour, self._watch_workers, self._obey]
+        self.world.rng.shuffle(steps)
+        done = [step() for step in steps if self.alive]
+        return any(done)
+
+    def _watch_neighbour(self) -> bool:
+        """A killed agent's connection ends at once; a frozen agent is only noticed by the deadline."""
+        state = self.view
+        neighbour = neighbour_of(self.name, state.membership.addresses)
+        if neighbour is None or neighbour in self.reported_lost or state.phase == Phase.ENDED:
+            return False
+        if self.world.machine_named(neighbour).alive:
+            return False
+        self.reported_lost.add(neighbour)
+        self.append(
+            ev.MachineLost(machine=neighbour, reason="its agent's connection ended", reporter=self.name)
+        )
+        return True
+
+    def wake_up(self) -> None:
+        """After a freeze, its neighbour seems to have been silent."""
+        neighbour = neighbour_of(self.name, self.view.membership.addresses)
+        if neighbour is not None:
+            self.append(ev.MachineLost(machine=neighbour, reason="its agent was silent", reporter=self.name))
+
+    def miss_heartbeats(self) -> bool:
+        """The deadlines for heartbeats passed. False if all heartbeats came in time."""
+        neighbour = neighbour_of(self.name, self.view.membership.addresses)
+        known = neighbour is None or neighbour in self.reported_lost
+        if neighbour is not None and not known and self.world.machine_named(neighbour).frozen:
+            self.reported_lost.add(neighbour)
+            self.append(ev.MachineLost(machine=neighbour, reason="its agent was silent", reporter=self.name))
+            return True
+        for worker in self.workers:
+            if worker.alive and worker.frozen:
+                worker.exit(-9)
+                if self.world.rng.random() < 0.2:
+                    self.append(ev.WorkerCameBack(machine=self.name, rank=worker.rank))
+                return True
+        return False
+
+    def _watch_workers(self) -> bool:
+        """Report workers that ended."""
+        ended = [w for w in self.workers if not w.alive]
+        if not ended:
+            return False
+        worker = next((w for w in ended if w.exit_code), ended[0])
+        self.workers.remove(worker)
+        assert worker.exit_code is not None
+        if worker.exit_code == 0:
+            started_in = self.started_in or 0
+            self.append(ev.ScriptExited(machine=self.name, started_in=started_in, rank=worker.rank))
+            return True
+        if worker.exit_code == FENCED:
+            return True  # the journal already says that it was replaced
+        if worker.exit_code < 0:
+            self.append(
+                ev.MachineLost(
+                    machine=self.name, reason=f"worker {worker.rank} ended with {worker.exit_code}"
+                )
+            )
+        else:
+            reason, code = f"worker {worker.rank} raised", worker.exit_code
+            self.append(
+                ev.ScriptFailed(
+                    machine=self.name,
+                    started_in=self.started_in or 0,
+                    reason=reason,
+                    exit_code=code,
+                    usage=self.usage_failure,
+                )
+            )
+        return True
+
+    def _obey(self) -> bool:
+        state = self.view
+        order = agent_order(state, machine=self.name, started_in=self.started_in)
+        match order.todo:
+            case AgentTodo.STOP:
+                self.die()
+            case AgentTodo.LEAVE:
+                self.append(ev.MachineLost(machine=self.name, reason="it was drained", on_request=True))
+                self.die()
+            case AgentTodo.REJOIN:
+                self.stop_workers()
+                self._incarnation += 1
+                self.name = f"{self.base}.{self._incarnation}"
+                self.started_in = None
+                self.reported_lost.clear()  # what it reported under the old name did not count
+                self.world.membership_changed()
+                self.join()
+            case AgentTodo.LAUNCH:
+                assert order.slot is not None
+                self._launch(order.generation, state.ranks_of(order.slot))
+            case AgentTodo.WAIT:
+                return self._report_sessionless(state)
+        return True
+
+    def _launch(self, generation: int, ranks: range) -> None:
+        self.stop_workers()
+        self.started_in, self.sessionless_in = generation, 0
+        self.world.store.replace_machine(ranks)
+        self.workers = [self._make_worker(self, rank, generation) for rank in ranks]
+        self.world.membership_changed()
+
+    def _report_sessionless(self, state: State) -> bool:
+        if state.phase != Phase.AGREEING or self.sessionless_in >= state.generation:
+            return False
+        outdated = self.started_in is not None and self.started_in < state.generation
+        sessionless = any(w.mode in (Mode.BOOT, Mode.SESSIONLESS) for w in self.workers)
+        if not outdated or (self.workers and not sessionless):
+            return False
+        self.sessionless_in = state.generation
+        self.append(ev.SessionlessWorkers(machine=self.name, generation=state.generation))
+        return True

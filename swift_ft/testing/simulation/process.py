@@ -1,0 +1,352 @@
+"""The process of a simulated worker: a small version of what its coordinator and background threads do.
+
+It follows the journal, appends events, writes logs and parts of checkpoints, commits, and cleans up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.orders import (
+    WorkerOrder,
+    commit_due,
+    leaves_after_checkpoint,
+    saves_again,
+    worker_order,
+)
+from swift_ft.recovery.plan import RecoveryMode
+from swift_ft.recovery.topology import checkpoint_owner
+from swift_ft.testing.simulation.store import Content, Logged, advance
+from swift_ft.testing.simulation.world import Group, Host, World
+
+__all__ = ["FENCED", "Process", "Save"]
+
+FENCED = 117
+"""Exit code of a worker that was replaced."""
+
+
+@dataclass(slots=True)
+class Save:
+    """A part of a checkpoint that a background thread writes."""
+
+    content: Content
+    epoch: int
+    generation: int
+    path: str
+    written: bool = False
+
+
+@dataclass(slots=True)
+class Commit:
+    """A commit in progress: first the marker, then the event."""
+
+    iteration: int
+    state: State
+    written: bool = False
+
+
+class Process:
+    """One process. It knows the journal up to ``position`` only.
+
+    Attributes:
+        started_in: the generation that started it.
+        position: events that it has read.
+        unwritten_event: an event that it decided to append, and has not appended yet.
+        content: its state, if it has any.
+        active_generation: the generation whose group it is in.
+        joining_generation: the generation whose group it is about to form.
+        expected_order: the order that holds while ``active_generation`` lasts.
+        replay_group: the workers with which it replays jointly.
+        replay_members: the workers with which it is connected in a replay: its replay group, or all members
+            of a parallel replay.
+        unflushed: what it sent, by iteration, and has not logged yet.
+        log_gap_before: its log lacks iterations before this one, because it could not be written.
+        retained_sends: what it sent inside the machine in the last iteration, with its number.
+    """
+
+    def __init__(self, world: World, machine: Host, rank: int, started_in: int) -> None:
+        self.world, self.machine, self.rank, self.started_in = world, machine, rank, started_in
+        self.machine_name = machine.name
+        self.position = len(world.events)  # the follower catches up before the script begins
+        self.exit_code: int | None = None
+        self.frozen = False
+        self.unwritten_event: ev.Event | None = None
+        self.content: Content | None = None
+        self.active_generation: int | None = None
+        self.joining_generation: int | None = None
+        self.expected_order = WorkerOrder.RUN
+        self.replay_group: tuple[int, ...] = ()
+        self.replay_members: tuple[int, ...] = ()
+        self.log_generation = 0
+        self.log_since = 0
+        self.unflushed: dict[int, Logged] = {}
+        self.retained_sends: tuple[int, Logged] | None = None
+        self.log_gap_before = 0
+        self.saves: list[Save] = []
+        self.commits: list[Commit] = []
+        self.cleanups: list[State] = []
+        self._commits_begun: set[tuple[int, int]] = set()
+        self._cleaned: tuple[int, int] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self.exit_code is None
+
+    @property
+    def slot(self) -> int:
+        """The slot of its machine."""
+        return self.rank // self.world.states[-1].shape.workers_per_machine
+
+    @property
+    def view(self) -> State:
+        """The state as far as this worker has read."""
+        return self.world.states[self.position]
+
+    def order(self, state: State) -> WorkerOrder:
+        """What this worker has to do in a state."""
+        return worker_order(state, machine=self.machine_name, rank=self.rank, started_in=self.started_in)
+
+    def generation_over(self, state: State) -> bool:
+        """Whether the generation that it is active in has ended."""
+        return self.active_generation is not None and (
+            self.order(state) != self.expected_order or state.generation != self.active_generation
+        )
+
+    def _outdated(self, state: State) -> bool:
+        """Whether newer events, which it has not read, cancel what it does."""
+        newest = self.world.states[-1]
+        return newest.generation != state.generation or self.order(newest) != self.order(state)
+
+    @property
+    def before(self) -> int | None:
+        """The worker with the previous stage."""
+        return self.rank - 1 if self.rank else None
+
+    @property
+    def after(self) -> int | None:
+        """The worker with the next stage."""
+        return self.rank + 1 if self.rank + 1 < self.world.world_size else None
+
+    def neighbours(self) -> list[int]:
+        """The workers with the previous and the next stage."""
+        return [rank for rank in (self.before, self.after) if rank is not None]
+
+    # ------------------------------------------------------------------------------------- the journal
+
+    def read(self, until: int) -> bool:
+        """The follower thread reads everything up to a position. False if that ends the process."""
+        if self.world.settings.sessionless:
+            self.position = until
+            return True
+        states = self.world.states
+        while self.position < until:
+            self.position += 1
+            state = states[self.position]
+            if self.rank == 0 and (due := commit_due(state, 0)) is not None:
+                self._begin_commit(due, state)
+            known = state.checkpoints.committed
+            newest = None if known is None else (state.checkpoints.epoch, known)
+            if state.phase == Phase.LIVE and newest not in (None, self._cleaned):
+                self._cleaned = newest
+                self.cleanups.append(state)
+        if self.order(self.view) == WorkerOrder.DIE:
+            self.exit(FENCED)
+            return False
+        return True
+
+    def append(self, event: ev.Event) -> bool:
+        """Append an event to the journal and read up to it. False if that ends the process."""
+        if self in self.machine.workers and self.world.freezes_before_write(self.machine, event):
+            self.unwritten_event = event
+            return True
+        return self.read(self.world.append(event, repr(self)))
+
+    def exit(self, code: int) -> None:
+        """The process ends, whatever it was doing."""
+        self.leave_group()
+        self.exit_code = code
+        self.world.membership_changed()
+
+    def complete(self) -> None:
+        """The script returns."""
+        assert self.content is not None
+        self.world.results[self.rank] = self.content
+        self.exit(0)
+
+    # ------------------------------------------------------------------------------------------ groups
+
+    @property
+    def group(self) -> Group | None:
+        """The group that it is in, or is about to form."""
+        generation = self.joining_generation if self.active_generation is None else self.active_generation
+        return None if generation is None else self.world.group(generation, replay=bool(self.replay_members))
+
+    def leave_group(self) -> None:
+        """Leave the group and close its connections."""
+        if (group := self.group) is not None:
+            group.gone.add(self.rank)
+        self.detach_from_group()
+
+    def detach_from_group(self) -> None:
+        """Leave the group, with connections that stay open for the others."""
+        self.active_generation, self.joining_generation = None, None
+        self.replay_group, self.replay_members = (), ()
+
+    # ----------------------------------------------------------------------------------- background threads
+
+    def act_in_background(self) -> bool:
+        """One step of the threads that save, commit and clean up. False if they have nothing to do."""
+        if self.saves:
+            self._continue_save(self.saves[0])
+        elif self.commits:
+            self._continue_commit(self.commits[0])
+        elif self.cleanups:
+            state = self.cleanups.pop(0)
+            kept = state.checkpoints.kept
+            self.world.store.drop_before(self.rank, kept[-1], state.generation)
+            if self.rank == 0:
+                self.world.store.clean(kept, state.generation)
+        else:
+            return False
+        return True
+
+    def _continue_save(self, save: Save) -> None:
+        if not save.written:
+            self.world.store.write_part(save.path, save.content)
+            save.written = True
+            return
+        self.saves.pop(0)
+        at = save.content.iteration
+        self.append(
+            ev.PartPersisted(
+                rank=self.rank, iteration=at, epoch=save.epoch, generation=save.generation, path=save.path
+            )
+        )
+
+    def _continue_commit(self, commit: Commit) -> None:
+        if not commit.written:
+            parts = commit.state.checkpoints.parts[commit.iteration]
+            paths = {rank: part.path for rank, part in parts.items()}
+            self.world.store.commit(commit.iteration, paths, commit.state.world_size)
+            commit.written = True
+            return
+        self.commits.pop(0)
+        self.append(
+            ev.CheckpointCommitted(
+                iteration=commit.iteration,
+                epoch=commit.state.checkpoints.epoch,
+                keep=self.world.settings.keep,
+            )
+        )
+
+    def _begin_commit(self, due: int, state: State) -> None:
+        if (due, state.checkpoints.epoch) not in self._commits_begun:
+            self._commits_begun.add((due, state.checkpoints.epoch))
+            self.commits.append(Commit(due, state))
+
+    # ------------------------------------------------------------------------------ logs and checkpoints
+
+    def _apply(self, iteration: int, history: int) -> None:
+        assert self.content is not None
+        self.unflushed[iteration] = Logged(self.content.chain, history)
+        self.retained_sends = iteration, self.unflushed[iteration]
+        self.content = advance(self.content, iteration, history)
+        if self.checkpoint_due(self.content.iteration):
+            self.flush()  # a checkpoint ends the segment
+            self._save(self.view)
+        elif self.world.rng.random() < 0.2:
+            self.flush()  # the segment is full
+
+    def checkpoint_due(self, iteration: int) -> bool:
+        """Whether a checkpoint follows an iteration, as far as this process knows."""
+        regular = iteration % self.world.settings.checkpoint_every == 0
+        if (
+            not regular
+            and iteration == self.world.states[-1].checkpoints.requested != self.view.checkpoints.requested
+        ):
+            self.world.seen["missed an early checkpoint"] += 1
+        return regular or iteration == self.view.checkpoints.requested
+
+    def _maybe_request_checkpoint(self) -> None:
+        """Between two steps, like a worker whose log nears its budget, but more often."""
+        assert self.content is not None
+        assert self.active_generation is not None
+        drains = leaves_after_checkpoint(self.view)
+        if drains or self.world.rng.random() < self.world.settings.request_rate:
+            at = self.content.iteration + ev.REQUESTED_AHEAD
+            self.append(
+                ev.CheckpointRequested(rank=self.rank, iteration=at, generation=self.active_generation)
+            )
+
+    def is_inside(self, peer: int) -> bool:
+        """Whether messages to another worker stay inside the machine."""
+        return peer // self.world.states[-1].shape.workers_per_machine == self.slot
+
+    def retained(self, iteration: int) -> Logged | None:
+        """What it sent in an iteration, if that is still in its memory."""
+        sends = self.retained_sends
+        return sends[1] if sends is not None and sends[0] == iteration else None
+
+    def can_resend(self) -> bool:
+        """Whether it can send again what it sent in the last completed iteration."""
+        if self.content is None or self.retained(self.content.iteration - 1) is None:
+            return False
+        if self.log_gap_before >= self.content.iteration:
+            return False
+        return not self.world.settings.on_device or not any(map(self.is_inside, self.neighbours()))
+
+    def sent_to(self, peer: int, iteration: int) -> Logged | str:
+        """What it sent to a neighbour: from its log, or from memory if it stayed inside the machine."""
+        if not self.is_inside(peer):
+            return self.world.store.read_log(self.rank, iteration, self.log_since)
+        return "missing" if self.world.settings.on_device else self.retained(iteration) or "missing"
+
+    def flush(self) -> None:
+        """Write to the log what was sent since the last flush."""
+        if self.unflushed:
+            replaced = self.world.states[-1].membership.started_in[self.slot] != self.started_in
+            if self.world.store.logs_survive or not replaced:
+                self.world.store.write_log(self.rank, self.log_generation, self.unflushed)
+            self.unflushed = {}
+
+    def lose_log(self) -> bool:
+        """The log could not be written, up to now. False without a state whose log that could be."""
+        if self.content is None:
+            return False
+        self.unflushed = {}
+        if self.world.states[-1].membership.started_in[self.slot] == self.started_in:
+            self.world.store.logs.pop(self.rank, None)
+        self.log_gap_before = self.content.iteration + 1  # the iteration that is under way is not whole
+        return True
+
+    def _open_log(self, state: State) -> None:
+        if self.log_generation != state.generation:
+            self.flush()
+            begin = state.plan.tasks[self.rank].begin if state.plan is not None else 0
+            self.log_gap_before = min(self.log_gap_before, begin)
+            self.log_generation, self.log_since = state.generation, state.checkpoints.log_since
+            self.world.store.drop_generations_before(self.rank, state.checkpoints.log_since)
+
+    def _save_what_it_begins_with(self, state: State) -> None:
+        """It begins to train. The first checkpoint is saved at once, and one that it has not saved itself."""
+        assert self.content is not None
+        first = state.plan is not None and state.plan.mode in (RecoveryMode.START, RecoveryMode.MEMORY)
+        if state.checkpoints.committed is None and first:
+            self._save(state)
+        elif self.checkpoint_due(self.content.iteration) and saves_again(state, self.rank):
+            self.world.seen["saved again"] += 1
+            self._save(state)
+
+    def _save(self, state: State) -> None:
+        """The first replica saves for all."""
+        assert self.content is not None
+        iteration, generation = self.content.iteration, self.log_generation
+        if state.checkpoints.committed is None or iteration > state.checkpoints.committed:
+            owner = checkpoint_owner(self.rank, state.round.statuses)
+            path = f"{iteration}/rank-{owner}.g{generation}"
+            self.saves.append(
+                Save(self.content, state.checkpoints.epoch, generation, path, written=owner != self.rank)
+            )

@@ -1,0 +1,87 @@
+"""Runs one seed of a kind of job. A seed is the same run every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from swift_ft.testing.simulation.job import Outcome, SimulatedJob
+from swift_ft.testing.simulation.jobs.adjacent import AdjacentLossesJob
+from swift_ft.testing.simulation.jobs.memory import MemoryJob
+from swift_ft.testing.simulation.jobs.replicated import ReplicatedJob
+from swift_ft.testing.simulation.jobs.staged import StagedJob
+from swift_ft.testing.simulation.store import Violation
+
+__all__ = ["JobKind", "make_job", "simulate"]
+
+
+class JobKind(StrEnum):
+    """What a simulated job trains, and how it fails."""
+
+    PIPELINE = "pipeline"
+    """A pipeline with one stage per worker."""
+    ADJACENT = "adjacent"
+    """The same, with neighbouring machines lost at once."""
+    REPLICATED = "replicated"
+    """Data-parallel replicas of one model."""
+    STAGED = "staged"
+    """Pipelines of two stages that are each other's replicas."""
+    MEMORY = "memory"
+    """Workers that hold nothing twice, and copy their state to each other's memory."""
+    BARE = "bare"
+    """Scripts without a session, which can only be restarted."""
+
+
+def make_job(
+    kind: JobKind,
+    seed: int,
+    machines: int,
+    workers: int = 1,
+    *,
+    trace: Callable[[str], None] | None = None,
+) -> SimulatedJob:
+    """A job that has not run yet; see :func:`simulate` for the arguments."""
+    match kind:
+        case JobKind.PIPELINE:
+            return SimulatedJob(seed, machines, workers, trace=trace)
+        case JobKind.ADJACENT:
+            return AdjacentLossesJob(seed, machines, workers, trace=trace)
+        case JobKind.REPLICATED:
+            return ReplicatedJob(seed, machines, workers, trace=trace)
+        case JobKind.STAGED:
+            return StagedJob(seed, machines, workers, trace=trace)
+        case JobKind.MEMORY:
+            return MemoryJob(seed, machines, workers, trace=trace)
+        case JobKind.BARE:
+            return SimulatedJob(seed, machines, workers, sessionless=True, trace=trace)
+
+
+def simulate(
+    kind: JobKind,
+    seed: int,
+    machines: int,
+    workers: int = 1,
+    *,
+    trace: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Run one seed.
+
+    Args:
+        kind: of the job.
+        seed: decides everything.
+        machines: number of slots.
+        workers: per machine.
+        trace: called with each line of the run's journal, if given.
+
+    Returns:
+        How the run ended.
+
+    Raises:
+        Violation: when something happens that must never happen, with the command that shows this seed.
+    """
+    try:
+        return make_job(kind, seed, machines, workers, trace=trace).run()
+    except Exception as error:
+        options = f"--job {kind} --shape {machines}x{workers} --seed {seed}"
+        command = f"python -m swift_ft.testing.simulation {options}"
+        raise Violation(f"seed {seed}: {error}\nto see it: {command}") from error

@@ -1,0 +1,186 @@
+"""What the participants of a simulated job share: the journal, the store, process groups, and random numbers.
+
+A participant knows its world and its own machine. The world does not know the participants' classes:
+`cluster.py` and `job.py` fill in what depends on them.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.plan import Plan
+from swift_ft.recovery.protocol import step
+from swift_ft.testing.simulation.settings import Settings
+from swift_ft.testing.simulation.store import Content, Logged, SharedStore
+
+__all__ = ["Group", "Host", "World"]
+
+
+@dataclass(slots=True)
+class Group:
+    """A process group, formed once all ranks have joined. A rank that left or died is gone for good.
+
+    Attributes:
+        ready: in a joint replay, the content that each member begins with.
+        joined: ranks that have joined.
+        gone: ranks that have left, or died.
+        broken: its connections failed.
+        mail: messages by (source, destination, iteration), as (chain, history).
+    """
+
+    ready: dict[int, Content | None] = field(default_factory=dict)
+    joined: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    broken: bool = False
+    mail: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+
+
+class Host(Protocol):
+    """A machine, as its own processes and other machines see it."""
+
+    name: str
+    alive: bool
+    frozen: bool
+
+    @property
+    def workers(self) -> Sequence[object]:
+        """The processes that run on it."""
+
+
+class World(ABC):
+    """What the participants of one run share.
+
+    Args:
+        seed: decides everything.
+        machines: slots.
+        workers: per machine.
+        sessionless: the script has no session.
+        trace: called with each line of the run's journal, if given.
+
+    Attributes:
+        rng: the only source of random numbers.
+        seen: how often each kind of thing happened.
+        events: the journal.
+        states: the protocol's state before each event, and after the last one.
+        ticks: steps of the simulation so far.
+        settings: what the seed decided.
+        claimed: worker 0 has claimed the store.
+        shapes_known: the workers have trained, so the shapes of their messages are known.
+        results: the final content of each worker that completed its script, by rank.
+        max_replay_shards: among how many workers a replay can be spread; with more than 1, survivors help.
+        setup: what all machines of the job have in common.
+    """
+
+    max_replay_shards = 1
+    setup = ("script: the job's",)
+
+    def __init__(
+        self,
+        seed: int,
+        machines: int,
+        workers: int,
+        *,
+        sessionless: bool = False,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.seen: Counter[str] = Counter()
+        self.events: list[ev.Event] = []
+        self.states = [State()]
+        self.ticks = 0
+        self.world_size = machines * workers
+        self.settings = Settings.draw(seed, self.rng, sessionless=sessionless)
+        self.store = self.make_store()
+        self.store.logs_survive = self.settings.logs_survive
+        self.claimed = False
+        self.shapes_known = False
+        self.results: dict[int, Content] = {}
+        self._groups: dict[tuple[int, bool], Group] = {}
+        self._trace = trace
+
+    def domain_of(self, base: str) -> str:
+        """The failure domain of a machine; empty if each is one of its own."""
+        return ""
+
+    def make_store(self) -> SharedStore:
+        """The store of the job."""
+        return SharedStore()
+
+    def group(self, generation: int, *, replay: bool = False) -> Group:
+        """The group of a generation, or the one in which its replay groups replay."""
+        return self._groups.setdefault((generation, replay), Group())
+
+    # ------------------------------------------------------------------------------------- the journal
+
+    def append(self, event: ev.Event, by: str) -> int:
+        """Write an event to the journal; returns the position after it."""
+        before = self.states[-1]
+        after = step(before, event)
+        self.events.append(event)
+        self.states.append(after)
+        if self._trace is not None:
+            self._trace_event(event, by, before, after)
+        if getattr(event, "generation", before.generation) < before.generation:
+            self.seen[f"late {type(event).__name__} while {before.phase}"] += 1
+        if after is not before:
+            self.state_changed(before, after)
+        else:
+            self.seen[f"no news: {type(event).__name__}"] += 1
+        return len(self.events)
+
+    def note(self, what: str) -> None:
+        """Add a line to the trace that is no event."""
+        if self._trace is not None:
+            self._trace(f"{self.ticks:5d} *** {what}")
+
+    def _trace_event(self, event: ev.Event, by: str, before: State, after: State) -> None:
+        assert self._trace is not None
+        self._trace(f"{self.ticks:5d} {by:60s} {event}{'' if after is not before else '   (no news)'}")
+        if after.phase != before.phase or after.generation != before.generation:
+            plan = f" {after.plan}" if after.plan is not None and before.plan is None else ""
+            self._trace(
+                f"{'':6s}--> {after.phase} generation {after.generation} epoch {after.checkpoints.epoch} "
+                f"members {after.members} committed {after.checkpoints.committed}{plan}"
+            )
+
+    # ------------------------------------------------------------------ what depends on the participants
+
+    @abstractmethod
+    def state_changed(self, before: State, after: State) -> None:
+        """Called after each event that changed the state."""
+
+    @abstractmethod
+    def membership_changed(self) -> None:
+        """Called after a machine or a worker started, ended or was renamed."""
+
+    @abstractmethod
+    def machine_named(self, name: str) -> Host:
+        """The machine that has, or had, a name."""
+
+    @abstractmethod
+    def logged(self, sender: int, receiver: int, iteration: int, since_generation: int) -> Logged | str:
+        """What a replay can read of a sender's log, or why it cannot."""
+
+    @abstractmethod
+    def check_formed(self, generation: int, plan: Plan) -> None:
+        """Called when a group is formed, before any member takes a step.
+
+        Raises:
+            Violation: if its members' states do not belong together.
+        """
+
+    @abstractmethod
+    def provoke_fault(self, chance: float, delays: Sequence[int]) -> None:
+        """A fault may strike soon, after one of these numbers of ticks, if any is left."""
+
+    @abstractmethod
+    def freezes_before_write(self, machine: Host, event: ev.Event) -> bool:
+        """Whether a machine freezes between a worker's decision to write an event and the write."""

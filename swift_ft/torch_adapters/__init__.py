@@ -1,0 +1,38 @@
+"""The only place where private parts of torch are used. Tested on torch 2.13.
+
+A new release of torch may change any of these parts. Then the conformance test of the file fails and names
+the part. The test of seams (tests/unit) looks for private parts everywhere else.
+
+======================================  ==========================================  ==========================
+file                                    what it uses of torch                       tests/unit/torch_adapters/
+======================================  ==========================================  ==========================
+core/tensors.py                         version counters, sparse parts, storages    core/test_tensors.py
+core/buffers.py                         a module's own buffers, copies of many      core/test_buffers.py
+core/shards.py                          local tensors and specs of DTensors         core/test_shards.py
+core/optimizers.py                      step hooks, Muon's kernels, scheduler marks core/test_optimizers.py
+communication.py                        how schedules begin and wait, backends      test_communication.py
+rendezvous_store.py                     the classes of the key-value stores         test_communication.py
+comm_errors.py                          frames in which torch communicates          test_communication.py
+process_group.py                        gloo's constructor, a group's timeout       test_communication.py,
+                                                                                    test_failed_group.py
+lasting_group.py                        methods of a group and of an operation      test_script_groups.py
+script_groups.py                        how groups are made, what torch registers   test_script_groups.py
+connections.py                          gloo's sockets                              test_stuck.py
+abortable_waits.py                      the wait of all schedules                   test_abortable_waits.py
+ddp.py                                  DDP's reducer and buckets, its callbacks    test_ddp.py
+ddp_buffers.py                          when DDP synchronises buffers               test_ddp_buffers.py
+distribution.py                         how tensors come to a mesh                  test_distribution.py
+wrappers.py                             whether an optimizer can hold hooks           test_wrappers.py
+fsdp.py                                 FSDP2's progress in an iteration            test_fsdp.py
+dcp.py                                  DCP's fsspec reader, writer, metadata       test_dcp.py
+elastic_agent.py                        torchelastic's agent, its workers' start    test_elastic_agent.py
+pipelining/hook.py                      steps, messages and state of a schedule     test_pipelining.py
+pipelining/microbatch.py                compute of one microbatch                   test_pipelining.py
+pipelining/p2p_routes.py                receive buffers and destinations            test_pipelining.py
+pipelining/schedule_order.py            a schedule's list of actions                test_pipelining.py
+pipelining/stage_metadata.py            the exchange of shapes                      test_pipelining.py
+======================================  ==========================================  ==========================
+
+``pipelining/interceptor.py``, ``pipelining/tied_parameters.py`` and ``script_operations.py`` use public parts
+only. ``core/`` stands on the ground floor, because ``undo/`` and ``logging/`` use it.
+"""

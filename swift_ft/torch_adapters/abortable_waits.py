@@ -1,0 +1,149 @@
+"""Waits that an abort ends, even where gloo does not.
+
+gloo loses a send if its peer dies right after it announced that it is ready to receive. A thread that waits
+for that send is never woken. The same holds for a thread that waits for a peer to connect. So another thread
+waits instead, and the training thread waits for the end of that wait or for an abort.
+
+Private parts used (tested on torch 2.13): ``schedules._wait_batch_p2p``, through which all pipeline schedules
+wait, is replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.pipelining import schedules
+
+__all__ = ["AbortableWaits"]
+
+_GRACE_S = 0.5
+"""How long a wait may take to end by itself after an abort, with the transport's own error message."""
+
+
+class _Call:
+    """One call that the other thread makes."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function: Callable[[], object] | None = function
+        self._error: BaseException | None = None
+        self.over = threading.Event()
+        self.lost = False
+
+    def run(self) -> bool:
+        """Make the call. Returns whether the training thread still waits for it."""
+        assert self._function is not None
+        try:
+            self._function()
+        except BaseException as error:  # the waiting thread raises it
+            self._error = error
+        self.over.set()
+        return not self.lost
+
+    def lose(self) -> None:
+        """Stop waiting for it, unless it is over."""
+        if not self.over.is_set():
+            self.lost = True
+            self.over.set()
+
+    def finish(self) -> None:
+        """Raise what the call raised. Forgets the error and the function, which refer to the group."""
+        error = self._error
+        self._function = self._error = None
+        if error is not None:
+            raise error
+
+
+class AbortableWaits:
+    """Waits for one training thread, which :meth:`abort` ends.
+
+    :meth:`install` puts it in the place of the function with which torch's schedules wait.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._current: _Call | None = None
+        self._requests: SimpleQueue[_Call] | None = None
+
+    def install(self) -> None:
+        """From now on all schedules of this process wait here."""
+        seam: Any = schedules
+        seam._wait_batch_p2p = self.wait_or_abort
+
+    def wait_or_abort(self, works: Sequence[dist.Work]) -> None:
+        """Wait for operations.
+
+        Raises:
+            RuntimeError: as they do, or because they were aborted and do not end.
+        """
+        if works:
+            self.call_or_abort(functools.partial(wait_for_works, works))
+
+    def call_or_abort(
+        self,
+        function: Callable[[], object],
+        timeout_s: float | None = None,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Call a function that blocks in torch's communication.
+
+        Args:
+            function: called in another thread, which is abandoned if the call does not end.
+            timeout_s: how long it may take; None if it has a deadline of its own.
+            is_cancelled: whether the abort that would end this call has already happened.
+
+        Raises:
+            RuntimeError: as the function does, or because it was aborted or took too long, and did not end.
+        """
+        call = _Call(function)
+        del function
+        with self._lock:
+            self._current = call
+        if is_cancelled():  # after ``_current`` is set, so that a later abort ends the call
+            raise RuntimeError("cancelled before it began")
+        with self._lock:
+            if self._requests is None:
+                self._requests = SimpleQueue()
+                threading.Thread(
+                    target=_serve, args=(self._requests,), name="swift_ft waits", daemon=True
+                ).start()
+            self._requests.put(call)
+        in_time = call.over.wait(timeout_s)
+        with self._lock:
+            self._current = None
+            call.lose()
+            if call.lost:
+                self._requests = None  # its thread is lost, together with the group
+        if call.lost and in_time:
+            raise RuntimeError("gloo did not end a wait whose connections were aborted")
+        if call.lost:
+            raise RuntimeError(f"no answer within {timeout_s:g} s")
+        call.finish()
+
+    def abort(self) -> None:
+        """End the current wait: the connections were aborted. May be called from any thread."""
+        with self._lock:
+            call = self._current
+        if call is not None:
+            timer = threading.Timer(_GRACE_S, self._give_up, (call,))
+            timer.daemon = True
+            timer.start()
+
+    def _give_up(self, call: _Call) -> None:
+        with self._lock:
+            call.lose()
+
+
+def wait_for_works(works: Sequence[dist.Work]) -> None:
+    """Wait for operations. `comm_errors` recognizes communication by this function's name."""
+    for work in works:
+        work.wait()
+
+
+def _serve(requests: SimpleQueue[_Call]) -> None:
+    while requests.get().run():
+        pass

@@ -1,0 +1,72 @@
+"""Which exceptions are broken connections, and which are the user's own.
+
+Private parts used (tested on torch 2.13): the names of the functions in which torch communicates and in which
+its engines run (``_batch_p2p``, ``_wait_batch_p2p``, ``_distributed_broadcast_coalesced``,
+``_engine_run_backward``, ``_pre_forward``), and the file ``distributed_c10d.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from pathlib import Path
+
+import torch.distributed as dist
+
+from swift_ft.torch_adapters import lasting_group
+
+__all__ = ["hide_broken_schedules", "is_broken_communication", "is_communication"]
+
+_COLLECTIVES = (Path(dist.__file__).parent / "distributed_c10d.py", Path(lasting_group.__file__))
+_WAITS = frozenset(
+    {
+        *("_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"),  # torch's
+        *("wait_for_works", "call_or_abort"),  # swift_ft.torch_adapters.abortable_waits
+    }
+)
+_ENGINES = frozenset({"_engine_run_backward", "_pre_forward"})
+"""Where autograd and DDP enter C++, which raises errors of any origin."""
+_TRANSPORTS = ("gloo/transport/", "NCCL")
+
+
+def is_broken_communication(error: BaseException, in_backward: str | None = None) -> bool:
+    """Whether torch's communication raised an exception.
+
+    torch raises plain ``RuntimeError`` for gloo's broken connections, so the type alone says nothing. What
+    counts is where the root cause was raised: in a collective or point-to-point call of torch, or where a
+    pipeline schedule waits for one. An exception from a model or a loss function never counts, whatever its
+    text.
+
+    Args:
+        error: what a step raised.
+        in_backward: why the averaging of gradients failed, if it did. It fails inside torch's engine, whose
+            traceback has no frame of communication.
+    """
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    if not isinstance(root, RuntimeError) or root.__traceback__ is None:
+        return False
+    frame = traceback.extract_tb(root.__traceback__)[-1]
+    if frame.name in _ENGINES:
+        return in_backward is not None or any(name in str(root) for name in _TRANSPORTS)
+    return is_communication(frame.filename, frame.name)
+
+
+def is_communication(filename: str, function: str) -> bool:
+    """Whether a Python frame does nothing but communicate."""
+    return Path(filename) in _COLLECTIVES or function in _WAITS
+
+
+def hide_broken_schedules() -> None:
+    """Keep torch from printing a schedule's whole table when a connection breaks: recovery follows.
+
+    For any other error torch prints it as usual.
+    """
+    logging.getLogger("torch.distributed.pipelining.schedules").addFilter(_worth_printing)
+
+
+def _worth_printing(_: logging.LogRecord) -> bool:
+    error = sys.exc_info()[1]  # the schedule logs while it handles it
+    return error is None or not is_broken_communication(error)

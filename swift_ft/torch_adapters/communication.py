@@ -1,0 +1,45 @@
+"""Point-to-point operations as torch's pipeline schedules begin them and wait for them.
+
+Private parts used (tested on torch 2.13):
+
+- ``schedules._batch_p2p``, ``schedules._wait_batch_p2p``: how a schedule begins operations and waits for
+  them. All waits of this project go the same way, because :class:`.abortable_waits.AbortableWaits` replaces
+  ``_wait_batch_p2p``; it is looked up at each call for that reason.
+- ``ProcessGroup._device_types``: the devices that a group's backends serve.
+- ``ProcessGroup._get_backend(device)``: the backend of a device, for its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import schedules
+
+__all__ = ["backend_name", "begin", "device_of", "wait_for"]
+
+
+def begin(operations: Sequence[dist.P2POp]) -> list[dist.Work]:
+    """Begin sends and receives together."""
+    return schedules._batch_p2p(list(operations))
+
+
+def wait_for(works: Sequence[dist.Work]) -> None:
+    """Wait for operations. An abort of the group ends the wait.
+
+    Raises:
+        RuntimeError: as torch does, if a peer is gone.
+    """
+    schedules._wait_batch_p2p(list(works))
+
+
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where a group takes its tensors: on the host if it can, else on its first device type."""
+    devices = group._device_types
+    return torch.device("cpu") if torch.device("cpu") in devices else devices[0]
+
+
+def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The name of the backend that serves a device: ``"gloo"``, ``"nccl"``."""
+    return group._get_backend(device).name()

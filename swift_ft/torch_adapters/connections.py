@@ -1,0 +1,103 @@
+"""TCP connections that torch opened: it neither names them nor lets go of them.
+
+Those of a process group are closed underneath gloo, which cannot abort (gloo of torch 2.13).
+
+gloo does not name its connections. Those of a group are the sockets that are open after the group was formed
+but were not before, unless they are known to be another's. The kernel's names distinguish a socket from an
+earlier one with the same descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["connections_to", "exempt", "keep_alive", "new_connections", "shut_down", "tcp_connections"]
+
+_DESCRIPTORS = Path("/proc/self/fd")
+
+_PROBES = 4
+"""How often the kernel asks a silent host before a connection fails."""
+
+
+_exempt: dict[int, str] = {}
+
+
+def exempt(connections: dict[int, str]) -> None:
+    """Never count connections as new: a thread may open its own while another one forms a group."""
+    _exempt.update(connections)
+
+
+def tcp_connections() -> dict[int, str]:
+    """Open TCP connections of this process: the kernel's names by file descriptor."""
+    return {fd: name for fd, name, _ in _connections()}
+
+
+def new_connections(before: dict[int, str]) -> dict[int, str]:
+    """The connections that are open now and were not before, but for those that are :func:`exempt`."""
+    return dict(tcp_connections().items() - before.items() - _exempt.items())
+
+
+def connections_to(port: int) -> dict[int, str]:
+    """The open connections to a port, whatever the host."""
+    return {fd: name for fd, name, its_port in _connections() if its_port == port}
+
+
+def _connections() -> Iterator[tuple[int, str, int]]:
+    """Descriptor, the kernel's name and the other side's port of each open TCP connection."""
+    for link in _DESCRIPTORS.iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            fd = int(link.name)
+            if link.readlink().name.startswith("socket:"):
+                with _copy(fd) as copy:
+                    if copy.family in (socket.AF_INET, socket.AF_INET6):
+                        yield fd, _name(copy.fileno()), copy.getpeername()[1]  # raises if it only listens
+
+
+def _copy(fd: int) -> socket.socket:
+    """A descriptor of our own: another thread may close `fd` and open something else under its number."""
+    copy = os.dup(fd)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:  # no socket any more
+        os.close(copy)
+        raise
+
+
+def _name(fd: int) -> str:
+    return str((_DESCRIPTORS / str(fd)).readlink())
+
+
+def keep_alive(connections: dict[int, str], silence_s: float) -> None:
+    """Let connections fail once the other host has been silent for so long, instead of never.
+
+    A host that loses its power or its network says nothing. A peer that waits for it to speak waits for ever,
+    unless the kernel asks it from time to time.
+    """
+    probe_s = max(1, int(silence_s / _PROBES))
+    options = (
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe_s),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000)),  # if data is under way
+    )
+    for fd in connections:
+        with contextlib.suppress(OSError), _copy(fd) as copy:
+            for level, option, value in options:
+                copy.setsockopt(level, option, value)
+
+
+def shut_down(connections: dict[int, str]) -> None:
+    """End connections, unless they are closed already. What waits for them fails within milliseconds."""
+    for fd, name in connections.items():
+        with contextlib.suppress(OSError), _copy(fd) as copy:
+            if _name(copy.fileno()) == name:
+                # For reading only. If a send that gloo begins now failed, gloo would not report it.
+                copy.shutdown(socket.SHUT_RD)

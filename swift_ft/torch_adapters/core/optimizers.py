@@ -1,0 +1,91 @@
+"""What torch's optimizers keep to themselves, and an undo or a wrapped ``step`` needs.
+
+Private parts used (tested on torch 2.13):
+
+- ``torch.optim._muon._zeropower_via_newtonschulz``, ``._adjust_lr``: Muon's orthogonalization and its step
+  size. The inverse must run the same kernels, and they have no public name.
+- ``torch.optim.optimizer._default_to_fused_or_foreach``: which kernel a step picks if the user picked none.
+- ``Optimizer.profile_hook_step`` and the mark ``hooked``: how torch puts step hooks around a class's step.
+- ``_init_group`` on an optimizer's class: makes the state of a step.
+- ``_wrapped_by_lr_sched`` on a step, ``_opt_called`` and ``_zero_grad_profile_name`` on an optimizer: how a
+  learning rate scheduler notes that it patched the step, and that the step was called.
+
+`undo/` stands on this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer, _muon
+from torch.optim.optimizer import _default_to_fused_or_foreach
+
+__all__ = [
+    "BOOKKEEPING",
+    "is_patched_by_scheduler",
+    "makes_same_state",
+    "mark_as_patched_by_scheduler",
+    "note_step_called",
+    "orthogonalized",
+    "orthogonalized_step_size",
+    "picks_foreach",
+    "plain_step",
+    "with_step_hooks",
+]
+
+BOOKKEEPING = frozenset({"step", "_opt_called", "_zero_grad_profile_name", "grad_scale", "found_inf"})
+"""Attributes of an optimizer that schedulers, scalers and profilers set, and its step does not change."""
+
+
+def orthogonalized(
+    update: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> torch.Tensor:
+    """Muon's update of a 2-D parameter: the nearest orthogonal matrix by Newton-Schulz, in bfloat16."""
+    return _muon._zeropower_via_newtonschulz(update, coefficients, steps, eps)
+
+
+def orthogonalized_step_size(lr: float, adjust: str | None, shape: torch.Size) -> float:
+    """Muon's learning rate for a parameter of a shape."""
+    return _muon._adjust_lr(lr, adjust, shape)
+
+
+def picks_foreach(params: Iterable[torch.Tensor], *, differentiable: bool) -> bool:
+    """Whether a step uses multi-tensor kernels when neither ``foreach`` nor ``fused`` was given."""
+    return _default_to_fused_or_foreach(list(params), differentiable, use_fused=False)[1]
+
+
+def with_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A class's step with torch's pre and post hooks around it, which torch will not add a second time."""
+    hooked = Optimizer.profile_hook_step(step)
+    hooked.hooked = True  # type: ignore[attr-defined]
+    return hooked
+
+
+def plain_step(kind: type[Optimizer]) -> Callable[..., Any]:
+    """A class's ``step`` without torch's hooks around it."""
+    step: Callable[..., Any] = kind.step
+    while getattr(step, "hooked", False):
+        step = step.__wrapped__  # type: ignore[attr-defined]  # functools.wraps set it
+    return step
+
+
+def makes_same_state(kind: type[Optimizer], parent: type[Optimizer]) -> bool:
+    """Whether a class makes its state as its parent does."""
+    return getattr(kind, "_init_group", None) is getattr(parent, "_init_group", None)
+
+
+def is_patched_by_scheduler(step: Callable[..., Any]) -> bool:
+    """Whether a learning rate scheduler put this step on the instance."""
+    return hasattr(step, "_wrapped_by_lr_sched")
+
+
+def mark_as_patched_by_scheduler(step: Callable[..., Any]) -> None:
+    """Keep schedulers from patching this step: it reports its calls itself (:func:`note_step_called`)."""
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+def note_step_called(optimizer: Optimizer) -> None:
+    """What a scheduler looks for, before it warns that it was called ahead of the optimizer."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]

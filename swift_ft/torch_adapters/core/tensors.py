@@ -1,0 +1,97 @@
+"""What a tensor says about itself through private names of torch.
+
+Private parts used (tested on torch 2.13):
+
+- ``Tensor._version``: counts changes in place. torch has no public way to learn whether a tensor was changed.
+- ``DTensor._local_tensor``: FSDP adds gradients up in it, which its ``DTensor`` does not count.
+- ``Tensor._indices()``, ``Tensor._values()``: the parts of a sparse tensor as they are. The public methods
+  want a coalesced tensor, and coalescing copies.
+- ``UntypedStorage._cdata``: which storage a tensor views. Its public address is 0 for all empty storages.
+
+`undo/` stands on this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+__all__ = [
+    "bits_of",
+    "distinct_storages",
+    "same_bits",
+    "sparse_indices",
+    "sparse_values",
+    "storage_id",
+    "tensors_in",
+    "version_of",
+]
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the bytes of an element."""
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Grows with each change in place. Always 0 for inference tensors, which do not count their changes."""
+    if tensor.is_inference():
+        return 0
+    part: torch.Tensor | None = getattr(tensor, "_local_tensor", None)
+    return tensor._version + (part._version if part is not None else 0)
+
+
+def sparse_indices(tensor: torch.Tensor) -> torch.Tensor:
+    """The indices of a sparse COO tensor, int64 of shape (sparse dims, nnz), duplicates included."""
+    return tensor._indices()
+
+
+def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a sparse COO tensor, one row for each column of :func:`sparse_indices`."""
+    return tensor._values()
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in lists, tuples and dictionaries, however deep."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from tensors_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from tensors_in(inner)
+
+
+def distinct_storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """The storages of some tensors, each once, however many tensors view it."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return list({storage._cdata: storage for storage in storages}.values())
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Names the storage that a tensor views, for as long as that lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bit patterns of a dense tensor's elements, as integers of shape (elements,).
+
+    A view where the tensor is contiguous, a copy otherwise. A complex number counts as two elements.
+    """
+    flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
+    return flat.view(_INTEGERS[flat.element_size()])
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two dense tensors of one device are equal bit for bit: NaN equals itself, 0.0 is not -0.0."""
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.equal(_wide(bits_of(one)), _wide(bits_of(other)))
+
+
+def _wide(bits: torch.Tensor) -> torch.Tensor:
+    """Eight bytes in each element where they can be: a comparison takes as long for a byte as for eight."""
+    aligned = bits.nbytes % 8 == 0 and bits.storage_offset() * bits.element_size() % 8 == 0
+    return bits.view(torch.int64) if aligned else bits

@@ -1,0 +1,273 @@
+"""One worker's part of a checkpoint, as torch's DCP writes and reads it, without a group.
+
+DCP alone is not enough. Its errors wrap the cause in an exception that is no ``Exception``. Its reader
+executes what a file names, and takes every byte for the one that was written. Its writer stores the URL,
+credentials included.
+
+Private parts used (tested on torch 2.13):
+
+- ``torch.distributed.checkpoint._fsspec_filesystem``: DCP's reader and writer through fsspec, with their
+  ``fs.create_stream``, ``fs.concat_path``, ``fs.rename``, ``path`` and the file name ``.metadata``. All that
+  they read and write goes through ``fs``.
+- ``torch.distributed.checkpoint._traverse.set_element``: puts a loaded value into a nested state.
+- The classes that a pickled ``.metadata`` names (``_KNOWN``).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any
+
+import torch
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+from swift_ft.errors import DamagedCheckpointError
+from swift_ft.storage.digest import Digester, FileDigest, digest_of_file
+from swift_ft.storage.store import Store
+
+__all__ = ["PartReader", "check_digest", "staged", "write_part"]
+
+# DCP warns in threads, which no context manager reaches. Here it works without a group on purpose, and the
+# next attempt overwrites what a failed one left.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+warnings.filterwarnings("ignore", message="Detected an existing checkpoint in")
+
+torch.serialization.add_safe_globals([io.BytesIO])  # DCP stores a state's bytes as one
+
+_METADATA = ".metadata"
+# The classes in DCP's metadata of a checkpoint, besides dtypes.
+_DCP = "torch.distributed.checkpoint"
+_KNOWN = {
+    (f"{_DCP}.metadata", "Metadata"),
+    (f"{_DCP}.metadata", "MetadataIndex"),
+    (f"{_DCP}.metadata", "StorageMeta"),
+    (f"{_DCP}.metadata", "TensorStorageMetadata"),
+    (f"{_DCP}.metadata", "TensorProperties"),
+    (f"{_DCP}.metadata", "ChunkStorageMetadata"),
+    (f"{_DCP}.metadata", "BytesStorageMetadata"),
+    (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"),
+    (f"{_DCP}.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+}
+
+
+def staged(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a state on the host, which later steps do not change."""
+    copy: dict[str, Any] = BlockingAsyncStager().stage(state)
+    return copy
+
+
+def write_part(store: Store, path: str, state: dict[str, Any]) -> dict[str, FileDigest]:
+    """Write a part, over what an earlier attempt left.
+
+    Args:
+        store: where.
+        path: the part's place there.
+        state: on the host.
+
+    Returns:
+        By name, the digest of each file, as it was handed to the store.
+
+    Raises:
+        Exception: what the store's client raised.
+    """
+    writer = _Writer(store, path)
+    try:
+        state_dict_saver.save(state, storage_writer=writer, no_dist=True)
+    except CheckpointException as error:
+        failed = _cause_of(error)
+    else:
+        return writer.digests
+    raise failed
+
+
+class PartReader(FsspecReader):
+    """Reads a part, and executes nothing that its files contain.
+
+    Args:
+        store: where.
+        path: the part's place there.
+        digests: by name, what each file has to be; None if unknown. A file that differs is not
+            read: :class:`DamagedCheckpointError`.
+    """
+
+    def __init__(self, store: Store, path: str, digests: Mapping[str, FileDigest] | None = None) -> None:
+        super().__init__(store.child_url(path))
+        if digests is not None:
+            verified = _VerifiedFiles(digests, in_memory=store.remote)
+            self.path = verified.init_path(store.child_url(path))
+            self.fs = verified  # type: ignore[assignment]  # torch declares its class for local files
+        self._shown = f"{store.url}/{path}"
+
+    @property
+    def checkpoint_id(self) -> str:
+        """How torch names the checkpoint in its logs: without credentials."""
+        return self._shown
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The tensors and bytes of the part. See :class:`torch.distributed.checkpoint.StorageReader`."""
+        with self.fs.create_stream(self.fs.concat_path(self.path, _METADATA), "rb") as file:
+            metadata = _Unpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f"{_METADATA} holds {type(metadata).__name__}")
+        return metadata
+
+    def fill(self, state: dict[str, Any]) -> None:
+        """Load the part into the tensors of a state.
+
+        Raises:
+            Exception: what the store's client raised, or what shows that the part is damaged.
+        """
+        try:
+            state_dict_loader.load(state, storage_reader=self, planner=_Planner(), no_dist=True)
+        except CheckpointException as error:
+            failed = _cause_of(error)
+        else:
+            return
+        raise failed
+
+    def read(self) -> dict[str, Any]:
+        """All that the part holds: tensors on the CPU, and other values, by name.
+
+        Raises:
+            Exception: as :meth:`fill` does.
+        """
+        state: dict[str, Any] = {
+            name: torch.empty(found.size, dtype=found.properties.dtype)
+            if isinstance(found, TensorStorageMetadata)
+            else None
+            for name, found in self.read_metadata().state_dict_metadata.items()
+        }
+        self.fill(state)
+        return state
+
+
+class _Writer(FsspecWriter):
+    def __init__(self, store: Store, path: str) -> None:
+        # No copying ahead: the state is on the host. A remote file is durable when it is closed and has no
+        # descriptor to sync; torch would sync all disks of this machine instead.
+        super().__init__(store.child_url(path), per_thread_copy_ahead=0, sync_files=not store.remote)
+        self._files = _DigestedFiles()
+        self.path = self._files.init_path(store.child_url(path))
+        self.fs = self._files  # type: ignore[assignment]  # torch declares its class for local files
+        self._shown = f"{store.url}/{path}"
+
+    @property
+    def checkpoint_id(self) -> str:
+        return self._shown
+
+    @property
+    def digests(self) -> dict[str, FileDigest]:
+        """By name, of each file that was written."""
+        return self._files.digests
+
+
+class _DigestedFiles(FileSystem):
+    """Computes the digest of each file while DCP writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.digests: dict[str, FileDigest] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            digested = _DigestedStream(stream)
+            yield digested
+        self.digests[_name_in(path)] = digested.digester.digest()
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self.digests[_name_in(new_path)] = self.digests.pop(_name_in(path))
+
+
+class _DigestedStream:
+    """A file that is being written. DCP only appends to it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.digester = Digester()
+
+    def write(self, data: Any) -> Any:
+        self.digester.update(data)
+        return self._stream.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _VerifiedFiles(FileSystem):
+    """Opens a file only if all its bytes are those that were written.
+
+    A local file is read twice, the second time from the page cache. A file behind a network is read once,
+    into memory.
+    """
+
+    def __init__(self, digests: Mapping[str, FileDigest], *, in_memory: bool) -> None:
+        super().__init__()
+        self._digests = digests
+        self._in_memory = in_memory
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            file: Any = io.BytesIO(stream.read()) if self._in_memory else stream
+            name = _name_in(path)
+            check_digest(name, digest_of_file(file), self._digests.get(name))
+            file.seek(0)
+            yield file
+
+
+def check_digest(name: str, found: FileDigest, expected: FileDigest | None) -> None:
+    """Compare a file of a part with what it has to be; None if the part was written without it.
+
+    Raises:
+        DamagedCheckpointError: they differ.
+    """
+    if expected is None:
+        raise DamagedCheckpointError(f"the file {name} was not written with it", file=name)
+    if found.size != expected.size:
+        raise DamagedCheckpointError(
+            f"the file {name} has {found.size} bytes instead of {expected.size}", file=name
+        )
+    if found != expected:
+        raise DamagedCheckpointError(f"the file {name} does not match its digest", file=name)
+
+
+def _name_in(path: str | os.PathLike[str]) -> str:
+    return os.fspath(path).rsplit("/", 1)[-1]
+
+
+class _Planner(DefaultLoadPlanner):
+    """Reads bytes as bytes; torch's planner would unpickle any object."""
+
+    def load_bytes(self, read_item: ReadItem, value: IO[bytes]) -> None:
+        content = torch.load(value, weights_only=True)
+        set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], content)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) in _KNOWN:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{_METADATA} names {module}.{name}, which no checkpoint needs")
+
+
+def _cause_of(error: CheckpointException) -> BaseException:
+    """What DCP caught, on the only rank there is."""
+    cause, _ = next(iter(error.failures.values()))
+    return cause

@@ -1,0 +1,453 @@
+"""The hook on DistributedDataParallel, which averages gradients on the group of the current generation.
+
+After a failure the hook makes DDP's reducer anew, which forgets the aborted backward. The new reducer starts
+from the buckets that were in use: with more than two replicas, the order of a sum depends on where in a
+bucket an element lies.
+
+Private parts used (tested on torch 2.13):
+
+- of a DDP model: ``_build_params_for_reducer``, ``_build_debug_param_to_name_mapping``, ``_ddp_init_helper``,
+  ``_has_rebuilt_buckets``, ``_comm_hooks``, ``_bucket_config``, ``reducer``, ``require_forward_param_sync``,
+  ``static_graph``.
+- ``_st_info`` of a parameter: DDP has made it of a DTensor.
+- ``torch.distributed._compute_bucket_assignment_by_size``, which DDP looks up there.
+- ``GradBucket`` of ``torch._C._distributed_c10d``.
+- ``Variable._execution_engine.queue_callback``, as DDP's own end of a backward pass is queued: such a
+  callback may queue another one.
+
+Buffers: see :mod:`swift_ft.torch_adapters.ddp_buffers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from swift_ft.errors import UnsupportedError, first_line
+from swift_ft.failpoints import Point, hit
+from swift_ft.torch_adapters.ddp_buffers import BufferSync
+from swift_ft.torch_adapters.fsdp import is_sharded
+from swift_ft.torch_adapters.wrappers import unwrapped_model
+
+__all__ = [
+    "DataParallelHook",
+    "Layout",
+    "OnReduced",
+    "construct_within",
+    "constructed",
+    "join_without_sync",
+    "trial_forward",
+]
+
+_torch: Any = dist  # with the private names that DDP itself looks up there
+
+_abandoned: list[dist.ProcessGroup] = []
+
+_constructed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+_BUFFERS = -1
+"""Among the numbers of buckets, stands for the module's buffers."""
+
+Layout = list[list[int]]
+"""Indices of the parameters in each bucket, in the order in which buckets are reduced."""
+
+
+OnReduced = Callable[[Sequence[torch.Tensor]], None]
+"""Called with the parameters of a bucket once their gradients are averages. In any thread, one at a time."""
+
+
+class DataParallelHook:
+    """Attaches to a DDP model.
+
+    Args:
+        model: stock DDP, without a communication hook of its own, or another library's wrapper of it.
+        on_reduced: called for each bucket whose all-reduce is complete.
+        on_layout: called in the first averaged backward, with the buckets that DDP will use from then on.
+        fill_gradients: put averaged gradients in place before ``on_reduced``, so that an optimizer can
+            use them at once; otherwise DDP does it at the end of backward.
+
+    Attributes:
+        broken: why communication failed in this step; None if it did not.
+        buffers: gives all replicas the buffers of the first one, where DDP does so.
+
+    Raises:
+        UnsupportedError: for a model that is no DDP, or has a hook already.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        on_reduced: OnReduced,
+        on_layout: Callable[[Layout], None],
+        fill_gradients: bool = False,
+    ) -> None:
+        model = _ddp_in(model)
+        _check(model)
+        self.model: DistributedDataParallel = model
+        self.broken: str | None = None
+        self.group: dist.ProcessGroup = model.process_group
+        self.buffers = BufferSync(model)
+        self._on_reduced = on_reduced
+        self._iteration = 0
+        self._on_layout = on_layout
+        self._fill_gradients = fill_gradients
+        self._layout_known = False
+        self._order: list[int] = []
+        self._handles = self._watch_order()
+        self._failure: Exception | None = None
+        self._under_way: set[int] = set()  # buckets
+        self._awaited: dict[int, torch.futures.Future[None]] = {}  # who completes one takes it out first
+        self._backward = 0
+        self._buffers_arrival: torch.futures.Future[None] | None = None
+        self._one_at_a_time = threading.Condition()
+        self._register()
+
+    @property
+    def replica(self) -> int:
+        """The number of this worker among its replicas, from 0."""
+        return self.group.rank()
+
+    def renew(self, group: dist.ProcessGroup) -> None:
+        """From the next :meth:`reset` on, use another group of the same workers."""
+        self.group = group
+
+    def begin(self, iteration: int) -> None:
+        """The step of an iteration begins."""
+        self._iteration = iteration
+        self.buffers.forget()
+        if self._layout_known:  # not before: no hook may be removed while the engine goes through them
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+
+    def abort(self) -> None:
+        """Make a backward that waits for an all-reduce fail now. May be called from any thread."""
+        with self._one_at_a_time:
+            self.broken = self.broken or "the group was aborted"
+            awaited = list(self._awaited.values())
+            self._awaited.clear()
+        for arrival in awaited:
+            arrival.set_result(None)
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until no all-reduce is under way.
+
+        gloo does not always wake a thread whose connection closed during a send. An all-reduce that has not
+        ended in time is abandoned: when it ends later, its result is ignored. Its group is kept for good,
+        because destroying it would wait for that thread.
+        """
+        with self._one_at_a_time:
+            if not self._one_at_a_time.wait_for(lambda: not self._under_way, timeout_s):
+                _abandoned.append(self.group)
+                self._under_way.clear()
+            self._backward += 1
+
+    def reset(self, layout: Layout | None, *, sync_buffers: bool) -> None:
+        """Forget an aborted backward and continue with the current group.
+
+        Args:
+            layout: the buckets that were in use; None for those that DDP begins with.
+            sync_buffers: give all replicas the first one's buffers in the next forward pass.
+        """
+        model: Any = self.model
+        model.process_group = self.group
+        model._has_rebuilt_buckets = False
+        parameters, sparse = model._build_params_for_reducer()
+        names = model._build_debug_param_to_name_mapping(parameters)
+        with _assigned(layout):
+            model._ddp_init_helper(parameters, sparse, names, model.static_graph)
+        model._comm_hooks.clear()
+        self._register()
+        for layer in _synchronised_norms(self.model):
+            layer.process_group = self.group
+        model.require_forward_param_sync = sync_buffers
+        self._buffers_arrival = None
+        self.broken = self._failure = None
+
+    # ------------------------------------------------------------------------- DDP's communication hook
+
+    def _register(self) -> None:
+        # A lambda, because DDP compares a hook's annotations with its own classes, not with their names.
+        self.model.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
+
+    def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket; as DDP does without a hook, it is scaled first and summed then."""
+        index = bucket.index()
+        if not self._layout_known and bucket.is_last():
+            self._predict_layout()
+        try:
+            hit(Point.REDUCE, self._iteration, index)
+            if index == 0:  # the first in every backward
+                self._share_buffers()
+            gradients = bucket.buffer()
+            gradients.mul_(1.0 / self.group.size())
+            work = dist.all_reduce(gradients, group=self.group, async_op=True)
+        except RuntimeError as error:
+            self.broken = first_line(error)
+            raise
+        return self._averaged(bucket, work.get_future())
+
+    def _share_buffers(self) -> None:
+        """Begin to send the first replica's buffers: who completes the iteration has them."""
+        work, self._buffers_arrival = self.buffers.begin(self.group), None
+        if work is None:
+            return
+        _after_backward(self.buffers.adopt)
+        if _needs_waking(self.buffers.flat):
+            self._buffers_arrival = self._arrival(_BUFFERS, work.get_future(), lambda: None)
+
+    def _averaged(
+        self, bucket: GradBucket, reduced: torch.futures.Future[Any]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """The future that DDP waits for. For gloo it is a separate one, which an abort can complete."""
+        index, backward = bucket.index(), self._backward
+        if not _needs_waking(bucket.buffer()):
+            with self._one_at_a_time:
+                self._under_way.add(index)
+            hit(Point.REDUCING, self._iteration, index)
+
+            def done(future: torch.futures.Future[Any]) -> torch.Tensor:
+                if bucket.is_last():
+                    self._wait_for_buffers()
+                self._done(index, future, backward, lambda: self._arrived(bucket))
+                return self._outcome(bucket)
+
+            return reduced.then(done)
+        arrival = self._arrival(index, reduced, lambda: self._arrived(bucket))
+        if bucket.is_last() and self._buffers_arrival is not None:
+            both = torch.futures.collect_all([arrival, self._buffers_arrival])
+            return both.then(lambda _: self._outcome(bucket))
+        return arrival.then(lambda _: self._outcome(bucket))
+
+    def _wait_for_buffers(self) -> None:
+        try:
+            self.buffers.wait()
+        except RuntimeError as error:
+            self.broken = first_line(error)
+
+    def _arrival(
+        self, number: int, future: torch.futures.Future[Any], act: Callable[[], None]
+    ) -> torch.futures.Future[None]:
+        """Completed when communication has ended and been acted on, or by an abort."""
+        backward = self._backward
+        arrival: torch.futures.Future[None] = torch.futures.Future()
+        with self._one_at_a_time:
+            self._under_way.add(number)
+            self._awaited[number] = arrival
+        if number != _BUFFERS:
+            hit(Point.REDUCING, self._iteration, number)
+        future.add_done_callback(lambda done: self._done(number, done, backward, act))
+        return arrival
+
+    def _done(
+        self, number: int, future: torch.futures.Future[Any], backward: int, act: Callable[[], None]
+    ) -> None:
+        """Communication ended or failed. Called in any thread."""
+        with self._one_at_a_time:
+            if backward != self._backward:
+                return  # it was abandoned
+            try:
+                future.value()
+            except RuntimeError as error:
+                self.broken = first_line(error)
+            try:
+                if self.broken is None:
+                    act()
+            except Exception as error:  # of a wait-free optimizer, say: the waiting backward raises it
+                self._failure = error
+            self._under_way.discard(number)
+            arrival = self._awaited.pop(number, None)
+            self._one_at_a_time.notify_all()
+        if arrival is not None:
+            arrival.set_result(None)
+
+    def _outcome(self, bucket: GradBucket) -> torch.Tensor:
+        if self._failure is not None:
+            raise self._failure
+        if self.broken is not None:
+            raise RuntimeError(self.broken)
+        return bucket.buffer()
+
+    def _arrived(self, bucket: GradBucket) -> None:
+        parameters = bucket.parameters()
+        if not self._fill_gradients:
+            self._reduced(bucket)
+            return
+        averages = bucket.gradients()
+        for parameter, average in zip(parameters, averages, strict=True):
+            if parameter.grad is None:
+                parameter.grad = average.clone()
+            elif parameter.grad.data_ptr() != average.data_ptr():  # else it is a view of the bucket
+                parameter.grad.copy_(average)
+        self._reduced(bucket)
+        for parameter, average in zip(parameters, averages, strict=True):
+            # DDP writes the averages once more: here, where no undo needs the old values.
+            parameter.grad = average
+
+    def _reduced(self, bucket: GradBucket) -> None:
+        hit(Point.REDUCED, self._iteration, bucket.index())
+        self._on_reduced(bucket.parameters())
+        hit(Point.UPDATE, self._iteration, bucket.index())
+
+    def _predict_layout(self) -> None:
+        """Predict the buckets that DDP makes after the first backward, from the order of the gradients."""
+        self._layout_known = True
+        model: Any = self.model
+        parameters, sparse = model._build_params_for_reducer()
+        order = self._order[-len(parameters) :]  # of this backward: earlier ones averaged nothing
+        if model.find_unused_parameters or {*order} != {*range(len(parameters))}:
+            return  # DDP keeps the buckets that it began with
+        config = model._bucket_config
+        _, limits = config.compute_bucket_size_limits(
+            static_graph=False, find_unused_parameters=model.find_unused_parameters
+        )
+        limits = limits or [config.first_bucket_bytes_cap, model.bucket_bytes_cap]
+        layout, _ = _torch._compute_bucket_assignment_by_size(
+            [parameters[i] for i in order], limits, [sparse[i] for i in order], order
+        )
+        self._on_layout(layout)
+
+    def _watch_order(self) -> list[RemovableHandle]:
+        model: Any = self.model
+        parameters, _ = model._build_params_for_reducer()
+        return [
+            parameter.register_post_accumulate_grad_hook(lambda _, i=index: self._order.append(i))
+            for index, parameter in enumerate(parameters)
+        ]
+
+
+def _after_backward(act: Callable[[], None]) -> None:
+    """Within a backward pass: call a function when DDP has finished it. Not called if the pass fails.
+
+    DDP queues its own callback after its last hook. So this one queues another one, which comes behind it.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(lambda: engine.queue_callback(act))
+
+
+@contextlib.contextmanager
+def trial_forward(module: torch.nn.Module) -> Iterator[None]:
+    """Within the block, a forward pass of a DDP model leaves no trace in it.
+
+    A pipeline learns shapes from one. DDP would expect a backward then, and average the first microbatch's
+    gradients alone: with other roundings than in a repeated or resumed iteration, which needs no shapes.
+    """
+    if not isinstance(module, DistributedDataParallel):
+        yield
+        return
+    sync_buffers = module.require_forward_param_sync
+    with module.no_sync():
+        yield
+    module.require_forward_param_sync = sync_buffers
+
+
+def _needs_waking(gradients: torch.Tensor) -> bool:
+    """Whether this is gloo on the host. Elsewhere an abort wakes all, and the future carries the streams."""
+    return gradients.device.type == "cpu"
+
+
+@contextlib.contextmanager
+def _assigned(layout: Layout | None) -> Iterator[None]:
+    """Within the block, torch assigns parameters to these buckets instead of grouping them by size."""
+    if layout is None:
+        yield
+        return
+    original = _torch._compute_bucket_assignment_by_size
+    reverse = layout[::-1]  # DDP reverses them: it expects the order of the forward pass
+    limits = [2**62] * len(layout)
+    _torch._compute_bucket_assignment_by_size = lambda *_, **__: (reverse, limits)
+    try:
+        yield
+    finally:
+        _torch._compute_bucket_assignment_by_size = original
+
+
+def _ddp_in(model: Any) -> DistributedDataParallel:
+    """The model itself, or the one that another library has wrapped."""
+    if isinstance(model, torch.nn.Module) and is_sharded(model):
+        raise UnsupportedError("The model is sharded by fully_shard: call session.attach_fsdp(model).")
+    inside = unwrapped_model(model) if isinstance(model, torch.nn.Module) else model
+    if not isinstance(inside, DistributedDataParallel):
+        raise UnsupportedError(
+            f"attach_ddp() takes a torch.nn.parallel.DistributedDataParallel, not a {type(model)}."
+        )
+    return inside
+
+
+def _check(model: DistributedDataParallel) -> None:
+    if model._comm_hooks:
+        raise UnsupportedError(
+            "The model already has a communication hook, and swift_ft needs its own: do not register one."
+        )
+    if model.static_graph:
+        raise UnsupportedError(
+            "DDP's static_graph=True does not survive that DDP's reducer is made anew, at the start and "
+            "after a loss: omit it."
+        )
+    whole = dist.get_process_group_ranks(model.process_group)
+    for layer in _synchronised_norms(model):
+        if layer.process_group is not None and dist.get_process_group_ranks(layer.process_group) != whole:
+            raise UnsupportedError(
+                "A SyncBatchNorm has a group of its own, which is not formed again after a loss: leave its "
+                "process_group out, or give it that of the DDP model."
+            )
+    if any(hasattr(parameter, "_st_info") for parameter in model.parameters()):
+        raise UnsupportedError(
+            "DistributedDataParallel(device_mesh=...) around a module of parallelize_module() takes the "
+            "parameters out of the module in the first forward pass, so nothing could save or restore them: "
+            'use fully_shard(module, mesh=mesh["dp_replicate", "dp_shard"]) in its place '
+            "(docs/how-to/titan.md)."
+        )
+    if model.mixed_precision is not None:
+        raise UnsupportedError(
+            "DDP's mixed_precision needs the communication hook for itself: use torch.autocast instead."
+        )
+
+
+def _synchronised_norms(model: torch.nn.Module) -> list[Any]:
+    """Layers that communicate in forward passes. Stock DDP wants them on GPUs."""
+    return [module for module in model.modules() if isinstance(module, torch.nn.SyncBatchNorm)]
+
+
+def join_without_sync() -> None:
+    """In a process that replaces a lost worker: construct DDP without communication.
+
+    A new DDP compares shapes and broadcasts parameters. Here the other workers are busy, and this worker
+    receives its state from one of them anyway.
+    """
+    original = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def quiet(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "init_sync": False})
+
+    DistributedDataParallel.__init__ = quiet  # type: ignore[method-assign]  # init_sync is torch's own switch
+
+
+def constructed() -> int:
+    """How many DDP models the script of this process has, since :func:`construct_within`."""
+    return len(_constructed)
+
+
+def construct_within(context: Callable[[], AbstractContextManager[object]]) -> None:
+    """Construct every DDP model of this process within a context: a new DDP has communication of its own."""
+    original = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def within(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        with context():
+            original(self, *args, **kwargs)
+        _constructed.add(self)
+
+    DistributedDataParallel.__init__ = within  # type: ignore[method-assign]

@@ -1,0 +1,99 @@
+"""torchelastic's local agent with public hooks: the policy and the processes are a subclass's.
+
+torchelastic has no public extension points for either; tested on torch 2.13.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, PContext
+
+__all__ = ["ElasticAgent", "MachineLogs"]
+
+
+class ElasticAgent(LocalElasticAgent):
+    """Runs one machine's workers; a subclass says when they start and stop, and what runs them.
+
+    Args:
+        spec: torchelastic's description of the workers.
+        logs_specs: where their output goes.
+        shutdown_s: seconds that workers get to end before they are killed.
+    """
+
+    def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, *, shutdown_s: int) -> None:
+        super().__init__(spec, logs_specs, shutdown_timeout=shutdown_s)
+        self.logs_specs = logs_specs
+
+    @abstractmethod
+    def supervise(self) -> RunResult:
+        """Run the job until it ends. Called once, by ``run()``."""
+
+    @abstractmethod
+    def make_processes(self) -> PContext:
+        """The workers' processes, not started yet. Called by :meth:`start_workers` once ranks are known."""
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The machine's workers, by local rank. Their ranks are those of the last rendezvous."""
+        return list(self._worker_group.workers)
+
+    @property
+    def group_rank(self) -> int | None:
+        """The machine's rank among the machines: its slot. None before the first rendezvous."""
+        return self._worker_group.group_rank
+
+    def start_workers(self) -> None:
+        """Take part in the next rendezvous, then start the workers.
+
+        Raises:
+            RendezvousClosedError, RendezvousStateError, RendezvousTimeoutError: from the rendezvous.
+        """
+        self._initialize_workers(self._worker_group)
+
+    def stop_workers(self) -> None:
+        """Stop the workers, if any run."""
+        if self._pcontext is not None:
+            self._stop_workers(self._worker_group)
+        self._pcontext = None
+
+    def torch_env(self, worker: Worker) -> dict[str, str]:
+        """Torchrun's own variables for one worker that follow from the rendezvous."""
+        group = self._worker_group
+        env: dict[str, str | None] = {
+            "MASTER_ADDR": str(group.master_addr),
+            "MASTER_PORT": str(group.master_port),
+            "GROUP_RANK": str(group.group_rank),
+            "GROUP_WORLD_SIZE": str(group.group_world_size),
+            "ROLE_RANK": str(worker.role_rank),
+            "ROLE_WORLD_SIZE": str(worker.role_world_size),
+            "ROLE_NAME": group.spec.role,
+            "TORCHELASTIC_MAX_RESTARTS": str(group.spec.max_restarts),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        self._set_local_rank_env(env, worker.local_rank, group.spec)
+        return {name: value for name, value in env.items() if value is not None}
+
+    def _invoke_run(self, role: str = "default") -> RunResult:
+        return self.supervise()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._pcontext = self.make_processes()
+        self._pcontext.start()
+        return self._pcontext.pids()
+
+
+class MachineLogs(DefaultLogsSpecs):
+    """torchelastic's log directories, under the names of the run and the machine's slot."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """``<log_dir>/<run_id>/machine-<slot>/attempt_<generation>/<local_rank>/stdout.log``."""
+        if self._root_log_dir != os.devnull:
+            place = f"{envs[0]['TORCHELASTIC_RUN_ID']}/machine-{envs[0]['GROUP_RANK']}"
+            self._run_log_dir = f"{self._root_log_dir}/{place}"  # type: ignore[assignment]  # torch says None
+        return super().reify(envs)

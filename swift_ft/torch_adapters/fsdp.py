@@ -1,0 +1,187 @@
+"""The hook on models that ``fully_shard`` has sharded (FSDP2, HSDP): back to the shards, and who holds which.
+
+FSDP keeps where it is in an iteration: what is gathered, what still travels, which hooks have run. A loss
+interrupts it anywhere. :meth:`ShardedModels.reset` brings it back to the beginning: all parameters sharded,
+nothing under way, no gradient kept. Its groups live on behind their handles (`lasting_group.py`).
+
+Private parts used (tested on torch 2.13):
+
+- of an ``FSDPModule``: ``_get_fsdp_state()``.
+- of that state: ``_is_root``, ``_fsdp_param_groups``, ``_state_ctx.is_last_backward``, and
+  ``_reset_iter_state()``, which is :meth:`FSDPModule.reset_iter_state` for all roots.
+- of a parameter group: ``mesh_info.mesh``, ``_all_gather_result``,
+  ``_to_sharded()``, ``is_sharded``, ``fsdp_params``, and the
+  switches in ``_SWITCHES``.
+- of its parameters: ``_unsharded_param``, ``unsharded_accumulated_grad``, ``grad_offload_event``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from swift_ft.errors import UnsupportedError
+
+__all__ = ["ShardedModels", "is_sharded", "place_of", "refuse_wrapped_shards", "replicas_of"]
+
+_SWITCHES = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
+"""What a script switches when it accumulates gradients."""
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was applied to a module, or to any inside of it."""
+    return any(True for _ in _fsdp_states([module]))
+
+
+def refuse_wrapped_shards(what: str, model: Any) -> None:
+    """Refuse the older ``FullyShardedDataParallel`` wrapper, in a model or anything else.
+
+    Raises:
+        UnsupportedError: it is there; says what to do instead.
+    """
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    if any(base.__name__ == "FullyShardedDataParallel" for inner in modules for base in type(inner).__mro__):
+        raise UnsupportedError(
+            f"{what} is sharded by FullyShardedDataParallel, whose flat parameters no session can restore: "
+            "shard it with torch.distributed.fsdp.fully_shard, or wrap it in DistributedDataParallel."
+        )
+
+
+class ShardedModels:
+    """All modules of a script that ``fully_shard`` was applied to.
+
+    Args:
+        modules: those that the script trains, sharded or not.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._states = list(_fsdp_states(modules))
+        self._switches: list[tuple[Any, str, Any]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._states)
+
+    @property
+    def number(self) -> int:
+        """Of this worker among those over which a model is sharded, and its replicas: each has other data."""
+        for group in self._groups():
+            mesh, number = group.mesh_info.mesh, 0
+            for dimension, coordinate in enumerate(_coordinate(mesh)):
+                number = number * mesh.size(dimension) + coordinate
+            return number
+        return 0
+
+    def begin(self) -> None:
+        """A step begins: all workers have nothing but their shards.
+
+        A worker that still had a whole parameter, from a validation say, would not take part in gathering it.
+        The others, among them one that was replaced since, would wait for it.
+
+        Raises:
+            UnsupportedError: if gradients were carried over from the previous step.
+        """
+        for group in self._groups():
+            if not group.is_sharded:
+                group._to_sharded()
+            if any(gradient is not None for gradient in _kept_gradients(group)):
+                raise UnsupportedError(
+                    "Gradients of a sharded model are carried over from one step to the next, which a "
+                    "repeated step would count twice: accumulate them inside one `with step:`."
+                )
+        self._switches = [
+            *((group, name, getattr(group, name)) for group in self._groups() for name in _SWITCHES),
+            *((state._state_ctx, "is_last_backward", True) for state in self._states),
+        ]
+
+    def reset(self) -> None:
+        """Back to the beginning of the step, after it was interrupted and its communication has ended."""
+        for group in self._groups():
+            group._all_gather_result = None  # else it would be waited for, and that has failed
+        for state in self._states:
+            if state._is_root:  # None before its first forward pass, which prepares all
+                state._reset_iter_state()
+        for group in self._groups():
+            if not group.is_sharded:
+                group._to_sharded()
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                parameter.grad_offload_event = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter._unsharded_param.grad = None
+        for owner, name, value in self._switches:
+            setattr(owner, name, value)
+
+    def _groups(self) -> Iterator[Any]:
+        for state in self._states:
+            yield from state._fsdp_param_groups
+
+
+def _fsdp_states(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    """The state of each module that ``fully_shard`` was applied to. Those of a list of modules share one."""
+    seen: set[int] = set()
+    for module in modules:
+        for inner in module.modules():
+            if not any(base.__name__ == "FSDPModule" for base in type(inner).__mro__):
+                continue
+            fsdp: Any = inner
+            state = fsdp._get_fsdp_state()
+            if id(state) not in seen:
+                seen.add(id(state))
+                yield state
+
+
+def _kept_gradients(group: Any) -> Iterator[torch.Tensor | None]:
+    for parameter in group.fsdp_params:
+        yield parameter.unsharded_accumulated_grad
+        if hasattr(parameter, "_unsharded_param"):
+            yield parameter._unsharded_param.grad
+
+
+def place_of(modules: Iterable[nn.Module]) -> str:
+    """Which shards this worker has, in words: ``shard 1 of 2``. Workers with equal words hold the same.
+
+    That follows from the meshes and placements of the parameters, whatever made them: FSDP, or
+    ``distribute_tensor``. Empty if nothing is sharded. The modules have only their shards.
+    """
+    places: dict[str, None] = {}
+    for parameter in (p for module in modules for p in module.parameters()):
+        if not isinstance(parameter, DTensor):
+            continue
+        sharded = [i for i, p in enumerate(parameter.placements) if not isinstance(p, Replicate)]
+        sizes = [parameter.device_mesh.size(i) for i in sharded]
+        coordinate = _coordinate(parameter.device_mesh)
+        index = 0
+        for dimension, size in zip(sharded, sizes, strict=True):
+            index = index * size + coordinate[dimension]
+        if (count := math.prod(sizes)) > 1:
+            places[f"shard {index} of {count}"] = None
+    return ", ".join(places)
+
+
+def replicas_of(modules: Iterable[nn.Module]) -> tuple[int, int]:
+    """The number of this worker among those that hold the same shards, and how many these are.
+
+    Of the parameter that the fewest workers hold. ``(0, 1)`` if it is on no other worker.
+    """
+    found: list[tuple[int, int]] = []
+    for parameter in (p for module in modules for p in module.parameters()):
+        if not isinstance(parameter, DTensor):
+            continue
+        copied = [i for i, p in enumerate(parameter.placements) if isinstance(p, Replicate)]
+        number, coordinate = 0, _coordinate(parameter.device_mesh)
+        for dimension in copied:
+            number = number * parameter.device_mesh.size(dimension) + coordinate[dimension]
+        found.append((number, math.prod(parameter.device_mesh.size(i) for i in copied)))
+    return min(found, key=lambda place: place[1], default=(0, 1))
+
+
+def _coordinate(mesh: DeviceMesh) -> list[int]:
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None  # a worker has no parameters on a mesh of others
+    return list(coordinate)

@@ -1,0 +1,262 @@
+"""A process group whose handle lives on, while the group beneath it is replaced after each failure.
+
+A script keeps its groups: in variables, in device meshes and DTensors, as names in functional collectives. So
+the object that it got stays the same. What changes is the group of torch to which it passes each call.
+
+torch asks a subclass of ``ProcessGroup`` for each operation, from C++ as well: DDP's reducer, functional
+collectives and autograd find the methods below.
+
+Private parts used (tested on torch 2.13): the methods of ``ProcessGroup`` that have an underscore;
+``getGroupName`` and ``getGroupDesc``, which C++ looks up on subclasses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from swift_ft.torch_adapters.abortable_waits import AbortableWaits
+from swift_ft.torch_adapters.script_operations import (
+    ALIKE,
+    PERSONAL,
+    POINT_TO_POINT,
+    Operation,
+    OperationInterceptor,
+)
+
+__all__ = ["FORWARDED", "OF_WORK", "LastingGroup", "LastingWork", "unintercepted"]
+
+FORWARDED = (
+    *("_start_coalescing", "_end_coalescing", "_enable_collectives_timing", "_has_hooks"),
+    *("_get_backend", "_backend_id", "_register_backend", "_get_backend_name", "_id"),
+    *("_get_sequence_number_for_group", "_set_sequence_number_for_group", "_register_on_completion_hook"),
+    *("_set_default_backend", "_wait_for_pending_works", "split_group", "merge_remote_group"),
+    *("get_group_store", "set_timeout", "name"),
+)
+"""Other methods of the group beneath."""
+
+OF_WORK = (
+    *("is_completed", "is_success", "exception", "result", "synchronize", "block_current_stream"),
+    *("source_rank", "_source_rank", "get_future_result", "_get_duration", "_get_op_type"),
+)
+"""Methods of an operation under way, apart from the waits."""
+
+
+class LastingGroup(dist.ProcessGroup):
+    """Stands for one group of the script in all generations.
+
+    Args:
+        native: the group of torch that comes first.
+
+    Attributes:
+        interceptor: decides about each operation, on all groups; None before training begins.
+        waits: where the training thread waits for operations on the host, so that an abort ends the wait.
+            None until a session is made.
+
+    Raises:
+        RuntimeError: from an operation, if there is no group beneath: its generation has ended.
+    """
+
+    interceptor: ClassVar[OperationInterceptor | None] = None
+    waits: ClassVar[AbortableWaits | None] = None
+
+    def __init__(self, native: dist.ProcessGroup) -> None:
+        super().__init__(native.rank(), native.size())  # type: ignore[call-arg]  # the stub lacks it
+        self._native: dist.ProcessGroup | None = native
+        self._name, self._description = native.group_name, native.group_desc
+        self._devices = native._device_types
+        self._bound_device = native.bound_device_id
+
+    @property
+    def native(self) -> dist.ProcessGroup:
+        """The group of torch in the current generation."""
+        if self._native is None:
+            raise RuntimeError("the process group has ended with its generation: a worker was lost")
+        return self._native
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is no group beneath."""
+        return self._native is None
+
+    def renew(self, native: dist.ProcessGroup) -> None:
+        """Pass all further calls to another group of the same workers."""
+        self._native = native
+
+    def end(self) -> dist.ProcessGroup | None:
+        """Take away the group beneath. Operations fail from now on. Returns that group."""
+        native, self._native = self._native, None
+        return native
+
+    def shutdown(self) -> None:
+        """End the group beneath, if there is one."""
+        if self._native is not None:
+            self._native.shutdown()
+
+    def abort(self) -> None:
+        """Abort the operations of the group beneath, if there is one."""
+        if self._native is not None:
+            self._native.abort()
+
+    # What stays the same in all generations, and can be asked for between two of them.
+
+    def getGroupName(self) -> str:
+        """As torch registers the group."""
+        return str(self._name)
+
+    def getGroupDesc(self) -> str:
+        """What the group is for."""
+        return self._description
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self._devices
+
+    def _bound_device_id(self) -> torch.device | None:
+        return self._bound_device
+
+    bound_device_id = property(_bound_device_id)
+
+
+class LastingWork(dist.Work):
+    """An operation under way. A failed wait has this file in its traceback: it is one of communication.
+
+    Args:
+        native: torch's.
+        on_end: called once, when a wait for it is over.
+        on_host: its tensors are in host memory: a wait for it blocks the thread, and gloo may not end it.
+    """
+
+    def __init__(
+        self, native: dist.Work, on_end: Callable[[], None] | None = None, *, on_host: bool = False
+    ) -> None:
+        super().__init__()
+        self._native = native
+        self._on_end = on_end
+        self._on_host = on_host
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for its end."""
+        waits, ended = LastingGroup.waits, True
+        in_training = threading.current_thread() is threading.main_thread()
+        if waits is None or not (self._on_host and in_training) or self._native.is_completed():
+            ended = _wait(self._native, timeout)
+        else:
+            waits.call_or_abort(partial(_wait, self._native, timeout))
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
+        return ended
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Completed at its end."""
+        return self._native.get_future()
+
+
+class ServedWork(dist.Work):
+    """An operation whose tensors were filled without communication."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = list(tensors)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Always."""
+        return True
+
+    def is_success(self) -> bool:
+        """Always."""
+        return True
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors."""
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A completed one."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+@contextlib.contextmanager
+def unintercepted() -> Iterator[None]:
+    """Within the block, operations are of no step: a repetition of the step does without them."""
+    interceptor, LastingGroup.interceptor = LastingGroup.interceptor, None
+    try:
+        yield
+    finally:
+        LastingGroup.interceptor = interceptor
+
+
+def _operation(name: str) -> Any:
+    def communicate(self: LastingGroup, *args: Any, **kwargs: Any) -> Any:
+        on_end = None
+        if (interceptor := LastingGroup.interceptor) is not None:
+            members = dist.get_process_group_ranks(self)
+            operation = Operation.of(name, self.group_name, members, args)
+            on_end = interceptor.begin(operation)
+            if on_end is None:
+                return ServedWork(operation.tensors)
+        work = getattr(self.native, name)(*args, **kwargs)
+        if isinstance(work, dist.Work):
+            return LastingWork(work, on_end, on_host=_on_host(self, args))
+        if on_end is not None:
+            on_end()
+        return work
+
+    communicate.__name__ = name
+    return communicate
+
+
+def _wait(native: dist.Work, timeout: timedelta) -> bool:
+    """Raises in this file, by which `comm_errors` recognizes communication."""
+    return native.wait(timeout) if timeout else native.wait()
+
+
+def _on_host(group: LastingGroup, args: Sequence[Any]) -> bool:
+    """Whether an operation's tensors are in host memory; for one without tensors, whether its group is."""
+    given: Any = args[0] if args else None
+    while isinstance(given, list | tuple) and given:
+        given = given[0]
+    if isinstance(given, torch.Tensor):
+        return given.device.type == "cpu"
+    return all(device.type == "cpu" for device in group._device_types)
+
+
+def _forwarded(name: str) -> Any:
+    def forward(self: LastingGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.native, name)(*args, **kwargs)
+
+    forward.__name__ = name
+    return forward
+
+
+def _of_work(name: str) -> Any:
+    def forward(self: LastingWork, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._native, name)(*args, **kwargs)
+
+    forward.__name__ = name
+    return forward
+
+
+for _name in (*ALIKE, *PERSONAL, *POINT_TO_POINT):
+    setattr(LastingGroup, _name, _operation(_name))
+for _name in FORWARDED:
+    setattr(LastingGroup, _name, _forwarded(_name))
+for _name in OF_WORK:
+    setattr(LastingWork, _name, _of_work(_name))

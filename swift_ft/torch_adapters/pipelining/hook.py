@@ -1,0 +1,464 @@
+"""The hook on torch's pipeline stages (private parts tested on torch 2.13).
+
+Every schedule asks a stage for the operations of each microbatch (``get_fwd_send_ops`` and three more).
+Wrapping those four on the stage instance shows each message with its key and leaves communication as it was.
+In a replay, receives are served and sends are dropped. The process group is not wrapped, because torch takes
+its coalesced NCCL path only for the plain class.
+
+Private parts used:
+
+- of a schedule: ``_stage(s)``, ``_n_microbatches``, ``_step_microbatches``, ``_check_inputs``,
+  ``_internal_losses``, ``_update_losses``; of a runtime schedule ``fwd_recv_ops``, ``bwd_recv_ops``,
+  ``unshard_ops``, ``backward_counter``.
+- of a stage: ``stage_index_to_group_rank``, ``bwd_cache``, ``backward_state``, ``dw_runner``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    _PipelineSchedule,
+    _PipelineScheduleRuntime,
+)
+from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
+
+from swift_ft.determinism import set_random_state
+from swift_ft.errors import CannotHelpError, UnsupportedError, UsageError
+from swift_ft.logging import THROUGH_PIPELINE, Direction, MessageKey
+from swift_ft.torch_adapters.communication import backend_name, begin, wait_for
+from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInterceptor
+from swift_ft.torch_adapters.pipelining.microbatch import (
+    Computed,
+    Gradients,
+    Inputs,
+    SharedSteps,
+    autocast_here,
+    evaluating,
+    why_not_apart,
+)
+from swift_ft.torch_adapters.pipelining.p2p_routes import Route, receives, sends, skips
+from swift_ft.torch_adapters.pipelining.schedule_order import communication
+from swift_ft.torch_adapters.pipelining.stage_metadata import ShapeExchange, prepare_stage
+
+__all__ = ["PipelineHook"]
+
+
+class PipelineHook:
+    """Attaches to a schedule and its stages.
+
+    Args:
+        schedule: any schedule of ``torch.distributed.pipelining``.
+        interceptor: decides about each message.
+        on_metadata: called once, before the first message, with the JSON-ready shapes of each stage's
+            messages by stage index; a replayed stage starts from them.
+        on_batch: called in each step with what the script gives to this worker's stages, by microbatch.
+        on_several: called before the second call of the schedule in a step.
+        in_step: whether the script is inside of a step.
+
+    Attributes:
+        shapes: of the messages.
+        shared: computes this worker's steps together with others; None if it computes them alone.
+
+    Raises:
+        UnsupportedError: ``schedule`` is no schedule of torch, or its backend cannot send its messages.
+    """
+
+    def __init__(
+        self,
+        schedule: Any,
+        interceptor: MessageInterceptor,
+        on_metadata: Callable[[dict[int, dict[str, Any]]], None],
+        on_batch: Callable[[Any], None] = lambda _: None,
+        *,
+        on_several: Callable[[], None] = lambda: None,
+        in_step: Callable[[], bool] = lambda: True,
+    ) -> None:
+        if isinstance(schedule, PipelineScheduleSingle):
+            self.stages: list[_PipelineStageBase] = [schedule._stage]
+        elif isinstance(schedule, PipelineScheduleMulti):
+            self.stages = list(schedule._stages)
+        else:
+            raise UnsupportedError(
+                f"attach_pipeline() takes a schedule of torch.distributed.pipelining, not a {type(schedule)}."
+            )
+        self._check_backend()
+        self._ranks = dist.get_process_group_ranks(self.group)
+        self._schedule: _PipelineSchedule = schedule
+        self._interceptor = interceptor
+        self._on_batch = on_batch
+        self._on_several = on_several
+        self._in_step = in_step
+        self.shapes = ShapeExchange(schedule, self.stages, on_metadata)
+        self.shared: SharedSteps | None = None
+        self._calls = 0  # of the schedule, that this step has begun
+        self._calls_completed = 0  # of the last complete step
+        self._running = False  # the attached schedule
+        self._aside = False
+        self._wrap_steps()
+        for stage in self.stages:
+            self._wrap_stage(stage)
+        if isinstance(schedule, _PipelineScheduleRuntime):
+            schedule.fwd_recv_ops = _Awaited(interceptor.on_wait)
+            schedule.bwd_recv_ops = _Awaited(interceptor.on_wait)
+
+    def _check_backend(self) -> None:
+        """Over gloo, messages in device memory fail like a lost connection: a socket gets their address."""
+        if self.device.type != "cpu" and backend_name(self.group, self.device) == "gloo":
+            raise UnsupportedError(
+                f"gloo cannot send messages from {self.device}: use init_process_group('nccl'), or stages "
+                "whose inputs and outputs are in host memory."
+            )
+
+    @property
+    def stage_indices(self) -> tuple[int, ...]:
+        """The stages on this worker."""
+        return tuple(stage.stage_index for stage in self.stages)
+
+    @property
+    def skipped_to(self) -> set[int]:
+        """Stages of other workers that exchange messages with this one's, and are not next to them."""
+        return {other for stage in self.stages for other in skips(stage)} - {*self.stage_indices}
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group of the pipeline: one of a ``DeviceMesh``, or the default one."""
+        group = self.stages[0].group or dist.group.WORLD
+        assert group is not None
+        return group
+
+    def renew(self, group: dist.ProcessGroup) -> None:
+        """Continue with another group of the same workers."""
+        for stage in self.stages:
+            stage.group = group
+
+    @property
+    def pipeline(self) -> int:
+        """The first rank of the pipeline, which identifies it among its replicas."""
+        return min(self._ranks)
+
+    @property
+    def num_stages(self) -> int:
+        """All stages of the pipeline."""
+        return self.stages[0].num_stages
+
+    @property
+    def device(self) -> torch.device:
+        """The device of messages."""
+        return torch.device(self.stages[0].device)
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches per iteration."""
+        return self._schedule._n_microbatches
+
+    @property
+    def schedule(self) -> _PipelineSchedule:
+        """The schedule of torch."""
+        return self._schedule
+
+    def why_not_apart(self) -> str:
+        """Why others cannot compute microbatches of this worker's stages; empty if they can."""
+        return why_not_apart(self._schedule, self.stages)
+
+    def holders(self) -> dict[int, int]:
+        """The rank of every stage in the pipeline."""
+        places = self.stages[0].stage_index_to_group_rank
+        return {stage: self._ranks[place] for stage, place in places.items()}
+
+    def other_stage(self, module: nn.Module, index: int, shapes: dict[str, Any]) -> PipelineStage:
+        """Another stage of this pipeline, on this worker during a replay."""
+        like = self.stages[0]
+        stage = PipelineStage(module, index, self.num_stages, self.device, group=like.group)
+        stage.stage_index_to_group_rank = like.stage_index_to_group_rank
+        prepare_stage(stage, shapes, microbatches=self.microbatches, has_backward=True)
+        return stage
+
+    def aside(self, aside: bool) -> None:
+        """Whether this is between two steps, where the schedule is called as if there were no hook."""
+        self._aside = aside
+        self.shapes.aside(aside)
+
+    def begin(self) -> None:
+        """A step of the script begins."""
+        self._calls = 0
+
+    def completed(self) -> None:
+        """It is complete."""
+        self._calls_completed = self._calls
+
+    def _begin_call(self) -> None:
+        if not self._schedule._has_backward and self._schedule._loss_fn is not None:
+            raise UnsupportedError(
+                "schedule.eval() has no place in the log: validate in a function for session.between() "
+                "(docs/how-to/between-steps.md)."
+            )
+        if not self._in_step():
+            raise UsageError(
+                "Call schedule.step() inside of `with step:`: the log names messages by iteration and "
+                "microbatch, and nothing outside of a step is repeated after a loss."
+            )
+        self._calls += 1
+        if self._calls > 1 and self.shared is not None:
+            raise CannotHelpError("the script calls its schedule several times in a step")
+        if self._calls == 2:
+            self._on_several()
+
+    def _numbered(self, microbatch: int, call: int | None = None) -> int:
+        """Microbatches are counted on over all calls in a step; by default for the last one."""
+        return ((self._calls if call is None else call) - 1) * self.microbatches + microbatch
+
+    def _check_schedule(self) -> None:
+        """Another schedule of the same stages would send messages under the same keys."""
+        if not self._running:
+            raise UsageError(
+                "A schedule that is not attached runs the attached one's stages: one schedule trains, and "
+                "for evaluation it has schedule.eval(), in a function for session.between()."
+            )
+
+    # ------------------------------------------------------------------------------------ wrapping
+
+    def _wrap_stage(self, stage: Any) -> None:
+        for direction, short in ((Direction.FORWARD, "fwd"), (Direction.BACKWARD, "bwd")):
+            for wrap, name in (
+                (self._receiving, f"get_{short}_recv_ops"),
+                (self._sending, f"get_{short}_send_ops"),
+            ):
+                setattr(stage, name, wrap(stage, getattr(stage, name), direction))
+        self._wrap_compute(stage)
+
+    def _receiving(
+        self, stage: _PipelineStageBase, original: Callable[[int], list[Any]], direction: Direction
+    ) -> Callable[[int], list[Any]]:
+        def get_recv_ops(microbatch: int) -> list[Any]:
+            if self._aside:
+                return original(microbatch)
+            self._check_schedule()
+            pairs = zip(original(microbatch), receives(stage, microbatch, direction), strict=True)
+            operations = [
+                operation
+                for operation, (route, buffer) in pairs
+                if self._interceptor.on_recv(self._message(stage, microbatch, route, buffer))
+            ]
+            # A runtime schedule waits later (`_Awaited`); the others wait at once.
+            if operations and not isinstance(self._schedule, _PipelineScheduleRuntime):
+                self._interceptor.on_wait()
+            return operations
+
+        return get_recv_ops
+
+    def _sending(
+        self, stage: _PipelineStageBase, original: Callable[[int], list[Any]], direction: Direction
+    ) -> Callable[[int], list[Any]]:
+        def get_send_ops(microbatch: int) -> list[Any]:
+            if self._aside:
+                return original(microbatch)
+            self._check_schedule()
+            pairs = zip(original(microbatch), sends(stage, direction), strict=True)
+            return [
+                operation
+                for operation, route in pairs
+                if self._interceptor.on_send(self._message(stage, microbatch, route, operation.tensor))
+            ]
+
+        return get_send_ops
+
+    def _wrap_compute(self, stage: Any) -> None:
+        forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
+
+        def forward_one_chunk(microbatch: int, *args: Any, **kwargs: Any) -> Any:
+            if not self._aside:
+                self._arrived(stage, microbatch, Direction.FORWARD)
+                self._interceptor.on_compute(stage.stage_index, self._numbered(microbatch), Direction.FORWARD)
+            return forward(microbatch, *args, **kwargs)
+
+        def backward_one_chunk(microbatch: int, *args: Any, **kwargs: Any) -> Any:
+            if not self._aside:
+                self._arrived(stage, microbatch, Direction.BACKWARD)
+                self._interceptor.on_compute(
+                    stage.stage_index, self._numbered(microbatch), Direction.BACKWARD
+                )
+            return backward(microbatch, *args, **kwargs)
+
+        stage.forward_one_chunk, stage.backward_one_chunk = forward_one_chunk, backward_one_chunk
+
+    def _arrived(self, stage: _PipelineStageBase, microbatch: int, direction: Direction) -> None:
+        for route, buffer in receives(stage, microbatch, direction):
+            if route.source not in self.stage_indices:  # else it was passed in memory
+                self._interceptor.on_received(self._message(stage, microbatch, route, buffer))
+
+    # ------------------------------------------------------------------------------- shared replays
+
+    def _wrap_steps(self) -> None:
+        schedule: Any = self._schedule
+        original = schedule._step_microbatches
+
+        def step_microbatches(
+            arg_mbs: list[Any] | None = None,
+            kwarg_mbs: list[Any] | None = None,
+            target_mbs: list[Any] | None = None,
+            losses: list[Any] | None = None,
+            return_outputs: bool = True,
+            loss_kwargs: dict[str, Any] | None = None,
+        ) -> None:
+            if self._aside:
+                original(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
+                return
+            self._begin_call()
+            first, last = (any(getattr(s, end) for s in self.stages) for end in ("is_first", "is_last"))
+            self._on_batch((arg_mbs if first else None, kwarg_mbs, target_mbs if last else None))
+            if self.shared is None:
+                self._running = True
+                try:
+                    original(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
+                finally:
+                    self._running = False
+                return
+            args, kwargs = schedule._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+            had = {s.stage_index: [p.grad for p in s.submod.parameters()] for s in self.stages}
+            begun = [index for index, own in had.items() if any(gradient is not None for gradient in own)]
+            modes = {s.stage_index: evaluating(s.submod) for s in self.stages}
+            inputs = Inputs(
+                args, kwargs, target_mbs, loss_kwargs, return_outputs, begun, autocast_here(), modes
+            )
+            self._share_step(self.shared, inputs, had, losses)
+
+        schedule._step_microbatches = step_microbatches
+
+    def _share_step(
+        self, shared: SharedSteps, inputs: Inputs, had: Mapping[int, Gradients], losses: list[Any] | None
+    ) -> None:
+        """Run a step together with others, and leave everything as the schedule would."""
+        schedule: Any = self._schedule
+        results, gradients = shared.step(self._interceptor.iteration, inputs, had)
+        ordered = [results[microbatch] for microbatch in range(self.microbatches)]
+        for stage in self.stages:
+            index = stage.stage_index
+            parameters = stage.submod.parameters()
+            for parameter, before, gradient in zip(parameters, had[index], gradients[index], strict=True):
+                if before is None or gradient is None:
+                    parameter.grad = gradient
+                else:  # in place, as autograd adds
+                    parameter.grad = before.copy_(gradient)
+            if stage.is_last:
+                schedule._internal_losses.extend(result.loss for result in ordered)
+                stage.output_chunks.extend(result.output for result in ordered if inputs.outputs)
+        schedule._update_losses(self.stages, losses)
+        for stage in self.stages:
+            stage.perform_reduce_grad(self.microbatches if schedule.scale_grads else 1)
+        for microbatch, result in enumerate(ordered):
+            self._show(microbatch, result)
+            if result.random is not None:
+                set_random_state(result.random)
+
+    def _show(self, microbatch: int, result: Computed) -> None:
+        """Show the interceptor the messages of a microbatch that another worker computed."""
+        by_index = {stage.stage_index: stage for stage in self.stages}
+        for stage in self.stages:
+            for direction in THROUGH_PIPELINE:
+                for route, buffer in receives(stage, microbatch, direction):
+                    if (checksum := result.received.get(route)) is not None:
+                        message = self._message(stage, microbatch, route, buffer)
+                        self._interceptor.on_received_elsewhere(message, checksum)
+        for route, tensor in result.sent.items():
+            self._interceptor.on_send(self._message(by_index[route.source], microbatch, route, tensor))
+
+    # ------------------------------------------------------------------------------- keys of messages
+
+    def _message(
+        self,
+        stage: _PipelineStageBase,
+        microbatch: int,
+        route: Route,
+        tensor: torch.Tensor,
+        call: int | None = None,
+    ) -> Message:
+        key = route.key(self._interceptor.iteration, self._numbered(microbatch, call))
+        other = route.destination if route.source == stage.stage_index else route.source
+        return Message(key, tensor, self._ranks[stage.stage_index_to_group_rank[other]])
+
+    # ------------------------------------------------------------------------------------- recovery
+
+    def reset(self) -> None:
+        """Forget an aborted step: a reference to its operations would keep the group alive."""
+        schedule: Any = self._schedule
+        schedule._internal_losses.clear()
+        if isinstance(schedule, _PipelineScheduleRuntime):
+            schedule.fwd_recv_ops.clear()
+            schedule.bwd_recv_ops.clear()
+            schedule.unshard_ops.clear()
+            schedule.backward_counter.clear()
+        for stage in self.stages:
+            stage.clear_runtime_states()
+            stage.bwd_cache.clear()
+            stage.backward_state.clear()
+            stage.dw_runner.clear()
+
+    def serve(
+        self,
+        sent: Callable[[MessageKey, torch.device], torch.Tensor],
+        live: Callable[[int], bool],
+        further: tuple[Sequence[Message], Sequence[Message]] = ((), ()),
+    ) -> None:
+        """Take part in an iteration that this worker has completed before, without computing anything.
+
+        It receives what the others send, for ``interceptor.on_received``, and sends again what they need.
+
+        Args:
+            sent: the tensor that was sent under a key, on a device.
+            live: whether a rank computes this iteration.
+            further: messages that are received and sent after those of the schedule.
+        """
+        awaited: list[Message] = []
+        wanted: list[Message] = []
+        for call in range(1, self._calls_completed + 1):
+            self._list(call, awaited, wanted)
+        awaited = [m for m in (*awaited, *further[0]) if live(m.peer)]
+        wanted += further[1]
+        scratch = [torch.empty_like(m.tensor, requires_grad=False) for m in awaited]
+        works = begin(
+            [dist.P2POp(dist.irecv, t, m.peer, self.group) for t, m in zip(scratch, awaited, strict=True)]
+        )
+        works += begin(
+            [
+                dist.P2POp(dist.isend, sent(m.key, self.device), m.peer, self.group)
+                for m in wanted
+                if live(m.peer)
+            ]
+        )
+        wait_for(works)
+        for tensor, message in zip(scratch, awaited, strict=True):
+            self._interceptor.on_received(Message(message.key, tensor, message.peer))
+
+    def _list(self, call: int, awaited: list[Message], wanted: list[Message]) -> None:
+        """Append what a call of the schedule receives, with buffers, and what it sends, without values."""
+        blank = torch.empty(0)
+        by_index = {stage.stage_index: stage for stage in self.stages}
+        for is_send, direction, index, microbatch in communication(self._schedule, self.stage_indices):
+            stage = by_index[index]
+            if is_send:
+                routes = sends(stage, direction)
+                wanted += [self._message(stage, microbatch, route, blank, call) for route in routes]
+            else:
+                pairs = receives(stage, microbatch, direction)
+                awaited += [self._message(stage, microbatch, route, buffer, call) for route, buffer in pairs]
+
+
+class _Awaited(dict[tuple[int, int], list[dist.Work]]):
+    """Receives under way, by stage and microbatch. A runtime schedule pops those that it waits for."""
+
+    def __init__(self, on_wait: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_wait = on_wait
+
+    def pop(self, key: tuple[int, int], *default: Any) -> Any:
+        works = super().pop(key, *default)
+        if works:
+            self._on_wait()
+        return works

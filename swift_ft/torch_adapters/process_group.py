@@ -1,0 +1,311 @@
+"""The process groups of a generation: formed, left, and aborted from another thread.
+
+Private parts used (tested on torch 2.13):
+
+- ``distributed_c10d._set_pg_timeout``.
+- ``distributed_c10d.ProcessGroupGloo``: torch looks it up there when it makes a group.
+- ``TORCH_GLOO_LAZY_INIT``: whether gloo connects at once or with the first message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+from swift_ft.torch_adapters.abortable_waits import AbortableWaits
+from swift_ft.torch_adapters.comm_errors import is_communication
+from swift_ft.torch_adapters.connections import new_connections, shut_down, tcp_connections
+from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store
+from swift_ft.torch_adapters.script_groups import forget, script_groups
+
+__all__ = ["GenerationGroup"]
+
+_logger = logging.getLogger(__name__)
+
+STUCK_S = 10.0
+"""How long a call of torch's communication may take to end after an abort. It takes milliseconds."""
+
+_SHORT_TIMEOUT_S = 30.0
+"""How long a collective may take in a step that one worker replays alone."""
+
+
+class GenerationGroup:
+    """The groups of the script in the current generation. They are formed anew in each.
+
+    Args:
+        rendezvous: a client of the rendezvous store.
+        rank: this worker.
+        world_size: number of workers.
+        timeout_s: for forming a group. The script's operations keep the timeout that the script chose.
+        is_cancelled: whether the group that is being formed is no longer needed. :meth:`abort` follows when
+            that changes to true.
+
+    Attributes:
+        waits: where the training thread waits, so that :meth:`abort` ends the wait.
+        helper_group: of the workers that compute a replay in parallel; None if there is none. It ends with
+            the default group.
+    """
+
+    def __init__(
+        self,
+        rendezvous: RendezvousStore,
+        *,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout_s = timeout_s
+        self._is_cancelled = is_cancelled
+        self.waits = LastingGroup.waits = AbortableWaits()
+        self._lock = threading.Lock()
+        self._sockets: dict[int, str] = {}
+        self._forming: dict[int, str] | None = None  # the connections that were open before
+        self._retired: list[dist.ProcessGroup] = []  # left, and not destroyed yet
+        self._stuck: threading.Timer | None = None
+        self.helper_group: dist.ProcessGroup | None = None
+        self._on_abort: list[Callable[[], None]] = []
+        self._followed: list[tuple[LastingGroup, Callable[[dist.ProcessGroup], None]]] = []
+        self._store: Store | None = None  # of the current generation
+        self._own = 0  # groups that the script does not know, in this generation
+        script_groups.install()
+
+    def follow(
+        self,
+        group: dist.ProcessGroup,
+        on_renew: Callable[[dist.ProcessGroup], None],
+        on_abort: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Be given what is beneath a group of the script, in each generation.
+
+        Args:
+            group: the default group, or one of some workers (of a ``DeviceMesh``, say).
+            on_renew: called with each new group of torch.
+            on_abort: called in any thread when the group was aborted.
+        """
+        assert isinstance(group, LastingGroup)
+        self._on_abort.append(on_abort)
+        self._followed.append((group, on_renew))
+
+    def leave(self) -> None:
+        """Leave all groups. Their connections end even if something still refers to them: neighbours wait."""
+        self.abort()
+        self._forming = None
+        with self._lock:
+            if self._stuck is not None:
+                self._stuck.cancel()
+            self._stuck = None
+        self._retired += script_groups.end()
+        if self.helper_group is not None:
+            self._retire(self.helper_group)
+        self.helper_group = None
+
+    def join(self, generation: int) -> None:
+        """Form the groups of a generation, together with all other workers.
+
+        Raises:
+            RuntimeError: as torch does, if a worker does not arrive in time.
+        """
+        self.leave()
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
+        self._forming = before = tcp_connections()
+        self._store = PrefixStore(f"groups/{generation}", self._rendezvous.connection())
+        self._own = 0
+        for group in script_groups.groups:
+            self._renew(group)
+        self._formed(before)
+
+    def join_replay_group(
+        self, name: str, replay_group: tuple[int, ...], *, with_helpers: bool = False
+    ) -> None:
+        """Form a group in which only the workers take part that replay together.
+
+        The script sees the usual ranks and world size; the other workers are never connected.
+
+        Args:
+            name: of this group, the same on all that take part.
+            replay_group: the ranks that take part; all of them are alive.
+            with_helpers: also form :attr:`helper_group`, for collectives among them.
+
+        Raises:
+            RuntimeError: as torch does, if one of them does not answer in time.
+        """
+        self.leave()
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+        self._forming = before = tcp_connections()
+        self._store = PrefixStore(f"replays/{name}", self._rendezvous.connection())
+        self._own = 0
+        connections = []
+        followed = {script_groups.default, *(group for group, _ in self._followed)}
+        together = {self._rank, *replay_group}
+        for group in script_groups.groups:
+            ranks = dist.get_process_group_ranks(group)
+            shared = together.intersection(ranks)
+            if group not in followed and len(shared) < min(2, len(ranks)):
+                continue  # its operations are served
+            self._renew(group)
+            connections += [
+                (group.native, rank) for rank in replay_group if rank in ranks and rank != self._rank
+            ]
+        self._in_waiter(partial(_first_messages, connections))
+        if with_helpers:
+            os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
+            self.helper_group = self._new_group(list(replay_group))
+        self._formed(before)
+
+    def _renew(self, group: LastingGroup) -> None:
+        assert self._store is not None
+        with self._formed_in_waiter():
+            script_groups.renew(group, self._store)
+        for followed, on_renew in self._followed:
+            if followed is group:
+                on_renew(group.native)
+
+    def _formed(self, before: dict[int, str]) -> None:
+        """The group is complete, and nothing refers to the one before it any more."""
+        with self._lock:
+            self._sockets, self._forming = new_connections(before), None
+        retired, self._retired = self._retired, []
+        threading.Thread(target=_destroy, args=(retired,), name="swift-retired-groups", daemon=True).start()
+
+    @contextlib.contextmanager
+    def subgroup(self, ranks: tuple[int, ...]) -> Iterator[dist.ProcessGroup]:
+        """A group of some workers, within the block. All workers call it, members or not.
+
+        Raises:
+            RuntimeError: as torch does, if a worker does not arrive in time.
+        """
+        before = tcp_connections()
+        group = self._new_group(list(ranks))
+        with self._lock:
+            self._sockets |= new_connections(before)
+        try:
+            yield group
+        finally:
+            if len(ranks) < self._world_size and self._rank in ranks:
+                self._retire(group)
+
+    def _new_group(self, ranks: list[int]) -> dist.ProcessGroup:
+        """A group that the script does not know. All workers call this in the same order, members or not."""
+        self._own += 1
+        if len(ranks) == self._world_size or self._rank not in ranks:
+            return script_groups.default.native
+        assert self._store is not None
+        # In one generation, several sets of workers may replay at once: their groups must not meet.
+        members = xxhash.xxh3_64_hexdigest(",".join(map(str, ranks)).encode())
+        with self._formed_in_waiter():
+            return script_groups.form(f"own/{self._own}/{members}", ranks, self._store)
+
+    def _retire(self, group: dist.ProcessGroup) -> None:
+        forget(group)
+        self._retired.append(group)
+
+    @contextlib.contextmanager
+    def _formed_in_waiter(self) -> Iterator[None]:
+        """Within the block, torch forms gloo groups in the thread of :attr:`waits`, with our timeout.
+
+        gloo has a single timeout. It holds for each later message and for an address that is not published
+        yet; for a peer that does not connect, gloo waits five times as long.
+        """
+        in_waiter = self._in_waiter
+        module: Any = dist.distributed_c10d
+        original: type[dist.ProcessGroupGloo] = module.ProcessGroupGloo
+
+        class FormedInWaiter(original):  # type: ignore[misc, valid-type]  # a variable
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                in_waiter(partial(original.__init__, self, *args, **kwargs))
+
+        module.ProcessGroupGloo = FormedInWaiter
+        try:
+            yield
+        finally:
+            module.ProcessGroupGloo = original
+
+    def _in_waiter(self, function: Callable[[], object]) -> None:
+        self.waits.call_or_abort(function, self._timeout_s, self._is_cancelled)
+
+    def shorten_timeout(self) -> bool:
+        """Make operations on the script's group fail soon, because no other worker takes part in them.
+
+        Returns:
+            False if there is no group.
+        """
+        if not dist.is_initialized() or script_groups.default.ended:
+            return False
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_SHORT_TIMEOUT_S))
+        return True
+
+    def abort(self) -> None:
+        """End what the group waits for, from any thread: the waiting call raises within milliseconds.
+
+        gloo cannot abort, so this shuts down its connections, and with them the one to the rendezvous store
+        on which gloo waits for the addresses of the others. Connections to checkpoint and log stores that
+        another thread opened during :meth:`join` end with them; these clients retry.
+        """
+        with self._lock:
+            if self._forming is not None:
+                self._sockets |= new_connections(self._forming)
+            shut_down(self._sockets)
+            if self._sockets and self._stuck is None:
+                self._stuck = threading.Timer(STUCK_S, _end_if_stuck)
+                self._stuck.daemon = True
+                self._stuck.start()
+            self._sockets = {}
+        for abort in (self.waits.abort, *self._on_abort):
+            abort()
+
+
+def _destroy(groups: list[dist.ProcessGroup]) -> None:
+    """Drop what may be the last references to groups, in a thread of its own.
+
+    Rarely, the destructor of a group never returns: one whose peer died while a thread waited for it.
+    """
+    groups.clear()
+    gc.collect()
+
+
+def _first_messages(connections: Sequence[tuple[dist.ProcessGroup, int]]) -> None:
+    """Send one message each way. An abort can only shut down connections that are open."""
+    messages = [
+        (exchange(tensor, other, group=group), tensor)
+        for group, other in connections
+        for exchange, tensor in ((dist.isend, torch.zeros(1)), (dist.irecv, torch.zeros(1)))
+    ]
+    for work, _ in messages:
+        assert work is not None
+        work.wait()
+
+
+def _end_if_stuck() -> None:
+    """End this process if its main thread is stuck in communication.
+
+    Rarely, gloo does not wake a thread whose connection closed during a send, and nothing else can. The
+    worker then counts as dead and is replaced. A thread that computes is left alone.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is not None and is_communication(frame.f_code.co_filename, frame.f_code.co_name):
+        _logger.error(
+            "gloo did not end a wait within %g s after its connections closed: this worker ends, "
+            "and is replaced",
+            STUCK_S,
+            extra={"event": "worker_stuck"},
+        )
+        logging.shutdown()  # flushes
+        os.kill(os.getpid(), signal.SIGKILL)

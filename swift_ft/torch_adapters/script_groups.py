@@ -1,0 +1,218 @@
+"""The process groups that a script makes: each lives on behind its handle, in all generations.
+
+From :meth:`ScriptGroups.install` on, whatever makes a group (``init_process_group``, ``new_group``, a
+``DeviceMesh``) gets a :class:`~swift_ft.torch_adapters.lasting_group.LastingGroup`, registered with torch
+under the name and the tags of the group beneath. :meth:`ScriptGroups.renew` makes that one anew, with the
+arguments of the first time and another store.
+
+Private parts used (tested on torch 2.13):
+
+- ``distributed_c10d._new_process_group_helper``, through which torch makes every group, is replaced.
+- ``distributed_c10d._world``: what torch knows of each group; ``group_count`` numbers them.
+- ``distributed_c10d._register_process_group`` and ``_unregister_process_group``: the names that functional
+  collectives resolve.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from swift_ft.errors import UsageError
+from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.rendezvous_store import Store
+
+__all__ = ["ScriptGroups", "be_given_own_objects", "forget", "script_groups"]
+
+_c10d: Any = dist.distributed_c10d
+
+_REGISTERS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "pg_coalesce_state")
+"""Of torch, by group."""
+
+_BACKEND, _STORE = 3, 4
+"""Places among the arguments of torch's helper."""
+
+
+@dataclass
+class _Entries:
+    """What torch has registered for a group."""
+
+    of_group: dict[str, Any] = field(default_factory=dict)
+    tags: list[str] = field(default_factory=list)
+
+    @classmethod
+    def take(cls, group: dist.ProcessGroup) -> _Entries:
+        """Let torch forget a group; returns what it knew."""
+        world = _c10d._world
+        tags = [tag for tag, groups in world.tags_to_pg.items() if group in groups]
+        for tag in tags:
+            world.tags_to_pg[tag].remove(group)
+        registers = ((name, getattr(world, name)) for name in _REGISTERS)
+        entries = {name: register.pop(group) for name, register in registers if group in register}
+        if "pg_names" in entries:
+            _c10d._unregister_process_group(entries["pg_names"])
+        return cls(entries, tags)
+
+    def give(self, group: dist.ProcessGroup) -> None:
+        """Let torch know this of a group."""
+        world = _c10d._world
+        for name, entry in self.of_group.items():
+            getattr(world, name)[group] = entry
+        for tag in self.tags:
+            world.tags_to_pg.setdefault(tag, []).append(group)
+        if "pg_names" in self.of_group:
+            _c10d._register_process_group(self.of_group["pg_names"], group)
+
+
+class ScriptGroups:
+    """All groups of this process's script, in the order in which it made them.
+
+    Attributes:
+        forming: what surrounds the making of a group.
+    """
+
+    def __init__(self) -> None:
+        self.forming: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+        self._make: Callable[..., Any] | None = None  # torch's own
+        self._made: dict[LastingGroup, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._complete = False
+
+    def install(self) -> None:
+        """From now on, every group that is made in this process lives on. Before the script begins."""
+        if self._make is None:
+            self._make, _c10d._new_process_group_helper = _c10d._new_process_group_helper, self._new_group
+
+    def complete(self) -> None:
+        """The script has made all its groups: it begins to train.
+
+        A replacement must make the same groups, in the same order, before it takes part.
+        """
+        self._complete = True
+
+    @property
+    def groups(self) -> list[LastingGroup]:
+        """Those that the script has not destroyed."""
+        return [group for group in self._made if group in _c10d._world.pg_map]
+
+    def _new_group(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """In the place of torch's helper."""
+        assert self._make is not None
+        if self._complete:
+            raise UsageError(
+                "a process group was made after the first iteration had begun; make all groups before "
+                "session.steps(), because a worker that replaces a lost one makes only those"
+            )
+        with self.forming():
+            native, store = self._make(*args, **kwargs)
+        if not isinstance(native, dist.ProcessGroup) or isinstance(native, LastingGroup):
+            return native, store  # this worker is no member, or torch has found a group that exists
+        group = LastingGroup(native)
+        _Entries.take(native).give(group)
+        self._made[group] = (args, kwargs)
+        return group, store
+
+    def end(self) -> list[dist.ProcessGroup]:
+        """Take the groups of torch away from all handles. Returns them; they are shut down."""
+        found = [native for group in reversed(self.groups) if (native := group.end()) is not None]
+        for native in found:
+            forget(native)
+        return found
+
+    def renew(self, group: LastingGroup, store: Store) -> None:
+        """Make the group of torch beneath a handle anew, together with its other members.
+
+        Args:
+            group: one of :attr:`groups`. The default group comes before all others.
+            store: where the members of this generation meet.
+
+        Raises:
+            RuntimeError: as torch does, if a member does not come in time.
+        """
+        native = self._remake(group, store)
+        for register in ("pg_map", "pg_group_ranks"):  # point-to-point operations look up nothing else
+            getattr(_c10d._world, register)[native] = getattr(_c10d._world, register)[group]
+        group.renew(native)
+
+    def _remake(self, group: LastingGroup, store: Store) -> dist.ProcessGroup:
+        assert self._make is not None
+        args, kwargs = self._made[group]
+        known = _Entries.take(group)  # or torch would find it, instead of making one
+        try:
+            native, _ = self._make(*args[:_STORE], store, *args[_STORE + 1 :], **kwargs)
+            assert isinstance(native, dist.ProcessGroup)
+            entries = _Entries.take(native)
+            known.of_group["pg_map"] = entries.of_group["pg_map"]
+        finally:
+            known.give(group)
+        return native
+
+    def form(self, name: str, ranks: Sequence[int], store: Store) -> dist.ProcessGroup:
+        """A group of torch that the script does not know, of the kind of the default group.
+
+        Args:
+            name: no other group has it.
+            ranks: its members, this worker among them.
+            store: where they meet.
+
+        Raises:
+            RuntimeError: as torch does, if a member does not come in time.
+        """
+        assert self._make is not None
+        default = self.default
+        args, kwargs = self._made[default]
+        rank = list(ranks).index(default.rank())
+        native, _ = self._make(
+            len(ranks), rank, list(ranks), args[_BACKEND], store, name, timeout=kwargs["timeout"]
+        )
+        assert isinstance(native, dist.ProcessGroup)
+        _c10d._world.pg_group_ranks[native] = {of_world: of_group for of_group, of_world in enumerate(ranks)}
+        return native
+
+    @property
+    def default(self) -> LastingGroup:
+        """The group of all workers."""
+        group = dist.group.WORLD
+        assert isinstance(group, LastingGroup)
+        return group
+
+
+def forget(group: dist.ProcessGroup) -> None:
+    """End a group of :meth:`ScriptGroups.form`."""
+    group.shutdown()
+    _Entries.take(group)
+
+
+def be_given_own_objects(while_: Callable[[], bool]) -> None:
+    """Let ``broadcast_object_list`` give the objects to their source, too.
+
+    In a process that replaces a lost worker: its script may have drawn another seed than the lost one.
+
+    Args:
+        while_: whether that holds now.
+    """
+    original = dist.broadcast_object_list
+
+    @functools.wraps(original)
+    def broadcast(object_list: Any, src: Any = None, group: Any = None, **kwargs: Any) -> None:
+        if while_():
+            place = (
+                src if kwargs.get("group_src") is None else dist.get_global_rank(group, kwargs["group_src"])
+            )
+            if place == dist.get_rank():
+                members = dist.get_process_group_ranks(group)
+                src = next((rank for rank in members if rank != place), src)
+                kwargs.pop("group_src", None)
+        original(object_list, src, group, **kwargs)
+
+    public: Any = dist
+    public.broadcast_object_list = _c10d.broadcast_object_list = broadcast
+
+
+script_groups = ScriptGroups()
+"""Those of this process."""

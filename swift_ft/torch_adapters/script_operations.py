@@ -1,0 +1,95 @@
+"""What a script does with its process groups: one operation, and who decides about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["ALIKE", "PERSONAL", "POINT_TO_POINT", "Operation", "OperationInterceptor"]
+
+ALIKE = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "barrier", "monitored_barrier"),
+    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),
+    *("all_gather_single", "all_gather_single_coalesced"),
+)
+"""Collectives that give the same tensors to all members of a group."""
+
+PERSONAL = (
+    *("reduce", "gather", "scatter", "alltoall", "alltoall_base", "all_to_all_single"),
+    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+)
+"""Collectives that give each member tensors of its own."""
+
+POINT_TO_POINT = ("send", "recv", "recv_anysource")
+"""Between two members."""
+
+_NO_TENSORS = ("barrier", "monitored_barrier")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of the script on one of its groups.
+
+    Attributes:
+        name: torch's name of it.
+        group: torch's name of the group.
+        members: global ranks, in the order of their ranks in the group.
+        tensors: what the operation gives to this worker, or what this worker sends.
+        peer: the global rank on the other side of a point-to-point operation; None if it may be any, and for
+            a collective.
+        source: the global rank whose tensors all get; None if it is no broadcast.
+    """
+
+    name: str
+    group: str
+    members: tuple[int, ...]
+    tensors: tuple[torch.Tensor, ...]
+    peer: int | None = None
+    source: int | None = None
+
+    @classmethod
+    def of(cls, name: str, group: str, members: Sequence[int], args: Sequence[Any]) -> Operation:
+        """From the arguments of a method of ``ProcessGroup``: what it gives comes first."""
+        tensors = () if name in _NO_TENSORS else tuple(_tensors_in(args[0]))
+        peer = members[args[1]] if name in ("send", "recv") else None
+        source = members[_root(args)] if name == "broadcast" else None
+        return cls(name, group, tuple(members), tensors, peer, source)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+class OperationInterceptor(Protocol):
+    """Decides about each operation of the script. The thread that begins the operation makes all calls."""
+
+    def begin(self, operation: Operation) -> Callable[[], None] | None:
+        """An operation is about to begin.
+
+        Returns:
+            What to call once it is over and its tensors are filled; None if it need not begin: its tensors
+            have been filled, or no one waits for them.
+
+        Raises:
+            UsageError: it cannot be served in a replay.
+            RecoveryError: it has to be served, and is in no log.
+        """
+
+
+def _root(args: Sequence[Any]) -> int:
+    """Of the arguments of a broadcast: in the group. torch gives options, or the rank itself, or neither."""
+    given = args[1] if len(args) > 1 else 0
+    return int(getattr(given, "rootRank", given))
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for element in value:
+            yield from _tensors_in(element)

@@ -1,0 +1,39 @@
+"""What other libraries wrap around models and optimizers: Lightning Fabric, accelerate, torch.compile.
+
+A state is saved, sent and put back below these, where torch's own functions know every name.
+
+Private parts used (tested on torch 2.13):
+
+- ``Optimizer._optimizer_step_post_hooks``: only an optimizer whose constructor was called has them.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+__all__ = ["unwrapped_model", "unwrapped_optimizer"]
+
+
+def unwrapped_model(module: nn.Module) -> nn.Module:
+    """The DDP model that is all of a wrapper; a module that wraps none is returned as it is."""
+    inside = [inner for inner in module.modules() if isinstance(inner, DistributedDataParallel)]
+    if len(inside) == 1 and {*module.parameters()} == {*inside[0].parameters()}:
+        return inside[0]
+    return module
+
+
+def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
+    """The optimizer below a wrapper that has nothing of its own, as accelerate's; else the optimizer itself.
+
+    Such a wrapper inherits from torch's class and never calls its constructor, so it cannot hold hooks.
+    """
+    inner = getattr(optimizer, "optimizer", None)
+    is_shell = (
+        isinstance(inner, Optimizer)
+        and not hasattr(optimizer, "_optimizer_step_post_hooks")
+        and optimizer.state is inner.state
+        and optimizer.param_groups is inner.param_groups
+    )
+    return unwrapped_optimizer(inner) if is_shell and isinstance(inner, Optimizer) else optimizer

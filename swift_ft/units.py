@@ -1,0 +1,86 @@
+"""Bytes, rates and times as text: ``400GB``, ``400GiB``, ``4e11``, ``5GB/s``, ``17h``, ``1h30m``."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from swift_ft.errors import UsageError
+
+__all__ = ["format_bytes", "format_seconds", "parse_bandwidth", "parse_bytes", "parse_seconds"]
+
+_NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?"
+_SIZE = re.compile(rf"\s*({_NUMBER})\s*([kKmMgGtTpPeE]?)(i?)([bB]?)\s*")
+_TIMES = re.compile(rf"({_NUMBER})\s*(ms|seconds?|sec|s|minutes?|min|m|hours?|h|days?|d)?\s*")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from ``400GB`` (10^9), ``400GiB`` (2^30), ``4e11`` or ``400 gb``. ``b`` means bytes too.
+
+    Raises:
+        UsageError: if the text is not an amount of bytes.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
+        raise UsageError(f"{text!r} is not an amount of bytes: write it like 400GB, 400GiB or 4e11")
+    base = 1024 if match[3] else 1000
+    value = float(match[1]) * float(base ** _POWERS[match[2].upper()])
+    if not math.isfinite(value):
+        raise UsageError(f"{text!r} is too many bytes: write a finite amount, like 400GB")
+    return round(value)
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second from ``5GB/s``, ``40Gbit/s``, ``40Gbps`` (bits) or ``5e9``.
+
+    Raises:
+        UsageError: if the text is not a bandwidth, or is zero.
+    """
+    short = text.strip()
+    bits = re.fullmatch(r"(.*?)(?:bits?/s|bps)", short)
+    value = parse_bytes(bits[1] + "B") / 8 if bits else parse_bytes(re.sub(r"/s(?:ec)?$", "", short))
+    if value <= 0:
+        raise UsageError(f"the bandwidth {text!r} is zero: it must be positive")
+    return float(value)
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds from ``90``, ``90s``, ``1.5h``, ``1h30m``, ``54 days``.
+
+    Raises:
+        UsageError: if the text is not a duration.
+    """
+    rest, total, found = text.strip(), 0.0, False
+    while rest:
+        match = _TIMES.match(rest)
+        if match is None or (found and not match[2]):
+            raise UsageError(f"{text!r} is not a duration: write it like 90s, 1.5h, 1h30m or 54d")
+        unit = match[2] or "s"
+        total += float(match[1]) * _SECONDS["ms" if unit == "ms" else unit[0]]
+        found, rest = True, rest[match.end() :]
+    if not found or not math.isfinite(total):
+        raise UsageError(f"{text!r} is not a duration: write it like 90s, 1.5h, 1h30m or 54d")
+    return total
+
+
+def format_bytes(count: float) -> str:
+    """``512 B``, ``1.54 kB``, ``230 MB``: powers of ten, three significant digits."""
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if count < 999.5 or unit == "PB":
+            break
+        count /= 1000
+    digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
+    return f"{count:.{digits}f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """``0.012 s``, ``3.46 s``, ``2 min 5 s``, ``2.25 h``, ``54 d``."""
+    if seconds >= 360_000:
+        return f"{seconds / 86400:.4g} d"
+    if seconds >= 7200:
+        return f"{seconds / 3600:.4g} h"
+    if round(seconds) >= 100:
+        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
+    return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"

@@ -1,0 +1,30 @@
+"""The example training of a pipeline, with memory checkpoints, in which a log is damaged (DAMAGE)."""
+
+import runpy
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import swift_ft
+
+EVERY = 2
+
+
+class Copying(swift_ft.Session):
+    """Copies every other iteration, and begins none before the last copy is complete."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, snapshot_every=EVERY, **options)
+
+    def steps(self, iterations: int) -> Iterator[swift_ft.Step]:
+        for step in super().steps(iterations):
+            deadline = time.monotonic() + 10
+            due = self.iteration - self.iteration % EVERY
+            while not step.replayed and self.metrics().in_memory != due and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield step
+
+
+swift_ft.Session = Copying  # type: ignore[misc]  # for the script that is imported now
+runpy.run_path(str(Path(__file__).with_name("damaged_log.py")), run_name="__main__")

@@ -1,0 +1,72 @@
+"""``swift-recover drain``: a machine hands over to a spare, and no completed iteration is lost."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_ft.cli.recover.main import main
+from tests.support.cluster import ClusterRun, assert_clean, assert_identical, run_cluster
+from tests.support.waiting import wait_until
+
+LONG = ("--iterations", "120")
+
+
+class Running(threading.Thread):
+    """A run of four machines in the background, which can be asked for something once it trains."""
+
+    def __init__(self, folder: Path, spares: int) -> None:
+        super().__init__(daemon=True)
+        self._folder, self._spares = folder, spares
+        self.outcome: ClusterRun | None = None
+        self.start()
+        wait_until(lambda: any((folder / "store").glob("checkpoints/*/committed.json")), "a checkpoint")
+        self.endpoint, self.run_id = (folder / "endpoint").read_text().split()
+
+    def run(self) -> None:
+        flags = ["--spares", str(self._spares), "--endpoint-out", str(self._folder / "endpoint")]
+        self.outcome = run_cluster(self._folder, *LONG, flags=flags)
+
+    def end(self) -> ClusterRun:
+        self.join(200)
+        assert self.outcome is not None
+        return self.outcome
+
+
+def test_a_machine_is_drained(tmp_path: Path, references: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    running = Running(tmp_path, spares=1)
+    assert main(["drain", "1", "--rdzv-endpoint", running.endpoint]) == 0
+    told = capfd.readouterr().out.splitlines()
+    assert told[0].endswith(" waits for a checkpoint")
+    assert " has left after " in told[-1]
+    assert told[-1].endswith(" fills its slot")
+    run = running.end()
+    assert_identical(run, references(*LONG))
+    assert_clean(run)
+    (recovery,) = run.recoveries
+    assert (recovery["mode"], recovery["slots"]) == ("replay", [1])
+    assert recovery["reasons"] == ["it was drained"]
+    assert not any(recovery["iterations_lost"].values())
+    assert recovery["replayed_iterations"]["1"] <= 10  # the checkpoint was saved for this
+    assert "] machine 1 is asked to leave by " in run.output
+    assert "] machine 1 leaves: it was drained" in run.output
+
+
+def test_without_a_spare_a_machine_stays(
+    tmp_path: Path, references: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    running = Running(tmp_path, spares=0)
+    assert main(["drain", "3", "--rdzv-endpoint", running.endpoint, "--timeout", "3"]) == 1
+    assert "waits for a spare machine to take its place: start one more swift-run" in capfd.readouterr().out
+    assert main(["drain", "7", "--rdzv-endpoint", running.endpoint]) == 2
+    assert "there is no machine 7: slots are 0 to 3" in capfd.readouterr().err
+    assert main(["drain", "1", "--rdzv-endpoint", running.endpoint, "--rdzv-id", "other"]) == 2
+    assert "there is no run 'other'" in capfd.readouterr().err
+    run = running.end()
+    assert_identical(run, references(*LONG))
+    assert not run.recoveries
+    assert main(["drain", "1", "--rdzv-endpoint", running.endpoint]) == 2
+    assert "no rendezvous store answers" in capfd.readouterr().err

@@ -1,0 +1,219 @@
+"""Real clusters on this host: real agents, real workers, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swift_ft.recovery.events import event_from_dict
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.plan import Plan
+from swift_ft.recovery.protocol import step
+from tests.support.prefork import launch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE = EXAMPLES / "train_swift.py"
+KILLS_OTHERS = Path(__file__).parents[1] / "cluster" / "scripts" / "kills_others.py"
+SMALL = ["--layers=8", "--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--microbatches=8"]
+ITERATIONS = 8
+CHECKPOINT_EVERY = 3
+DEADLINE_S = 150
+
+
+@dataclass
+class ClusterRun:
+    """The results of a run."""
+
+    folder: Path
+    code: int
+    output: str
+    report: dict[str, Any]
+
+    @property
+    def store(self) -> Path:
+        """The folder of the store."""
+        return self.folder / "store"
+
+    @property
+    def recoveries(self) -> list[dict[str, Any]]:
+        """The recoveries, as ``swift-run --events-out`` wrote them."""
+        return list(self.report["recoveries"])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The final weights, by the name of the file and of the parameter."""
+        found = {}
+        for path in sorted((self.folder / "weights").glob("rank*.pt")):
+            for name, tensor in torch.load(path, weights_only=True).items():
+                found[f"{path.stem}.{name}"] = tensor
+        return found
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The events of one kind."""
+        return [event for event in self.report["events"] if event["event"] == kind]
+
+    def last_plan(self) -> Plan:
+        """The last plan of the protocol."""
+        state, plan = State(), None
+        for event in self.report["events"]:
+            state = step(state, event_from_dict(event))
+            plan = state.plan or plan
+        assert plan is not None
+        return plan
+
+
+def at_once(
+    *victims: int | str,
+    by: int,
+    iteration: int = 5,
+    replayed: bool = False,
+    example: str = "train_swift",
+    by_signal: signal.Signals = signal.SIGKILL,
+) -> str:
+    """For ``scripts/kills_others.py`` (KILLS): a worker kills machines when it begins a step."""
+    when = {"by": by, "iteration": iteration, "replayed": replayed}
+    return json.dumps({**when, "victims": victims, "example": example, "signal": by_signal.name})
+
+
+def training(folder: Path, script: Path = EXAMPLE, *, iterations: int = ITERATIONS) -> list[str]:
+    """The example training, small, with its store and weights in a folder."""
+    options = ["--iterations", str(iterations), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+    places = ["--store", str(folder / "store"), "--weights-out", str(folder / "weights")]
+    return [str(script), *SMALL, *options, *places]
+
+
+def command(
+    folder: Path,
+    *,
+    inject: str = "",
+    machines: int = 4,
+    flags: list[str] | None = None,
+    script: list[str] | None = None,
+) -> list[str]:
+    """The command line of one run."""
+    launcher = [sys.executable, "-m", "swift_ft.cli.run", "--standalone", "--machines", str(machines)]
+    launcher += ["--spares", "1"]
+    launcher += ["--log-dir", str(folder / "logs"), "--events-out", str(folder / "events.json")]
+    launcher += ["--heartbeat-timeout", "4", "--inject", inject, "--helpers", "0", *(flags or [])]
+    return launcher + (script if script is not None else training(folder))
+
+
+def run_cluster(
+    folder: Path,
+    *args: str,
+    inject: str = "",
+    machines: int = 4,
+    flags: list[str] | None = None,
+    script: list[str] | None = None,
+) -> ClusterRun:
+    """Runs to the end, and checks that no process (hence no port) and no temporary file is left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix="swift-"))  # a short path: loaders have sockets there
+    full = [*command(folder, inject=inject, machines=machines, flags=flags, script=script), *args]
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "SWIFT_TEST_FOLDER": str(folder),
+        "TMPDIR": str(temporary),
+        "TORCHINDUCTOR_CACHE_DIR": str(
+            folder / "cache"
+        ),  # torch creates it, and all processes of a user share it
+    }
+    with launch(full[3:], env) as process:
+        end = process.wait(DEADLINE_S)
+        if end.code is None:
+            stacks = _stacks(end.left)
+            os.kill(process.pid, signal.SIGTERM)
+            output = process.wait(60).output
+            pytest.fail(f"the run did not end within {DEADLINE_S} s:\n{stacks}\n{output[-6000:]}")
+    output = end.output
+    report_path = folder / "events.json"
+    report = json.loads(report_path.read_text()) if report_path.exists() else {}
+    left = [*end.left, *processes_of(folder)]
+    assert not left, f"{left} were left behind:\n{output[-3000:]}"
+    # A killed process leaves the folder of multiprocessing, and torch's compiler its precompiled headers.
+    files = [path for path in temporary.iterdir() if not path.name.startswith(("pymp-", "torchinductor_"))]
+    shutil.rmtree(temporary)
+    assert not files, f"{files} were left behind:\n{output[-3000:]}"
+    run = ClusterRun(folder, end.code, output, report)
+    if run.code == 0:
+        assert_clean(run)
+    return run
+
+
+def recover(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``swift-recover``."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from swift_ft.cli.recover.main import main; sys.exit(main())",
+            *args,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The processes that have a test folder in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                environment, command = ((entry / name).read_bytes() for name in ("environ", "cmdline"))
+            except OSError:  # it has ended, or belongs to another user
+                continue
+            if f"SWIFT_TEST_FOLDER={folder}\0".encode() in environment:
+                found.append(f"{entry.name}: {command!r}")
+    return found
+
+
+def _stacks(processes: Sequence[str]) -> str:
+    """The stacks of processes, as far as py-spy can read them."""
+    command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--pid"]
+    found = []
+    for process in processes:
+        done = subprocess.run(
+            [*command, process.partition(":")[0]], capture_output=True, text=True, timeout=60, check=False
+        )
+        found.append(f"{process}\n{done.stdout or done.stderr}")
+    return "\n".join(found)
+
+
+def one_line(run: ClusterRun) -> str:
+    """The one line that a user can act on."""
+    lines = [line for line in run.output.splitlines() if line.startswith("swift-run: ")]
+    assert len(lines) == 1, run.output[-3000:]
+    assert "Traceback" not in run.output
+    return lines[0]
+
+
+def assert_identical(run: ClusterRun, reference: ClusterRun) -> None:
+    """Checks that the weights are those of an undisturbed run, bit for bit."""
+    assert run.code == 0, run.output[-6000:]
+    ours, theirs = run.weights(), reference.weights()
+    assert ours.keys() == theirs.keys()
+    assert len(theirs) > 0
+    different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert not different, f"{different[:5]} differ:\n{run.output[-3000:]}"
+
+
+def assert_clean(run: ClusterRun) -> None:
+    """Checks that the store has no orphaned temporary files."""
+    leftovers = [str(path) for path in run.store.rglob("*") if ".tmp" in path.name]
+    assert not leftovers, leftovers

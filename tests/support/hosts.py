@@ -1,0 +1,61 @@
+"""A run on several hosts: a launcher for each, as a user starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.cluster import processes_of, training
+from tests.support.waiting import free_port, wait_until
+
+__all__ = ["Hosts"]
+
+
+class Hosts:
+    """Launchers of a run on several hosts, each with its output in a file."""
+
+    def __init__(self, folder: Path, iterations: int) -> None:
+        self.folder = folder
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self.script = training(folder, iterations=iterations)
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, name: str, node: int, *more: str) -> subprocess.Popen[str]:
+        """A launcher that asks for a slot, with more flags."""
+        flags = ["--nnodes", "2", "--rdzv-endpoint", self.endpoint, "--rdzv-id", "hosts"]
+        flags += ["--node-rank", str(node), "--heartbeat-timeout", "3"]
+        flags += ["--log-dir", str(self.folder / "logs")]
+        return self.start_command(name, "swift_ft.cli.run", *flags, *more, *self.script)
+
+    def start_command(self, name: str, module: str, *arguments: str) -> subprocess.Popen[str]:
+        """Any command of the package, as a process of this run."""
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "SWIFT_TEST_FOLDER": str(self.folder)}
+        with (self.folder / f"{name}.txt").open("w") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdout=log,
+                stderr=log,
+                text=True,
+                env=env,
+                start_new_session=True,
+            )
+        return self.processes[name]
+
+    def output(self, name: str) -> str:
+        """All that a launcher has written so far."""
+        return (self.folder / f"{name}.txt").read_text()
+
+    def wait_for(self, text: str, name: str) -> None:
+        """Wait until a launcher has written a text."""
+        wait_until(lambda: text in self.output(name), text)
+
+    def end(self) -> dict[str, int]:
+        """The exit codes, once all have ended and left nothing behind."""
+        codes = {name: process.wait(timeout=120) for name, process in self.processes.items()}
+        for name in codes:
+            assert "Traceback" not in self.output(name)
+            assert "terminate called" not in self.output(name)
+        wait_until(lambda: not processes_of(self.folder), "the store's end")
+        return codes

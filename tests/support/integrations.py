@@ -1,0 +1,91 @@
+"""Runs an example of an integration undisturbed and with a kill, and compares what the runs saved."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swift_ft.offline.part_comparison import differences, find_parts, read_part
+from tests.support.cluster import EXAMPLES, ClusterRun, run_cluster
+
+__all__ = ["CHECKPOINT_EVERY", "ITERATIONS", "assert_same_files", "assert_same_state", "needs", "train"]
+
+ITERATIONS, CHECKPOINT_EVERY = 8, 4
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    """Skips tests, with the reason, where a package of the extra ``integrations`` is missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    remedy = "pip install 'swift-ft[integrations]'"
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed: {remedy}")
+
+
+def train(
+    folder: Path, example: str, *args: str, inject: str = "", machines: int = 4, helpers: int = 0
+) -> ClusterRun:
+    """Runs an example for a few iterations, with a spare. The last checkpoint holds its final state.
+
+    Args:
+        folder: of the run; its store is in it.
+        example: path below ``examples/``.
+        args: further arguments of the script.
+        inject: faults.
+        machines: that take part from the beginning.
+        helpers: survivors that may help in a replay, at most.
+    """
+    script = [str(EXAMPLES / example), "--store", str(folder / "store"), *args]
+    script += ["--iterations", str(ITERATIONS), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+    flags = ["--helpers", str(helpers)]
+    run = run_cluster(folder, inject=inject, machines=machines, flags=flags, script=script)
+    assert run.code == 0, run.output[-6000:]
+    return run
+
+
+def assert_same_state(run: ClusterRun, reference: ClusterRun) -> None:
+    """Checks that all workers ended with the state of an undisturbed run, bit for bit.
+
+    That is all of ``Session(state)``: parameters, buffers, states of optimizers, and the small objects.
+    """
+    ours, theirs = (find_parts(f"{one.store}/checkpoints/{ITERATIONS:08d}") for one in (run, reference))
+    assert ours.keys() == theirs.keys()
+    for rank in sorted(theirs, key=str):
+        state, expected = (read_part(*parts[rank]) for parts in (ours, theirs))
+        assert any(name != "plain.bytes" for name in expected)
+        different = differences(
+            state, expected, of_replica=True
+        )  # the process's own random state is left out
+        assert not different, f"{different[:5]} of worker {rank} differ:\n{run.output[-3000:]}"
+
+
+def assert_same_files(run: ClusterRun, reference: ClusterRun) -> None:
+    """Checks what each worker wrote with ``--out``, bit for bit: a checkpoint holds one replica only."""
+    ours, theirs = ({path.name: path for path in (one.folder / "out").iterdir()} for one in (run, reference))
+    assert ours.keys() == theirs.keys()
+    assert theirs
+    for name in theirs:
+        files = (ours[name], theirs[name])
+        state, expected = (dict(_flat(torch.load(file, weights_only=True))) for file in files)
+        assert state.keys() == expected.keys()
+        different = [key for key in expected if not _same(state[key], expected[key])]
+        assert not different, f"{different[:5]} of {name} differ:\n{run.output[-3000:]}"
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What is in nested dictionaries and lists, by path."""
+    if isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from _flat(inner, f"{path}.{key}")
+    else:
+        yield path, value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(one == other)

@@ -1,0 +1,72 @@
+"""Two hosts of their own, as network namespaces of this one, and a cable between them that can be cut.
+
+Nothing of what one sends then reaches the other one: no packet says that a connection has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.support.missing import skip_for_missing
+
+__all__ = ["Host", "cut", "two_hosts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One of the hosts.
+
+    Attributes:
+        namespace: the name of its network namespace.
+        interface: its end of the cable.
+        address: its address.
+    """
+
+    namespace: str
+    interface: str
+    address: str
+
+    def command(self, *command: str) -> list[str]:
+        """A command line that runs a command on this host."""
+        return ["ip", "netns", "exec", self.namespace, *command]
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Two connected hosts, within the block. Skips the test where this user may not make them."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        skip_for_missing("network namespaces (the command ip of iproute2, and root)")
+    name = uuid.uuid4().hex[:6]
+    hosts = [Host(f"swift-{name}-{i}", f"sw{name}{i}", f"10.77.99.{i + 1}") for i in range(2)]
+    try:
+        for host in hosts:
+            if _ip("netns", "add", host.namespace).returncode != 0:
+                skip_for_missing("network namespaces (this container forbids them)")
+        first, second = hosts
+        made = _ip("link", "add", first.interface, "type", "veth", "peer", "name", second.interface)
+        if made.returncode != 0:
+            skip_for_missing(f"virtual Ethernet ({made.stderr.strip()})")
+        for host in hosts:
+            _ip("link", "set", host.interface, "netns", host.namespace, check=True)
+            _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", host.interface, check=True)
+            for interface in ("lo", host.interface):
+                _ip("-n", host.namespace, "link", "set", interface, "up", check=True)
+        yield first, second
+    finally:
+        for host in hosts:
+            _ip("netns", "delete", host.namespace)
+
+
+def cut(host: Host) -> None:
+    """Cut the cable at this host."""
+    _ip("-n", host.namespace, "link", "set", host.interface, "down", check=True)
+
+
+def _ip(*arguments: str, check: bool = False) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True, timeout=30)

@@ -1,0 +1,70 @@
+"""A copy of a state in one block of memory brings the state back, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from swift_ft.checkpoint.memory_copy import Block, digest_of, load_block, size_of, write_block
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import TopologyMismatchError
+
+
+def made(width: int = 7) -> tuple[TrainingState, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, width), nn.BatchNorm1d(width), nn.Linear(width, 2).to(torch.bfloat16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return TrainingState({"model": model, "optimizer": optimizer}), model, optimizer
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+        model[2](model[1](model[0](x)).to(torch.bfloat16)).float().square().sum().backward()  # type: ignore[index]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def values(state: TrainingState) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in state.named_tensors().items()}
+
+
+def test_there_and_back() -> None:
+    state, model, optimizer = made()
+    train(model, optimizer, 3)
+    block, before = write_block(state, None), values(state)
+    assert block.length == size_of(state)
+    train(model, optimizer, 2)
+    load_block(state, block)
+    assert before.keys() == values(state).keys()
+    assert all(torch.equal(before[name], tensor) for name, tensor in values(state).items())
+    digest, data = digest_of(block), block.data.data_ptr()
+    train(model, optimizer, 2)
+    again = write_block(state, block)
+    assert (again.data.data_ptr(), digest_of(again) == digest) == (data, False)
+
+
+def test_in_a_new_process() -> None:
+    state, model, optimizer = made()
+    train(model, optimizer, 3)
+    block = write_block(state, None)
+    other, _, _ = made()
+    load_block(other, Block(block.data[: block.length].clone(), block.length))
+    train(model, optimizer, 2)
+    load_block(state, block)
+    assert all(torch.equal(values(state)[name], tensor) for name, tensor in values(other).items())
+
+
+def test_before_the_first_update() -> None:
+    state, model, optimizer = made()
+    block = write_block(state, None)
+    train(model, optimizer, 2)
+    load_block(state, block)
+    assert not optimizer.state
+
+
+def test_another_model() -> None:
+    block = write_block(made()[0], None)
+    with pytest.raises(TopologyMismatchError, match="another model"):
+        load_block(made(width=8)[0], block)

@@ -1,0 +1,71 @@
+"""One codec for state: what is packed comes back, and nothing that arrives is executed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from swift_ft.checkpoint.state_payload import (
+    StatePayload,
+    TensorKind,
+    fresh_on,
+    kinds_in,
+    pack,
+    tensor_at,
+    tensors_in,
+    unpack,
+)
+
+NESTED = {
+    "models": {"model": {"weight": torch.ones(2, 3), "bias": torch.zeros(3, dtype=torch.bfloat16)}},
+    "optimizers": {"optimizer": {"state": {"0": {"step": torch.tensor(4.0)}}}},
+    "plain": {"bytes": b"no tensor"},
+}
+
+
+def test_a_header_says_what_follows() -> None:
+    payload = StatePayload(dict(tensors_in(NESTED)), b"plain")
+    assert kinds_in(payload.header()) == payload.kinds
+    assert payload.kinds == {
+        ("models", "model", "weight"): TensorKind(torch.float32, (2, 3)),
+        ("models", "model", "bias"): TensorKind(torch.bfloat16, (3,)),
+        ("optimizers", "optimizer", "state", "0", "step"): TensorKind(torch.float32, ()),
+    }
+    assert [kind.elements for kind in payload.kinds.values()] == [6, 3, 1]
+
+
+def test_a_header_is_the_one_of_before() -> None:
+    """The bytes on the wire do not change."""
+    payload = StatePayload({("a", "b"): torch.zeros(2, 0, dtype=torch.int64)}, b"123")
+    assert payload.header() == b'{"tensors": [[["a", "b"], "int64", [2, 0]]], "plain": 3}'
+
+
+def test_tensors_are_found_by_their_paths() -> None:
+    for path, tensor in tensors_in(NESTED):
+        assert tensor_at(NESTED, path) is tensor
+
+
+def test_fresh_tensors_have_the_kinds_that_were_asked_for() -> None:
+    kinds = StatePayload(dict(tensors_in(NESTED))).kinds
+    assert StatePayload(fresh_on()(kinds)).kinds == kinds
+
+
+def test_plain_values_come_back() -> None:
+    value: dict[Any, Any] = {1: {"lr": 0.5, "betas": (0.9, 0.99)}, "text": ["a", None], "t": torch.ones(2)}
+    found = unpack(pack(value))
+    assert torch.equal(found.pop("t"), value.pop("t"))
+    assert found == value
+
+
+class Forged:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.getcwd, ()
+
+
+def test_what_arrives_is_not_executed() -> None:
+    with pytest.raises(pickle.UnpicklingError, match=r"getcwd|[Uu]nsupported"):
+        unpack(pack(Forged()))

@@ -1,0 +1,157 @@
+"""What an interrupted step puts back, and what a completed one does that is undone."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from swift_ft.checkpoint.step_rollback import Rollback
+from swift_ft.checkpoint.training_state import TrainingState
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+class Training:
+    """A model with a buffer and a counter that each step moves on."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.BatchNorm1d(1)
+        self.counter = Counter()
+        self.rollback = Rollback(TrainingState({"model": self.model, "counter": self.counter}))
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        assert self.model.num_batches_tracked is not None
+        return int(self.model.num_batches_tracked), self.counter.value
+
+    def step(self, iteration: int) -> None:
+        self.rollback.begin(iteration)
+        self.model(torch.ones(2, 1))
+        self.counter.value += 1
+
+
+def test_back_to_the_beginning_of_the_step() -> None:
+    training = Training()
+    training.step(0)
+    training.step(1)
+    training.rollback.back()
+    assert training.seen == (1, 1)
+
+
+def test_back_to_a_step_that_was_completed() -> None:
+    training = Training()
+    training.step(0)
+    training.step(1)
+    training.rollback.back_to(1)  # the next one has not begun
+    assert training.seen == (1, 1)
+
+
+def test_back_to_the_step_before_the_interrupted_one() -> None:
+    training = Training()
+    for iteration in range(3):
+        training.step(iteration)
+    training.rollback.back()
+    assert training.seen == (2, 2)
+    training.rollback.back_to(1)
+    assert training.seen == (1, 1)
+    training.step(1)
+    training.step(2)
+    assert training.seen == (3, 3)
+
+
+def test_the_end_of_a_step_that_a_replica_completed() -> None:
+    training = Training()
+    training.step(0)
+    training.rollback.back()
+    training.rollback.buffers_of(1)
+    assert training.seen == (1, 0)  # the counter's state comes from the replica
+
+
+def test_a_kernel_that_does_not_count_its_changes() -> None:
+    """Batch normalisation changes running statistics without a new version."""
+    training = Training()
+    mean = training.model.running_mean
+    assert mean is not None
+    training.step(0)
+    before, version = mean.clone(), mean._version
+    training.step(1)
+    assert mean._version == version
+    assert not mean.equal(before)
+    training.rollback.back()
+    assert mean.equal(before)
+
+
+def test_buffers_that_a_step_assigns_registers_and_removes() -> None:
+    training = Training()
+    training.model.register_buffer("mask", mask := torch.ones(3))
+    training.rollback.begin(0)
+    training.model.mask = torch.zeros(3)
+    training.model.register_buffer("cache", torch.ones(1))
+    training.model.running_var = None
+    training.rollback.back()
+    buffers = dict(training.model.named_buffers())
+    assert buffers.keys() == {"running_mean", "running_var", "num_batches_tracked", "mask"}
+    assert buffers["mask"] is mask
+    assert mask.equal(torch.ones(3))
+
+
+def test_large_buffers_are_copied_when_they_change() -> None:
+    training = Training()
+    training.model.register_buffer("queue", queue := torch.zeros(2**19))
+    training.rollback.begin(0)
+    training.rollback.begin(1)
+    queue.data[7] = -0.0  # equal as a number, and not as bits
+    training.rollback.begin(2)
+    queue.data[7] = 1.0
+    training.rollback.back()
+    assert queue[7].signbit()
+    training.rollback.back_to(1)
+    assert not queue.signbit().any()
+
+
+def test_back_two_steps_after_a_second_interruption() -> None:
+    """The interrupted step was begun twice: the one before it is still known."""
+    training = Training()
+    for iteration in (0, 1, 2):
+        training.step(iteration)
+    training.rollback.back()
+    training.step(2)
+    training.rollback.back()
+    training.rollback.back_to(1)
+    assert training.seen == (1, 1)
+
+
+def test_whether_steps_change_buffers() -> None:
+    training = Training()
+    training.rollback.begin(0)
+    training.rollback.begin(1)
+    assert not training.rollback.has_statistics(training.model)
+    training.step(2)
+    training.rollback.back()
+    assert training.rollback.has_statistics(training.model)
+    assert not training.rollback.has_statistics(torch.nn.Linear(2, 2))
+
+
+def test_only_the_models_own_buffers_are_kept() -> None:
+    """An averaged model counts its updates after the last forward pass: the count comes from the replica."""
+    model = torch.nn.BatchNorm1d(3)
+    average = AveragedModel(model)
+    rollback = Rollback(TrainingState({"model": model, "ema": average}))
+    rollback.begin(4)
+    model(torch.randn(2, 3))
+    rollback.back()
+    assert model.num_batches_tracked is not None
+    model.num_batches_tracked.fill_(17)
+    average.n_averaged.fill_(5)  # as the state of a replica that has completed the step
+    rollback.buffers_of(5, model)
+    assert model.num_batches_tracked == 1
+    assert average.n_averaged == 5

@@ -1,0 +1,114 @@
+"""The files in which workers note what they did."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from swift_ft.checkpoint.worker_history import (
+    GenerationWork,
+    WorkerHistory,
+    history_names,
+    read_history,
+    sweep_histories,
+    write_history,
+)
+from swift_ft.errors import SwiftError
+from swift_ft.runtime.worker_records import WorkerRecords
+from swift_ft.storage.digest import sealed, unsealed
+from swift_ft.storage.store import Store
+
+RUN = "job 7/é.1"
+NAME = "rank-00003.g0002.json"
+
+
+def history(*works: GenerationWork, rank: int = 3) -> WorkerHistory:
+    return WorkerHistory(RUN, rank, 2, works)
+
+
+def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+    store, made = (
+        Store(tmp_path),
+        history(GenerationWork(2, began=1.5, until=3.25, steps=4), GenerationWork(5)),
+    )
+    write_history(store, history(GenerationWork(2)))
+    write_history(store, made)  # again, with more
+    write_history(store, history(rank=11))
+    assert history_names(store, RUN) == [NAME, "rank-00011.g0002.json"]
+    assert read_history(store, RUN, NAME) == made
+    assert read_history(store, RUN, "rank-00011.g0002.json").generations == ()
+
+
+def test_other_files_are_no_histories(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    write_history(store, history())
+    (folder,) = (tmp_path / "runs").glob("*/workers")
+    (folder / "rank-00003.g0002.json.1234.tmp").write_text("half of it")
+    (folder / "notes.json").write_text("{}")
+    assert history_names(store, RUN) == [NAME]
+    assert history_names(store, "another") == []
+
+
+def test_living_workers_may_write_while_others_leftovers_are_swept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for rank in (3, 11):
+        write_history(store, history(rank=rank))
+    (folder,) = tmp_path.glob("runs/*/workers")
+    names = ("rank-00003.g0002", "rank-00003.g0004", "rank-00011.g0002", "rank-00012.g0001")
+    begun = {name: folder / f"{name}.json.12ab.tmp" for name in names}
+    for path in begun.values():
+        path.write_text("half of it")
+    sweep_histories(store, RUN, {3: 4, 11: 2, 12: 1})  # worker 3 was replaced, and has written nothing yet
+    assert {name for name, path in begun.items() if not path.exists()} == {"rank-00003.g0002"}
+    assert len(history_names(store, RUN)) == 2
+    sweep_histories(store, "another", {})
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    write_history(store, history(GenerationWork(2, steps=4)))
+    (path,) = tmp_path.glob("runs/*/workers/*")
+    path.write_text(path.read_text().replace('"steps": 4', '"steps": 5'))
+    with pytest.raises(SwiftError, match=r"rank-00003.g0002.json does not match its digest"):
+        read_history(store, RUN, NAME)
+    path.unlink()
+    with pytest.raises(SwiftError, match="does not match"):
+        read_history(store, RUN, NAME)
+
+
+def test_what_a_later_version_adds_is_ignored(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    write_history(store, history(GenerationWork(2, steps=4)))
+    (path,) = tmp_path.glob("runs/*/workers/*")
+    content = unsealed(json.loads(path.read_text()))
+    assert content is not None
+    content["generations"][0]["joules"] = 12.0
+    path.write_text(json.dumps(sealed(content)))
+    assert read_history(store, RUN, NAME).generations == (GenerationWork(2, steps=4),)
+
+
+def test_the_newest_is_written_in_the_background(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with ThreadPoolExecutor(1) as background:
+        records = WorkerRecords(store, "run", 3, background)
+        for steps in range(100):
+            records.write_history(history(GenerationWork(2, steps=steps)))
+    assert read_history(store, RUN, NAME).generations[0].steps == 99
+    records.write_history(history(GenerationWork(2)))  # this process ends: no error, and nothing is written
+    assert read_history(store, RUN, NAME).generations[0].steps == 99
+
+
+def test_a_store_that_takes_nothing_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    with ThreadPoolExecutor(1) as background:
+        records = WorkerRecords(Store(tmp_path, patience_s=0.1), "run", 3, background)
+        for steps in range(3):
+            records.write_history(history(GenerationWork(2, steps=steps)))
+            background.submit(int).result(60)
+    events = [getattr(record, "event", "") for record in caplog.records]
+    assert events.count("worker_history_not_written") == 1

@@ -1,0 +1,121 @@
+"""``swift-plan reshard`` and ``swift-plan devices``: answers for programs, tables, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from swift_ft.cli.plan.main import main
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> str:
+    """A file of 32 layers with 16 bytes for each of 6.7 billion parameters."""
+    path = tmp_path / "layers.json"
+    layer = {"forward_s": 0.01, "backward_s": 0.02, "state_bytes": 3_350_000_000}
+    path.write_text(json.dumps({"layers": [layer] * 32}))
+    return str(path)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    """A file with one A100 and four H20."""
+    path = tmp_path / "cluster.json"
+    nodes = [
+        {"type": "A100", "devices": 1, "tflops": 312, "memory_bytes": 80e9},
+        {"type": "H20", "devices": 4, "tflops": 148, "memory_bytes": 96e9},
+    ]
+    path.write_text(json.dumps({"nodes": nodes}))
+    return str(path)
+
+
+def test_what_moves(layers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["reshard", "--from", "tp=4,pp=2,dp=1", "--to", "tp=4,pp=4,dp=1", "--layers", layers, "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "moved_bytes": 53_600_000_000,
+        "state_bytes": 107_200_000_000,
+        "rank_order_bytes": 80_400_000_000,
+    }
+
+
+def test_what_a_loss_moves_as_a_table(layers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = ["--from", "tp=2,pp=2,dp=2"], ["--to", "tp=2,pp=2,dp=2"]
+    assert main(["reshard", *old, *new, "--layers", layers, "--lost", "0,4", "--devices-per-node", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "from the checkpoint" in out
+    lines = {
+        line.split("│")[1].strip(): line.split("│")[3].strip() for line in out.splitlines() if "│" in line
+    }
+    assert lines["from the checkpoint"] == "0.500"  # devices 0 and 4 were the replicas of one quarter
+    assert lines["stays where it is"] == "1.500"
+    assert "1 2 3 5 6 7" in " ".join(sorted(out.rpartition(":")[2].split(), key=int))
+
+
+def test_groups_of_unlike_devices(layers: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["devices", "--cluster", cluster, "--layers", layers, "--microbatches", "16"]
+    assert main([*command, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.keys() == {"tp", "pipelines", "iteration_s"}
+    assert [pipeline["devices"] for pipeline in answer["pipelines"]] == [{"A100": 1, "H20": 1}, {"H20": 3}]
+    assert answer["pipelines"][0]["stages"] == [[0, 9], [10, 31]]
+    assert main(command) == 0
+    assert "2 pipelines of 16 microbatches each: 12.5 s" in capsys.readouterr().out
+
+
+def test_pictures(layers: str, cluster: str, tmp_path: Path) -> None:
+    moved, grouped = tmp_path / "moved.svg", tmp_path / "grouped.svg"
+    layouts = ["--from", "tp=2,pp=2", "--to", "tp=2,pp=4", "--lost", "0", "--devices-per-node", "2"]
+    assert main(["reshard", *layouts, "--layers", layers, "--plot", str(moved), "--json"]) == 0
+    assert "from the checkpoint" in _texts(moved)
+    command = ["devices", "--cluster", cluster, "--layers", layers, "--microbatches", "16", "--json"]
+    assert main([*command, "--plot", str(grouped)]) == 0
+    assert {"10-31", "A100", "pipeline 1"} <= _texts(grouped)
+
+
+def _texts(picture: Path) -> set[str]:
+    """The texts of a drawing, which matplotlib keeps as comments beside the letters' paths."""
+    return {text.strip() for text in re.findall(r"<!-- (.*?) -->", picture.read_text())}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--to", "tp=4,pp=64"], "choose pp from 1 to 32"),
+        (["--to", "tp=4,xp=2"], "'xp=2' is no degree"),
+        (["--to", "tp=0"], "'tp=0' is no degree"),
+        (["--to", "tp=1024,dp=1024"], "too large"),
+        (["--lost", "9"], "the old layout has 0 to 7"),
+        (["--devices-per-node", "0"], "at least one device"),
+        (["--layers", "/nowhere.json"], "cannot be read"),
+    ],
+)
+def test_mistakes_end_in_one_line(
+    layers: str, change: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["reshard", "--from", "tp=4,pp=2,dp=1", "--to", "tp=4,pp=4,dp=1", "--layers", layers]
+    assert main([*given, *change]) == 2
+    out, err = capsys.readouterr()
+    assert words in err
+    assert err.startswith("swift-plan")
+    assert err.count("\n") == 1
+    assert not out
+
+
+def test_a_cluster_that_is_too_small(
+    layers: str, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small.json"
+    small.write_text('{"nodes": [{"type": "A100", "devices": 1, "tflops": 312, "memory_bytes": 80e9}]}')
+    assert main(["devices", "--cluster", str(small), "--layers", layers, "--microbatches", "16"]) == 2
+    assert "27.2 GB more are needed" in capsys.readouterr().err
+
+
+def test_too_many_microbatches_are_refused(
+    layers: str, cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["devices", "--cluster", cluster, "--layers", layers, "--microbatches", "9" * 14]) == 2
+    assert "is too large to plan for: 65536 at most" in capsys.readouterr().err

@@ -1,0 +1,216 @@
+"""The events of a run as JSON lines, written by a launcher's real console process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.reference import MEANINGS
+from swift_ft.cli.event_stream import EventFile, EventStream
+from swift_ft.cli.operator_events import OPERATOR_EVENTS, JournalReader, Notice
+from swift_ft.launch.event_pipe import EventPipe, _PipeHandler
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.events import Entry
+from tests.support.json_schema import mistakes
+
+TELLER = Path(__file__).parent / "scripts" / "tells_a_story.py"
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "events.schema.json").read_text())
+
+
+def lines_of(text: str) -> list[dict[str, Any]]:
+    """The lines, checked against the schema and against the documented names."""
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [mistake for line in lines for mistake in mistakes(line, SCHEMA)] == []
+    assert {line["event"] for line in lines} <= OPERATOR_EVENTS.keys() | MEANINGS.keys()
+    return lines
+
+
+def story(*flags: str) -> str:
+    done = subprocess.run([sys.executable, str(TELLER), *flags], capture_output=True, timeout=120, check=True)
+    return done.stderr.decode()
+
+
+def test_a_file_gets_journal_log_and_launcher_in_one_schema(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("")
+    assert "{" not in story("--quiet", "--events-log", str(path))
+    lines = lines_of(path.read_text())
+    assert {line["run"] for line in lines} == {"story"}
+    journal = [line for line in lines if line["source"] == "journal"]
+    assert [line["event"] for line in journal] == [
+        "run_opened",
+        "spare_joined",
+        "run_live",
+        "checkpoint_committed",
+        "machine_lost",
+        "spares_used_up",
+        "recovery_planned",
+        "fell_back",
+        "recovery_finished",
+        "run_ended",
+    ]
+    lost = journal[4]
+    assert (lost["machine"], lost["level"], lost["generation"]) == (1, "warning", 2)
+    fallback = journal[7]["fields"]
+    assert (journal[7]["level"], fallback["way"], fallback["resume"]) == ("error", "fallback", 40)
+    finished = journal[8]["fields"]
+    assert (finished["way"], finished["iterations_lost"], finished["machines"]) == ("fallback", 7, [1])
+    assert journal[9]["fields"]["ok"] is True
+    [record] = [line for line in lines if line["source"] == "log"]
+    assert (record["event"], record["rank"]) == ("log_suspended", 1)
+    assert record["message"] == "the log is suspended"
+    assert record["fields"] == {"logger": "swift_ft.logging", "until": "x"}
+    [failed] = [line for line in lines if line["source"] == "launcher"]
+    assert (failed["event"], failed["message"]) == ("launcher_failed", "the rendezvous store died")
+
+
+def test_a_minus_means_stderr() -> None:
+    lines = [line for line in story("--quiet", "--events-log", "-").splitlines() if line.startswith("{")]
+    assert {line["source"] for line in lines_of("\n".join(lines))} == {"journal", "log", "launcher"}
+
+
+def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "gone" / "events.jsonl"
+    file = EventFile(str(path))
+    file({"event": "x"})
+    file({"event": "x"})
+    assert [vars(record)["event"] for record in caplog.records] == ["events_not_written"]
+    path.parent.mkdir()
+    file({"event": "y"})
+    assert path.read_text() == '{"event": "y"}\n'
+
+
+def test_a_launcher_that_comes_late_writes_only_news() -> None:
+    lines: list[dict[str, Any]] = []
+    stream = EventStream(lines.append)
+    stream.add_entry(Entry(0, ev.JobOpened(machines=1), 1.0, "a"), news=False)
+    stream.add_entry(Entry(1, ev.MachineJoined(machine="a"), 2.0, "a"), news=False)
+    stream.add_entry(Entry(2, ev.JobClosed(reason="stopped by SIGINT", exit_code=130), 3.5, "a"), news=True)
+    [line] = lines
+    assert (line["event"], line["position"], line["level"]) == ("run_ended", 2, "error")
+    assert (line["time"], line["generation"]) == ("1970-01-01T00:00:03.500Z", 1)
+
+
+# ------------------------------------------------------------------------------------------- what is an event
+
+
+def told(*events: ev.Event) -> list[Notice]:
+    """The notices about the last event."""
+    reader, found = JournalReader(), []
+    for position, event in enumerate(events):
+        found = reader.apply(Entry(position, event, float(position), "test"))
+    return found
+
+
+STARTED: tuple[ev.Event, ...] = (
+    ev.JobOpened(machines=2, max_failures=9),
+    *(ev.MachineJoined(machine=name) for name in "ab"),
+    *(ev.StatusReported(rank=rank, generation=1, iteration=None) for rank in range(2)),
+    *(ev.WorkerReady(rank=rank, generation=1) for rank in range(2)),
+)
+LOST = ev.MachineLost(machine="b", reason="its agent's connection ended")
+
+
+def test_a_loss_without_a_spare_waits_for_a_machine() -> None:
+    lost, awaited = told(*STARTED, LOST)
+    assert (lost.event, lost.machine) == ("machine_lost", 1)
+    assert (awaited.event, awaited.fields) == ("machine_awaited", {"slots": [1]})
+    assert [notice.event for notice in told(*STARTED, LOST, ev.MachineLost(machine="a", reason="gone"))] == [
+        "machine_lost",
+        "machine_awaited",
+    ]
+    assert told(*STARTED, LOST, LOST) == [], "a second report of the same loss is no news"
+
+
+def test_spares_come_and_go() -> None:
+    joined = ev.MachineJoined(machine="c")
+    [notice] = told(*STARTED, joined)
+    assert (notice.event, notice.fields) == ("spare_joined", {"name": "c", "spares": 1})
+    gone = told(*STARTED, joined, ev.MachineLost(machine="c", reason="gone"))
+    assert [notice.event for notice in gone] == ["spare_lost", "spares_used_up"]
+    assert [notice.event for notice in told(*STARTED, joined, LOST)] == ["machine_lost", "spares_used_up"]
+
+
+def test_a_restart_of_all_processes_is_a_fallback() -> None:
+    notices = told(*STARTED[:3], ev.SessionlessWorkers(machine="a", generation=1))
+    assert [(notice.event, notice.fields["way"]) for notice in notices] == [("fell_back", "restart")]
+
+
+def test_what_comes_too_late_is_no_event() -> None:
+    assert told(*STARTED, ev.ReplayFailed(rank=0, generation=0, reason="a log is torn")) == []
+    committed = ev.CheckpointCommitted(iteration=4, epoch=1)
+    assert [notice.event for notice in told(*STARTED, committed)] == ["checkpoint_committed"]
+
+
+# ------------------------------------------------------------------------------------------------ log events
+
+
+@pytest.fixture
+def logger() -> Any:
+    """A logger of the package; what a test adds to the package's logger is taken back."""
+    own = logging.getLogger("swift_ft")
+    handlers = own.handlers[:]
+    yield logging.getLogger("swift_ft.test")
+    for handler in own.handlers:
+        if isinstance(handler, _PipeHandler):
+            handler._writer.close()
+    own.handlers = handlers
+
+
+def test_a_forked_worker_writes_into_the_pipe(logger: logging.Logger) -> None:
+    pipe = EventPipe()
+    reader = os.fork()
+    if reader == 0:
+        pipe.read_from_here()
+        first, last = pipe.receive(), pipe.receive()
+        ok = first is not None and first["event"] == "log_waits" and first["message"] == "x" * 4000
+        os._exit(0 if ok and last is not None and last["event"] == "log_resumed" else 1)
+    pipe.write_from_here()
+    writer = os.fork()
+    if writer == 0:
+        logger.warning("x" * 100_000, extra={"event": "log_waits"})
+        logger.warning("fine", extra={"event": "log_resumed"})
+        os._exit(0)
+    assert os.waitpid(writer, 0)[1] == 0
+    assert os.waitpid(reader, 0)[1] == 0
+
+
+def test_a_full_pipe_delays_nobody_and_what_is_missing_is_counted(logger: logging.Logger) -> None:
+    pipe = EventPipe()
+    kept = os.dup(pipe._reader.fileno())
+    pipe.write_from_here()
+    sent = 5000
+    for _ in range(sent):
+        logger.warning("x" * 1000, extra={"event": "log_waits"})
+    pipe._reader = type(pipe._reader)(fileno=kept)
+    pipe._reader.setblocking(False)
+    arrived = 0
+    while (record := _receive(pipe)) is not None:
+        assert record["dropped"] == 0
+        arrived += 1
+    assert 0 < arrived < sent
+    logger.warning("again", extra={"event": "log_resumed"})
+    record = _receive(pipe)
+    assert record is not None
+    assert record["dropped"] == sent - arrived
+    lines: list[dict[str, Any]] = []
+    EventStream(lines.append).add_record(record)
+    assert [(line["event"], line["fields"].get("dropped")) for line in lines] == [
+        ("events_dropped", sent - arrived),
+        ("log_resumed", None),
+    ]
+    pipe._reader.close()
+
+
+def _receive(pipe: EventPipe) -> dict[str, Any] | None:
+    try:
+        return pipe.receive()
+    except BlockingIOError:
+        return None

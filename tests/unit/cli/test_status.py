@@ -1,0 +1,196 @@
+"""``swift-run --status``: a real view of a real journal in a real rendezvous store."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from swift_ft.cli.run import parser
+from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.runs import find_run
+from swift_ft.coordination.store_client import connect
+from swift_ft.launch.store_service import StoreService
+from swift_ft.recovery import events as ev
+
+_DEADLINE_S = 120.0
+
+
+class Job:
+    """A run of two machines, whose journal is written here."""
+
+    def __init__(self, store: StoreService) -> None:
+        client = partial(connect, store.host, store.port)
+        self.endpoint = f"{store.host}:{store.port}"
+        self.run_id = find_run(client, "job7")
+        self.journal = Journal(partial(client, self.run_id), by="test")
+        self.store = client(self.run_id)
+        self.append(
+            *(ev.JobOpened(machines=2, max_failures=9) for _ in range(2)),  # each launcher opens it
+            *(ev.MachineJoined(machine=name) for name in "abc"),
+            *(ev.StatusReported(rank=r, generation=1, iteration=None, steps=60) for r in range(2)),
+            *(ev.WorkerReady(rank=r, generation=1) for r in range(2)),
+            ev.MachineLost(machine="b", reason="its agent's connection ended"),
+        )
+        for rank in range(2):
+            self.store.set(f"progress/{rank}", json.dumps({"iteration": 47, "mode": "live"}))
+
+    def append(self, *events: ev.Event) -> None:
+        for event in events:
+            self.journal.append(event)
+
+    def end(self) -> None:
+        self.append(ev.JobClosed(reason="stopped by SIGTERM", exit_code=143))
+
+
+@pytest.fixture
+def service() -> Iterator[StoreService]:
+    """A rendezvous store in a process of its own."""
+    service = StoreService("127.0.0.1", 0)
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def job(service: StoreService) -> Job:
+    """A run that has just lost a machine."""
+    return Job(service)
+
+
+def view(
+    endpoint: str, name: str = "job7", *, ci: str = "", stdout: int = subprocess.PIPE
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "swift_ft.cli.run", "--status", name, "--rdzv-endpoint", endpoint]
+    env = {**os.environ, "CI": ci, "TERM": "xterm", "COLUMNS": "100"}
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def until(process: subprocess.Popen[str], words: str) -> list[str]:
+    """Reads lines up to the first one with these words."""
+    assert process.stdout is not None
+    guard = threading.Timer(_DEADLINE_S, process.kill)
+    guard.start()
+    lines = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if words in line:
+            guard.cancel()
+            return lines
+    raise AssertionError(f"{words!r} is missing in {lines}")
+
+
+def test_a_run_is_found_by_its_name_and_its_end_ends_the_view(job: Job) -> None:
+    process = view(job.endpoint)
+    told = [line.partition(" s  ")[2] for line in until(process, "generation 2")]
+    opened = "a run on 2 machines, 1 worker on each"
+    assert (told[0], told.count(opened)) == (opened, 1)
+    assert "machine 1 is lost: its agent's connection ended" in told
+    job.end()
+    rest, errors = process.communicate(timeout=_DEADLINE_S)
+    assert (process.returncode, errors) == (0, "")
+    assert rest.endswith("the run ends: stopped by SIGTERM\n")
+
+
+def test_ctrl_c_leaves_the_run_alone(job: Job) -> None:
+    process = view(job.endpoint)
+    until(process, "generation 2")
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=_DEADLINE_S)
+    assert (process.returncode, errors) == (0, "")
+    assert rest.splitlines()[-1] == f"the view of {job.run_id} ends; the run goes on"
+    assert job.journal.has(9)
+    assert not job.journal.has(10), "the view wrote into the journal"
+
+
+def test_ctrl_c_ends_the_view_of_a_frozen_store(job: Job, service: StoreService) -> None:
+    process = view(job.endpoint)
+    until(process, "generation 2")
+    os.kill(service.pid, signal.SIGSTOP)
+    try:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=_DEADLINE_S)
+        assert process.returncode == 0
+    finally:
+        os.kill(service.pid, signal.SIGCONT)
+
+
+def test_a_store_that_dies_ends_the_view(job: Job, service: StoreService) -> None:
+    process = view(job.endpoint)
+    until(process, "generation 2")
+    os.kill(service.pid, signal.SIGKILL)
+    rest, _ = process.communicate(timeout=_DEADLINE_S)
+    assert process.returncode == 0
+    assert (
+        rest == f"the rendezvous store at {job.endpoint} is gone: the run has ended, or that host is lost\n"
+    )
+
+
+def test_in_ci_only_losses_and_the_end_are_told(job: Job) -> None:
+    job.end()
+    output, _ = view(job.endpoint, ci="true").communicate(timeout=_DEADLINE_S)
+    assert [line.partition(" s  ")[2] for line in output.splitlines()] == [
+        "machine 1 is lost: its agent's connection ended",
+        "generation 2: a replacement for machine 1",
+        "the run ends: stopped by SIGTERM",
+    ]
+
+
+def test_a_terminal_gets_a_bar_per_machine(job: Job) -> None:
+    ours, theirs = pty.openpty()
+    process = view(job.endpoint, stdout=theirs)
+    os.close(theirs)
+    seen = b""
+    guard = threading.Timer(_DEADLINE_S, process.kill)
+    guard.start()
+    try:
+        while b"47/60" not in seen:
+            seen += os.read(ours, 4096)
+        job.end()
+        while chunk := _read(ours):
+            seen += chunk
+        _, errors = process.communicate(timeout=_DEADLINE_S)
+        assert (process.returncode, errors) == (0, "")
+    finally:
+        guard.cancel()
+        os.close(ours)
+    assert b"machine 1" in seen
+    assert b"generation 2, ended" in seen
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the other end is closed
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("name", "endpoint", "words"),
+    [
+        ("job8", None, "There is no run 'job8' at "),
+        ("job7", "127.0.0.1:1", "No rendezvous store answers at 127.0.0.1:1"),
+        ("job7", "127.0.0.1:x", "'127.0.0.1:x' is not an endpoint: write host:port."),
+        ("job7", "", "--status needs the --rdzv-endpoint"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(job: Job, name: str, endpoint: str | None, words: str) -> None:
+    process = view(job.endpoint if endpoint is None else endpoint, name)
+    output, errors = process.communicate(timeout=_DEADLINE_S)
+    assert (process.returncode, output) == (2, "")
+    assert errors.startswith(f"swift-run: {words}")
+    assert errors.count("\n") == 1
+
+
+def test_a_scripts_own_status_flag_is_its_own() -> None:
+    args = parser().parse_args(["--nnodes", "2", "train.py", "--status", "verbose"])
+    assert (args.status, args.training_script_args) == (None, ["--status", "verbose"])
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--nnodes", "2"])

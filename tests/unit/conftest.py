@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swift_ft.storage.store import Store
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store, on disk and in memory."""
+    return f"file://{tmp_path}/store" if request.param == "file" else f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """An empty store, on disk and in memory."""
+    store = Store(url)
+    yield store
+    store.delete_all()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Store:
+    """An empty store on disk."""
+    return Store(str(tmp_path / "store"))

@@ -1,0 +1,61 @@
+"""Writes that training does not wait for: in order, and only the newest value of each key."""
+
+from __future__ import annotations
+
+import threading
+from typing import cast
+
+from swift_ft.coordination.background_writer import BackgroundWriter
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+
+class SlowStore:
+    """Notes what is written. The first write waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.writes: list[tuple[str, str | None]] = []
+        self.begun, self.go_on, self.ended = (threading.Event() for _ in range(3))
+
+    def set(self, key: str, value: str) -> None:
+        self._note(key, value)
+
+    def delete_key(self, key: str) -> None:
+        self._note(key, None)
+
+    def _note(self, key: str, value: str | None) -> None:
+        self.writes.append((key, value))
+        self.begun.set()
+        assert self.go_on.wait(30)
+        if key == "last":
+            self.ended.set()
+
+
+def test_only_the_newest_value_of_each_key_is_written() -> None:
+    store = SlowStore()
+    writer = BackgroundWriter(cast(RendezvousStore, store))
+    writer.set("a", "1")
+    assert store.begun.wait(30)
+    for number in range(2, 5):
+        writer.set("a", str(number))  # none of these waits for the first one
+    writer.set("b", "1")
+    writer.delete("c")
+    writer.set("b", "2")
+    writer.set("last", "")
+    store.go_on.set()
+    assert store.ended.wait(30)
+    assert store.writes == [("a", "1"), ("a", "4"), ("c", None), ("b", "2"), ("last", "")]
+
+
+def test_a_lost_store_is_no_error_here() -> None:
+    """Whoever follows the journal learns of the same loss."""
+
+    class Lost(SlowStore):
+        def _note(self, key: str, value: str | None) -> None:
+            self.ended.set()
+            raise RuntimeError("Connection reset by peer")
+
+    store = Lost()
+    writer = BackgroundWriter(cast(RendezvousStore, store))
+    writer.set("a", "1")
+    assert store.ended.wait(30)
+    writer.set("a", "2")

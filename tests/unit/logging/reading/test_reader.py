@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swift_ft.errors import DivergenceError, ForeignLogError, LogCorruptError, LogMissingError, LogTornError
+from swift_ft.logging import Direction, LogReader, checksum_of, copy_into
+from swift_ft.logging.format.record import tensor_bytes
+from swift_ft.logging.format.segment import parse_segment
+from swift_ft.logging.reading import segment_provider
+from swift_ft.storage.store import Store
+from tests.support.log import LOG, RUN, identity, key, message, receipt, write_segment
+
+OTHER = "log/rank00001"
+
+
+def opened(store: Store, *directories: str, **options: Any) -> LogReader:
+    log = LogReader(store, directories or [LOG], run_id=RUN, **options)
+    log.refresh()
+    return log
+
+
+def value(iteration: int, fill: float = 1.0) -> torch.Tensor:
+    return torch.full((4,), fill + iteration)
+
+
+def overwrite(store: Store, path: str, data: bytes) -> None:
+    with store.open_write(path) as file:
+        file.write(data)
+
+
+def flip_payload(store: Store, path: str, tensor: torch.Tensor) -> None:
+    data = store.open_read(path).read()
+    payload = bytes(tensor_bytes(tensor))
+    assert data.count(payload) == 1
+    overwrite(store, path, data.replace(payload, bytes([payload[0] ^ 1]) + payload[1:]))
+
+
+def test_a_message_fills_a_receive_buffer(store: Store) -> None:
+    write_segment(store, [message(key(3), value(3))])
+    buffer = torch.zeros(4)
+    copy_into(opened(store).message(key(3)), buffer)
+    assert torch.equal(buffer, value(3))
+
+
+def test_a_missing_message_names_key_and_directories(store: Store) -> None:
+    write_segment(store, [receipt(key(3), 1)])
+    log = opened(store, LOG, OTHER)
+    assert not log.has(key(3))
+    with pytest.raises(LogMissingError, match=r"iteration 3.*log/rank00000, log/rank00001") as caught:
+        log.message(key(3))
+    assert caught.value.fields["key"] == key(3)
+
+
+def test_receipts_are_found(store: Store) -> None:
+    write_segment(store, [receipt(key(3), 99), message(key(4), value(4))])
+    log = opened(store)
+    assert log.receipt(key(3)) == 99
+    assert log.receipt(key(4)) is None
+
+
+def test_nothing_is_there_before_refresh_and_new_segments_after(store: Store) -> None:
+    write_segment(store, [message(key(0), value(0))])
+    log = LogReader(store, [LOG], run_id=RUN)
+    assert not log.has(key(0))
+    log.refresh()
+    write_segment(store, [message(key(1), value(1))], sequence=1)
+    assert (log.has(key(0)), log.has(key(1))) == (True, False)
+    log.refresh()
+    assert (log.has(key(0)), log.has(key(1))) == (True, True)
+
+
+def test_dropped_segments_are_forgotten(store: Store) -> None:
+    path = write_segment(store, [message(key(0), value(0))])
+    write_segment(store, [message(key(1), value(1))], sequence=1)
+    log = opened(store)
+    store.delete(path)
+    log.refresh()
+    assert (log.has(key(0)), log.has(key(1))) == (False, True)
+    assert log.messages(0) == []
+
+
+def test_a_segment_is_parsed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_segment(store, [message(key(0, i), value(i)) for i in range(3)])
+    calls: list[str] = []
+    original = parse_segment
+
+    def counting(source: object, path: str, run_id: str) -> tuple[object, object]:
+        calls.append(path)
+        return original(source, path, run_id)
+
+    monkeypatch.setattr(segment_provider, "parse_segment", counting)
+    log = opened(store)
+    log.refresh()
+    for i in range(3):
+        log.message(key(0, i))
+    assert len(calls) == 1
+
+
+def test_messages_come_in_the_order_in_which_they_were_logged(store: Store) -> None:
+    order = [2, 0, 3, 1]
+    write_segment(store, [message(key(0, i), value(i)) for i in order[:2]])
+    write_segment(store, [message(key(0, i), value(i)) for i in order[2:]], sequence=1)
+    write_segment(store, [message(key(1, i), value(i)) for i in order], sequence=2)
+    assert [record.key.microbatch for record in opened(store).messages(0)] == order
+
+
+def test_messages_can_be_chosen_by_stage(store: Store) -> None:
+    backward = key(0, 1, direction=Direction.BACKWARD, source_stage=1, destination_stage=0)
+    write_segment(store, [message(key(0, 0), value(0)), message(backward, value(1)), receipt(key(0, 5), 1)])
+    log = opened(store)
+    assert [record.key for record in log.messages(0)] == [key(0, 0), backward]
+    assert [record.key for record in log.messages(0, source_stage=1)] == [backward]
+    assert [record.key for record in log.messages(0, destination_stage=1)] == [key(0, 0)]
+    assert log.messages(0, source_stage=0, destination_stage=0) == []
+    assert log.messages(1) == []
+
+
+def test_the_newest_generation_wins(store: Store) -> None:
+    """The older copy's payload is damaged: only the newer one may be handed out."""
+    old = write_segment(store, [message(key(0, i), value(i)) for i in (0, 1)], identity(1))
+    write_segment(store, [message(key(0, i), value(i)) for i in (1, 0)], identity(2))
+    flip_payload(store, old, value(0))
+    log = opened(store)
+    assert bytes(log.message(key(0, 0)).payload or b"") == bytes(tensor_bytes(value(0)))
+    assert [record.key.microbatch for record in log.messages(0)] == [1, 0]
+
+
+@pytest.mark.parametrize("generations", [(1, 1), (1, 2)])
+def test_copies_that_differ_are_a_divergence(store: Store, generations: tuple[int, int]) -> None:
+    one = write_segment(
+        store, [message(key(0), value(0)), message(key(1), value(1))], identity(generations[0])
+    )
+    two = write_segment(store, [message(key(0), value(5))], identity(generations[1]), 7, OTHER)
+    log = opened(store, LOG, OTHER)
+    log.message(key(1))
+    for ask in (lambda: log.message(key(0)), lambda: log.messages(0)):
+        with pytest.raises(DivergenceError, match=r"iteration 0") as caught:
+            ask()
+        assert one in str(caught.value)
+        assert two in str(caught.value)
+
+
+def test_receipts_that_differ_are_a_divergence(store: Store) -> None:
+    write_segment(store, [receipt(key(0), 1), receipt(key(0), 2)])
+    with pytest.raises(DivergenceError):
+        opened(store).receipt(key(0))
+
+
+def test_the_error_of_a_damaged_payload_names_key_and_path(store: Store) -> None:
+    path = write_segment(store, [message(key(i), value(i)) for i in (0, 1)])
+    flip_payload(store, path, value(1))
+    log = opened(store)
+    log.message(key(0))
+    for ask in (lambda: log.message(key(1)), lambda: log.messages(1)):
+        with pytest.raises(LogCorruptError) as caught:
+            ask()
+        assert caught.value.fields == {"path": path, "key": key(1)}
+
+
+def test_a_torn_segment_does_not_disappear(store: Store) -> None:
+    write_segment(store, [message(key(0), value(0))])
+    path = write_segment(store, [message(key(i), value(i)) for i in (1, 2)], sequence=1)
+    data = store.open_read(path).read()
+    overwrite(store, path, data[: len(data) // 2])
+    log = LogReader(store, [LOG], run_id=RUN)
+    for _ in range(2):
+        with pytest.raises(LogTornError) as caught:
+            log.refresh()
+        assert caught.value.fields["path"] == path
+
+
+def test_damage_in_segments_that_do_not_matter_is_ignored(store: Store) -> None:
+    for generation, iteration in ((0, 9), (1, 4)):
+        path = write_segment(store, [message(key(iteration), value(0))], identity(generation))
+        overwrite(store, path, b"damaged")
+    write_segment(store, [message(key(4), value(4)), message(key(5), value(5))], identity(1), 1)
+    assert opened(store, since_generation=1, from_iteration=5).has(key(5))
+    with pytest.raises(LogTornError):
+        opened(store, since_generation=1, from_iteration=4)
+    with pytest.raises(LogTornError):
+        opened(store, since_generation=0, from_iteration=5)
+
+
+def test_another_run_is_refused(store: Store) -> None:
+    write_segment(store, [message(key(0), value(0))], identity(run_id="run-2"))
+    with pytest.raises(ForeignLogError):
+        opened(store)
+
+
+def test_other_files_are_ignored_but_a_renamed_segment_is_an_error(local: Store, tmp_path: Path) -> None:
+    path = write_segment(local, [message(key(0), value(0))])
+    folder = tmp_path / "store" / LOG
+    (folder / "notes.txt").write_text("hello")
+    (folder / "g00000-s000009.0123456789ab.tmp").write_text("unfinished")
+    assert opened(local).has(key(0))
+    (folder / path.rpartition("/")[2]).rename(folder / "mine.arrow")
+    with pytest.raises(LogCorruptError, match=r"mine\.arrow"):
+        opened(local)
+
+
+def test_a_segment_dropped_while_it_is_listed_is_simply_missing(
+    local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_segment(local, [message(key(0), value(0))])
+    names = local.list(LOG)
+    local.delete(path)
+    monkeypatch.setattr(local, "list", lambda directory: names)
+    assert not opened(local).has(key(0))
+
+
+def test_mapped_messages_outlive_their_file(local: Store) -> None:
+    path = write_segment(local, [message(key(0), value(0))])
+    record = opened(local).message(key(0))
+    local.delete(path)
+    assert bytes(record.payload or b"") == bytes(tensor_bytes(value(0)))
+
+
+def test_past_iterations_are_evicted_and_can_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a long replay from a remote store would keep the whole log on this machine."""
+    store = Store(str(tmp_path))
+    for sequence in range(4):
+        write_segment(store, [message(key(sequence), torch.full((4,), float(sequence)))], sequence=sequence)
+    monkeypatch.setattr(Store, "remote", property(lambda self: True))
+    log = opened(store)
+    for iteration in range(4):
+        assert log.message(key(iteration)).checksum == checksum_of(torch.full((4,), float(iteration)))
+        assert all(f"i{iteration:08d}" in path for path in log._segments)
+    assert log.message(key(0)).checksum == checksum_of(torch.zeros(4))
+    assert [record.key for record in log.messages(2)] == [key(2)]

@@ -1,0 +1,112 @@
+"""From messages to the log: at once from the host, in bubbles from a device; and what that cost."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from swift_ft.errors import UnsupportedError
+from swift_ft.logging import (
+    IterationStats,
+    LogOptions,
+    LogReader,
+    LogStats,
+    LogWriter,
+    MessageLog,
+    checksum_of,
+)
+from swift_ft.logging.writing.message_log import device_of
+from swift_ft.storage.store import Store
+from tests.support.fake_device import FakeDevice
+from tests.support.log import LOG, RUN, identity, key
+
+
+def log_of(store: Store) -> LogReader:
+    reader = LogReader(store, [LOG], run_id=RUN)
+    reader.refresh()
+    return reader
+
+
+def chosen(device: FakeDevice | None, tensor: torch.Tensor) -> FakeDevice | None:
+    """The device, whatever the tensor."""
+    return device
+
+
+def test_a_device_and_a_host_log_the_same(store: Store) -> None:
+    """One iteration of a stage: two messages in, two out; each way of logging in its own directory."""
+    device = FakeDevice(copy_s=0.1)
+    logs = {}
+    for name, way in (("host", None), ("device", device)):
+        stats = LogStats()
+        log = MessageLog(LogOptions(), stats, device_of=partial(chosen, way), clock=device.clock)
+        log.writer = LogWriter(store, f"log/{name}", identity(), stats=stats, lazy=True)
+        for microbatch in range(2):
+            log.bubble_begins()
+            device.advance(1)
+            arrived = torch.full((3,), float(microbatch))
+            log.overwriting(arrived)
+            log.bubble_ends()
+            log.received(key(0, microbatch, source_stage=0, destination_stage=1), arrived)
+            log.sent(key(0, microbatch, source_stage=1, destination_stage=2), arrived + 10)
+        log.end_iteration()
+        device.advance(1)
+        log.drain(60)
+        log.writer.close(60)
+        reader = LogReader(store, [f"log/{name}"], run_id=RUN)
+        reader.refresh()
+        logs[name] = [
+            (record.key, record.checksum, bytes(record.payload or b"")) for record in reader.messages(0)
+        ] + [reader.receipt(key(0, i, source_stage=0, destination_stage=1)) for i in range(2)]
+        assert (stats.last.messages, stats.last.bytes) == (2, 24)
+        assert stats.total.bubble_s == 2.0
+    assert logs["host"] == logs["device"]
+    assert logs["host"][2:] == [checksum_of(torch.full((3,), float(i))) for i in range(2)]
+
+
+def test_a_lazy_writer_sleeps_until_the_bubble(store: Store) -> None:
+    log = MessageLog(LogOptions(), LogStats())
+    log.writer = LogWriter(store, LOG, identity(), lazy=True)
+    log.sent(key(0), torch.ones(3))
+    assert log.writer.metrics().records == 0
+    log.bubble_begins()
+    log.writer.roll()
+    log.writer.flush(60)
+    assert log.writer.metrics().records == 1
+    log.sent(key(1), torch.ones(3))
+    log.writer.close(60)
+    assert log_of(store).has(key(1))
+
+
+def test_a_lazy_writer_is_woken_when_half_of_the_memory_is_used(url: str) -> None:
+    """Otherwise it would sleep while senders wait."""
+    from swift_ft.logging import LogBudget
+    from tests.support.log import BlockedStore
+
+    store = BlockedStore(url)
+    writer = LogWriter(store, LOG, identity(), LogOptions(LogBudget(800)), lazy=True)
+    writer.append_message(key(0), torch.ones(50))
+    writer.append_message(key(1), torch.ones(50))
+    assert store.waiting.wait(60)  # the thread writes the first one
+    store.gate.set()
+    writer.close(60)
+
+
+def test_where_messages_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_of(torch.device("cpu")) is None
+    with pytest.raises(UnsupportedError, match="Messages on mps cannot be logged"):
+        device_of(torch.device("mps"))
+
+
+def test_stats_add_up() -> None:
+    stats = LogStats()
+    stats.add(IterationStats(1, 10, 0.5, queue_high_water_bytes=7))
+    stats.add(IterationStats(1, 20, 0.25, 0.1, 0.2, 0.3, 5, 9))
+    first = stats.end_iteration()
+    assert first == IterationStats(2, 30, 0.75, 0.1, 0.2, 0.3, 7, 9)
+    stats.add(IterationStats(1, 1, queue_high_water_bytes=1))
+    assert stats.last == first
+    assert stats.total == IterationStats(3, 31, 0.75, 0.1, 0.2, 0.3, 7, 9)
+    assert stats.end_iteration() == IterationStats(1, 1, queue_high_water_bytes=1)
+    assert stats.largest_bytes == 30

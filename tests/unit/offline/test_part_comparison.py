@@ -1,0 +1,46 @@
+"""States compared bit for bit."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from swift_ft.checkpoint.state_payload import pack
+from swift_ft.offline.part_comparison import differences
+
+
+def state(weight: torch.Tensor, **plain: object) -> dict[str, object]:
+    return {"models.model.weight": weight, "plain.bytes": io.BytesIO(pack(plain))}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), True),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), False),
+        (torch.tensor([1.0]), torch.tensor([[1.0]]), False),
+        (torch.tensor(1.0), torch.tensor(1.0), True),
+        (torch.tensor([], dtype=torch.bfloat16), torch.tensor([], dtype=torch.bfloat16), True),
+    ],
+)
+def test_tensors(one: torch.Tensor, other: torch.Tensor, equal: bool) -> None:
+    assert differences(state(one), state(other)) == ([] if equal else ["models.model.weight"])
+
+
+def test_plain_values_by_their_path() -> None:
+    weight = torch.ones(2)
+    one = state(weight, optimizers={"adam": {"param_groups": [{"lr": 0.1}]}}, digests={"w": 1})
+    other = state(weight, optimizers={"adam": {"param_groups": [{"lr": 0.2}]}}, digests={"w": 2})
+    assert differences(one, other) == ["plain.bytes.optimizers.adam.param_groups.0.lr"]
+    assert differences(state(weight, a=1), state(weight, a=True)) == ["plain.bytes.a"]
+    assert differences(state(weight, a={}, b=1), state(weight, b=1)) == ["plain.bytes.a"]
+
+
+def test_the_random_numbers_of_a_replica_are_its_own() -> None:
+    weight = torch.ones(2)
+    one, other = (state(weight, small={"random": {"python": n}, "parts": {"x": 1}}) for n in (1, 2))
+    assert differences(one, other) == ["plain.bytes.small.random.python"]
+    assert differences(one, other, of_replica=True) == []

@@ -1,0 +1,127 @@
+"""The orders of actions are those of torch's schedules, and torch's demands on sizes are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining.stage import _PipelineStageBase
+
+from swift_ft.errors import UsageError
+from swift_ft.planning.layout.orders import Kind, Schedule, check_size, in_flight, worker_order
+
+OF_TORCH: dict[Schedule, Any] = {
+    Schedule.GPIPE: schedules.ScheduleGPipe,
+    Schedule.ONE_F_ONE_B: schedules.Schedule1F1B,
+    Schedule.LOOPED_BFS: schedules.ScheduleLoopedBFS,
+    Schedule.INTERLEAVED: schedules.ScheduleInterleaved1F1B,
+    Schedule.ZERO_BUBBLE: schedules.ScheduleInterleavedZeroBubble,
+}
+KINDS = {kind.value: kind for kind in Kind}
+
+
+def of_torch(schedule: Schedule, workers: int, chunks: int, microbatches: int) -> dict[int, list[Any]]:
+    """Each worker's computations as torch orders them.
+
+    Raises:
+        ValueError: if torch refuses the sizes.
+    """
+    if schedule.is_single:
+        return {worker: carried_out(schedule, worker, workers, microbatches) for worker in range(workers)}
+    stages = [stage_of(chunk * workers, 0, workers, workers * chunks) for chunk in range(chunks)]
+    return {
+        worker: [
+            (KINDS[action.computation_type.value], action.stage_index, action.microbatch_index)
+            for action in actions
+            if action is not None and action.computation_type.value in KINDS
+        ]
+        for worker, actions in OF_TORCH[schedule](stages, microbatches).pipeline_order.items()
+    }
+
+
+def carried_out(schedule: Schedule, worker: int, workers: int, microbatches: int) -> list[Any]:
+    """What a schedule makes its one stage do. The order that it prints miscounts the last stage's."""
+    stage = stage_of(worker, worker, workers, workers)
+    done: list[Any] = []
+    stage.forward_one_chunk.side_effect = lambda index, *_, **__: done.append((Kind.FORWARD, worker, index))
+    stage.backward_one_chunk.side_effect = lambda index, **_: done.append((Kind.BACKWARD, worker, index))
+    made = OF_TORCH[schedule](stage, microbatches, loss_fn=Mock())
+    made._initialize_stage = Mock()
+    made._step_microbatches()
+    return done
+
+
+def stage_of(index: int, rank: int, workers: int, stages: int) -> Mock:
+    """A stage of torch that computes and sends nothing."""
+    stage = Mock(spec=_PipelineStageBase)
+    communication = ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops")
+    stage.configure_mock(
+        stage_index=index,
+        group_size=workers,
+        group_rank=rank,
+        num_stages=stages,
+        group=None,
+        submod=None,
+        is_last=False,
+        **{f"{name}.return_value": [] for name in communication},
+    )
+    return stage
+
+
+def sizes() -> Iterator[tuple[Schedule, int, int, int]]:
+    for schedule in Schedule:
+        for workers in (1, 2, 3, 4, 5, 8):
+            for chunks in (1,) if schedule.is_single else (1, 2, 3):
+                for microbatches in (1, 2, 3, 4, 6, 8, 9, 12, 16, 25):
+                    yield schedule, workers, chunks, microbatches
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_orders_are_those_of_torch(schedule: Schedule) -> None:
+    compared = refused = 0
+    for _, workers, chunks, microbatches in (size for size in sizes() if size[0] is schedule):
+        try:
+            expected = of_torch(schedule, workers, chunks, microbatches)
+        except ValueError:
+            with pytest.raises(UsageError):
+                check_size(schedule, workers=workers, chunks=chunks, microbatches=microbatches)
+            refused += 1
+            continue
+        for worker in range(workers):
+            found = worker_order(schedule, worker, workers=workers, chunks=chunks, microbatches=microbatches)
+            assert [tuple(action) for action in found] == expected[worker], (workers, chunks, microbatches)
+        compared += 1
+    assert compared >= 30
+    assert refused or schedule in (Schedule.GPIPE, Schedule.LOOPED_BFS)
+
+
+@pytest.mark.parametrize(
+    "schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE]
+)
+def test_microbatches_in_flight_are_those_of_the_order(schedule: Schedule) -> None:
+    for workers, microbatches in ((1, 1), (1, 4), (3, 3), (3, 6), (4, 4), (4, 12), (5, 20), (8, 16)):
+        for worker in range(workers):
+            held = most = 0
+            for action in worker_order(schedule, worker, workers=workers, microbatches=microbatches):
+                held += {Kind.FORWARD: 1, Kind.INPUT: 0}.get(action.kind, -1)
+                most = max(most, held)
+            assert in_flight(schedule, worker, workers=workers, microbatches=microbatches) == most
+
+
+@pytest.mark.parametrize(
+    ("schedule", "size", "message"),
+    [
+        (Schedule.GPIPE, (2, 2, 4), "takes one stage per worker, not 2"),
+        (Schedule.ONE_F_ONE_B, (4, 1, 3), "3 are 1 too few for 4 stages"),
+        (Schedule.INTERLEAVED, (4, 2, 9), "into 2 rounds, and 1 are over: 8 would do"),
+        (Schedule.ZERO_BUBBLE, (0, 1, 1), "each must be at least 1"),
+    ],
+)
+def test_a_size_that_torch_refuses_is_explained(
+    schedule: Schedule, size: tuple[int, int, int], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_size(schedule, workers=size[0], chunks=size[1], microbatches=size[2])

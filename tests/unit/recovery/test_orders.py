@@ -1,0 +1,55 @@
+"""Orders that follow from the state: here, those of machines that others lose sight of."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import pytest
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.orders import AgentTodo, agent_order
+from swift_ft.recovery.protocol import step
+
+OPENED = ev.JobOpened(machines=2, workers_per_machine=1, restarts=0, max_failures=None)
+
+
+def joined(name: str) -> ev.MachineJoined:
+    return ev.MachineJoined(machine=name, preferred_slot=None, address=f"{name}:1")
+
+
+def lost(name: str, reporter: str) -> ev.MachineLost:
+    return ev.MachineLost(machine=name, reason="its agent cannot be reached", reporter=reporter)
+
+
+def after_losses(count: int, reporter: str = "good.0") -> State:
+    """Machine ``m`` was lost so often, as a spare that joined again each time."""
+    events: list[ev.Event] = [OPENED, joined("good.0"), joined("other.0")]
+    for incarnation in range(count):
+        events += [joined(f"m.{incarnation}"), lost(f"m.{incarnation}", reporter)]
+    return reduce(step, events, State())
+
+
+@pytest.mark.parametrize(("losses", "wait_s"), [(1, 0), (2, 10), (3, 20), (6, 160), (7, 300), (30, 300)])
+def test_a_machine_that_others_lose_sight_of_stays_away_for_longer_and_longer(
+    losses: int, wait_s: float
+) -> None:
+    order = agent_order(after_losses(losses), machine=f"m.{losses - 1}", started_in=None)
+    assert (order.todo, order.wait_s) == (AgentTodo.REJOIN, wait_s)
+
+
+def test_a_machine_that_reports_its_own_losses_joins_again_at_once() -> None:
+    assert agent_order(after_losses(9, reporter=""), machine="m.8", started_in=None).wait_s == 0
+
+
+def test_two_reports_of_one_loss_count_once() -> None:
+    state = step(after_losses(1), lost("m.0", "other.0"))
+    assert state.membership.silenced["m"] == 1
+
+
+def test_a_commit_with_the_machine_forgets() -> None:
+    """All its workers have saved their part, so all others reach it."""
+    state = step(step(after_losses(3), joined("m.3")), lost("other.0", ""))
+    assert state.slot_of("m.3") is not None
+    assert step(state, ev.CheckpointCommitted(iteration=5, epoch=0)).membership.silenced.get("m") is None
+    assert step(after_losses(3), ev.CheckpointCommitted(iteration=5, epoch=0)).membership.silenced["m"] == 3

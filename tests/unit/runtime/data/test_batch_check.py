@@ -1,0 +1,148 @@
+"""Another batch for a repeated iteration is an error, in a survivor and in a replacement."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from swift_ft.coordination.background_writer import BackgroundWriter
+from swift_ft.errors import ChangedBatchError
+from swift_ft.runtime.data.board import BatchBoard
+from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+
+class Rendezvous:
+    """The part of the rendezvous store that is used, and of its background writer."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def delete(self, key: str) -> None:
+        del self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.values[key].encode()
+
+
+class Worker:
+    """A process of a worker, which gives batches to its model."""
+
+    def __init__(self, rendezvous: Rendezvous, *, joined: bool = False) -> None:
+        store, writer = cast(RendezvousStore, rendezvous), cast(BackgroundWriter, rendezvous)
+        board = BatchBoard(store, writer, 3, joined=joined)
+        self.check = BatchCheck(board, enabled=True, keep=20)
+
+    def step(self, iteration: int, *batches: int, committed: int = 0, reads: bool = False) -> None:
+        self.check.begin(iteration, committed)
+        if reads:
+            self.check.index_read()
+        for batch in batches:
+            self.check.given(((torch.tensor([batch]),), {}))
+        self.check.end()
+
+
+def test_the_same_batch_again() -> None:
+    worker = Worker(Rendezvous())
+    for iteration in (0, 1, 2, 2, 1, 2, 3):
+        worker.step(iteration, iteration)
+
+
+def test_another_batch() -> None:
+    worker = Worker(Rendezvous())
+    worker.step(0, 0)
+    worker.step(1, 1)
+    worker.check.interrupted()
+    with pytest.raises(ChangedBatchError, match=r"Iteration 1 is repeated .* step\.index"):
+        worker.step(1, 2)
+
+
+def test_the_second_batch_of_an_iteration() -> None:
+    """One that was interrupted between two forwards may have a new second batch, once."""
+    worker = Worker(Rendezvous())
+    worker.step(4, 40)
+    worker.step(4, 40, 41)
+    worker.step(4, 40, 41)
+    with pytest.raises(ChangedBatchError):
+        worker.step(4, 40, 42)
+
+
+def test_outside_of_a_step() -> None:
+    """A validation after the step's block takes what it likes."""
+    worker = Worker(Rendezvous())
+    for batch in (7, 8):
+        worker.step(0, 0)
+        worker.check.given(torch.tensor([batch]))
+
+
+def test_switched_off() -> None:
+    worker = Worker(Rendezvous())
+    worker.check.enabled = False
+    worker.step(0, 0)
+    worker.step(0, 1)
+
+
+def test_a_replacement_knows_what_the_lost_worker_had() -> None:
+    rendezvous = Rendezvous()
+    lost = Worker(rendezvous)
+    for iteration in range(60, 70):  # two chunks of the board
+        lost.step(iteration, iteration)
+    for iteration, other in ((60, 0), (63, 1), (64, 2), (69, 3)):
+        replacement = Worker(rendezvous, joined=True)
+        replacement.step(62, 62)
+        with pytest.raises(ChangedBatchError):
+            replacement.step(iteration, other)
+    replacement.step(70, 70)  # what it adds keeps what is there
+    with pytest.raises(ChangedBatchError):
+        Worker(rendezvous, joined=True).step(68, 1)
+
+
+def lost_in(iterations: int, *, constant: bool = False) -> Rendezvous:
+    """Published by a worker that was lost after some iterations."""
+    rendezvous = Rendezvous()
+    lost = Worker(rendezvous)
+    for iteration in range(iterations):
+        lost.step(iteration, 0 if constant else iteration)
+    return rendezvous
+
+
+def test_a_replacement_that_begins_with_the_first_batch_of_all() -> None:
+    """The lost worker never came to the iteration, so there is no digest to compare with."""
+    with pytest.raises(ChangedBatchError, match="the very first batch again, for iteration 5"):
+        Worker(lost_in(5), joined=True).step(5, 0)
+
+
+@pytest.mark.parametrize(
+    ("constant", "arguments"),
+    [
+        pytest.param(False, {"reads": True}, id="the first batch of another epoch, by index"),
+        pytest.param(True, {}, id="always the same batch"),
+    ],
+)
+def test_the_first_batch_may_come_again(constant: bool, arguments: dict[str, Any]) -> None:
+    Worker(lost_in(5, constant=constant), joined=True).step(5, 0, **arguments)
+
+
+@pytest.mark.parametrize(("reads", "warnings"), [(True, 0), (False, 1)])
+def test_a_resumed_script(reads: bool, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
+    """There is nothing to compare with."""
+    worker = Worker(Rendezvous())
+    for iteration in (300, 301):
+        worker.step(iteration, iteration, reads=reads)
+    assert [r.__dict__["event"] for r in caplog.records] == ["batch_position_unknown"] * warnings
+
+
+def test_what_is_not_needed_is_deleted() -> None:
+    rendezvous = Rendezvous()
+    worker = Worker(rendezvous)
+    for iteration in range(200):
+        worker.step(iteration, iteration, committed=iteration // 50 * 50)
+    assert sorted(rendezvous.values) == ["batches/3/2", "batches/3/3", "batches/3/first"]

@@ -1,0 +1,280 @@
+"""What a script does between two steps: what is noted, taken over, put back and refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import RecoveryError, UsageError
+from swift_ft.runtime.between import Between, OnLoss, Part
+from swift_ft.runtime.script_phases import Phase, ScriptPhases
+from swift_ft.torch_adapters.script_operations import Operation
+
+
+class Store:
+    """A rendezvous store that does not wait."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, str] = {}
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.content for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.content[key].encode()
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if self.content.get(key, "") == expected:
+            self.content[key] = desired
+        return self.content[key].encode()
+
+
+class Worker:
+    """One that trains a layer, with a scheduler."""
+
+    def __init__(self, store: Store, rank: int = 0) -> None:
+        self.model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+        self.plateau = plateau(self.optimizer, factor=0.5, patience=0)
+        parts = {"model": self.model, "optimizer": self.optimizer, "plateau": self.plateau}
+        self.phases = ScriptPhases()
+        self.between = Between(rank, TrainingState(parts), store, seed=0)  # type: ignore[arg-type]
+
+    @property
+    def rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def add(
+        self, function: Callable[[], Any], every: int = 1, *, then: Any = None, skip: bool = False
+    ) -> None:
+        self.between.add(Part(function, every, then, OnLoss.SKIP if skip else OnLoss.REPEAT))
+
+    def run(self, iteration: int, position: int = 0, generation: int = 1) -> None:
+        self.phases.phase = Phase.PART
+        self.between.run(iteration, position, generation, self.phases)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def worker(store: Store) -> Worker:
+    return Worker(store)
+
+
+def test_what_is_due(worker: Worker) -> None:
+    worker.add(int, 2)
+    worker.add(float, 3)
+    assert [len(worker.between.due(i)) for i in range(7)] == [0, 0, 1, 1, 1, 0, 2]
+
+
+def test_a_replay_takes_over_what_followed(store: Store, worker: Worker) -> None:
+    worker.plateau.step(0.1)
+    worker.add(lambda: torch.tensor(0.5), then=worker.plateau.step)
+    worker.run(1)
+    assert worker.rate == 0.5
+    replaying = Worker(store)
+    replaying.plateau.step(0.1)
+    replaying.add(lambda: pytest.fail("it was called"), then=replaying.plateau.step)
+    replaying.between.take_over(1, 1)
+    assert replaying.rate == 0.5
+    assert replaying.plateau.state_dict() == worker.plateau.state_dict()
+    with pytest.raises(RecoveryError, match="after iteration 1 was not noted"):
+        replaying.between.take_over(2, 1)
+
+
+def test_numbers_keep_all_their_bits(store: Store, worker: Worker) -> None:
+    results = [0.1 + 0.2, float("nan"), float("-inf"), 2**70, None, True, "text", [1, {"a": 1e-320}]]
+    seen: list[Any] = []
+    worker.add(lambda: results, then=seen.append)
+    worker.run(1)
+    worker.between.take_over(1, 1)
+    assert repr(seen) == repr([results, results])
+
+
+def test_the_way_back(worker: Worker) -> None:
+    """To the state before a part, however many of them are done."""
+    for _ in range(3):
+        worker.add(lambda: 1.0, then=worker.plateau.step)
+    worker.plateau.step(0.1)
+    before = worker.plateau.state_dict()
+    rates = []
+    for position in range(3):
+        rates.append(worker.rate)
+        worker.run(4, position)
+    worker.between.go_back(5, 0)
+    assert worker.rate == 0.125  # nothing was done after iteration 4
+    worker.between.go_back(4, 1)
+    assert worker.rate == rates[1]
+    worker.between.go_back(4, 0)
+    assert worker.rate == rates[0]
+    assert worker.plateau.state_dict() == before
+
+
+def test_a_repetition_has_the_last_word(store: Store, worker: Worker) -> None:
+    results = iter([1.0, 2.0])
+    seen: list[float] = []
+    worker.add(lambda: next(results), then=seen.append)
+    worker.run(1, generation=1)
+    worker.run(1, generation=3)
+    worker.between.take_over(1, 1)
+    assert seen == [1.0, 2.0, 2.0]
+
+
+def test_what_is_skipped_is_skipped_in_replays_too(store: Store, worker: Worker) -> None:
+    seen: list[float] = []
+    worker.add(lambda: 1.0, then=seen.append, skip=True)
+    worker.run(1)
+    worker.between.repeats = True
+    worker.run(1, generation=2)
+    worker.between.take_over(1, 1)
+    assert seen == [1.0]
+
+
+def test_modes_and_buffers_after_an_interruption(worker: Worker) -> None:
+    def validate() -> None:
+        worker.model.eval()
+        worker.model[1].running_mean.add_(1)  # type: ignore[operator]
+        raise RuntimeError("a connection broke")
+
+    worker.add(validate)
+    with pytest.raises(RuntimeError, match="broke"):
+        worker.run(1)
+    worker.between.interrupted()
+    assert all(module.training for module in worker.model.modules())
+    assert not worker.model[1].running_mean.any()  # type: ignore[operator]
+
+
+def test_modes_are_put_back(worker: Worker) -> None:
+    worker.add(lambda: worker.model.eval() and None)
+    worker.run(1)
+    assert all(module.training for module in worker.model.modules())
+
+
+CHANGES: dict[str, Callable[[Worker], object]] = {
+    "plateau": lambda worker: worker.plateau.step(1.0),
+    "the hyper-parameters of optimizer": lambda worker: worker.optimizer.param_groups[0].update(lr=0.1),
+    "model.0.weight": lambda worker: next(worker.model.parameters()).add_(1),
+    "the buffers of model": lambda worker: worker.model(torch.randn(4, 2)),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_that_no_replay_would_see(what: str, worker: Worker) -> None:
+    def changes() -> None:
+        with torch.no_grad():
+            CHANGES[what](worker)
+
+    worker.add(changes)
+    with pytest.raises(UsageError, match=rf"changes\(\) is done between two steps and changed {what}"):
+        worker.run(1)
+
+
+def test_results_that_differ(store: Store) -> None:
+    for rank in (0, 1):
+        worker = Worker(store, rank)
+        worker.add(partial(int, rank), then=lambda _: None)
+        if rank:
+            with pytest.raises(UsageError, match=r"returned 1 on worker 1 and 0 on another one"):
+                worker.run(1)
+        else:
+            worker.run(1)
+
+
+def test_a_result_that_is_no_text(worker: Worker) -> None:
+    worker.add(lambda: torch.ones(2), then=lambda _: None)
+    with pytest.raises(UsageError, match="returned Tensor"):
+        worker.run(1)
+
+
+def test_other_functions_on_another_worker(store: Store) -> None:
+    one, other = Worker(store), Worker(store, 1)
+    one.add(int, 2)
+    other.add(int, 3)
+    one.between.agree()
+    with pytest.raises(UsageError, match="all workers must be given the same"):
+        other.between.agree()
+
+
+def test_random_numbers_of_a_part_leave_those_of_the_host_alone(worker: Worker) -> None:
+    """A replay does not call it, and goes on with the same numbers."""
+    worker.add(random.random)
+    random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    worker.run(1)
+    assert random.random() == expected
+
+
+class Log:
+    """Of the results."""
+
+    def __init__(self, **content: str) -> None:
+        self.content = content
+
+    def note(self, iteration: int, position: int, result: str) -> None:
+        self.content[f"i{iteration}p{position}"] = result
+
+    def read(self, iteration: int, position: int) -> str | None:
+        return self.content.get(f"i{iteration}p{position}")
+
+
+def test_results_are_in_the_log_for_a_replay_without_the_job(store: Store) -> None:
+    live, log, seen = Worker(store), Log(), list[object]()
+    live.between.log = log
+    live.add(lambda: [0.5, "x"], every=2, then=seen.append)
+    live.run(2)
+    assert log.content == {"i2p0": '[0.5, "x"]'}
+    offline = Worker(Store(), rank=1)
+    offline.between.log = log
+    offline.add(list, every=2, then=seen.append)
+    offline.between.take_over(2, 1)
+    assert seen == [[0.5, "x"], [0.5, "x"]]
+    with pytest.raises(RecoveryError, match="after iteration 3 was not noted"):
+        offline.between.take_over(4, 1)
+
+
+def test_what_a_replay_takes_over_is_in_its_own_log_too(store: Store) -> None:
+    live, replaying, log = Worker(store), Worker(store, rank=1), Log()
+    for one in (live, replaying):
+        one.add(lambda: 7, then=lambda _: None)
+    live.run(1)
+    replaying.between.log = log
+    replaying.between.take_over(1, 1)
+    assert log.content == {"i1p0": "7"}
+
+
+def test_an_operation_of_a_step_is_waited_for_in_it(worker: Worker) -> None:
+    phases, operation = worker.phases, Operation("allreduce", "0", (0, 1), ())
+    phases.begin_step()
+    in_time, late, later = (phases.begin(operation) for _ in range(3))
+    assert in_time is not None
+    assert late is not None
+    assert later is not None
+    in_time()
+    phases.phase = Phase.OUTSIDE
+    with pytest.raises(
+        UsageError, match=r"test_between\.py:\d+ .* waits for allreduce, which began in a step"
+    ):
+        late()
+    phases.begin_step()
+    with pytest.raises(UsageError, match="which began in a step that is over"):
+        later()
+
+
+def test_what_follows_must_not_communicate(worker: Worker) -> None:
+    def follows(_: object) -> None:
+        worker.phases.begin(Operation("allreduce", "0", (0, 1), ()))
+
+    worker.add(int, then=follows)
+    with pytest.raises(UsageError, match=r"py:\d+ \(follows\) calls allreduce between two steps"):
+        worker.run(1)

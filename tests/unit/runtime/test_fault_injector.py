@@ -1,0 +1,87 @@
+"""A fault strikes once, at its point, and not while the worker replays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from swift_ft import failpoints
+from swift_ft.failpoints import Point, hit
+from swift_ft.recovery import events as ev
+from swift_ft.runtime.fault_injector import InjectedError, inject_faults
+from swift_ft.runtime.worker_status import WorkerStatus
+
+
+class Worker:
+    """Rank 2 on machine 1, and as much of its job as an injector meets."""
+
+    def __init__(self, inject: str, injected: frozenset[str] = frozenset()) -> None:
+        self.state = SimpleNamespace(injected=injected)
+        self.journal: list[ev.Event] = []
+        self.replaying = False
+        self.broken = 0
+        self.status = WorkerStatus(5)
+        self.optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+        self.groups = SimpleNamespace(abort=self.break_connections)
+        self.participant = SimpleNamespace(state=self.state, append=self.journal.append)
+        place = SimpleNamespace(rank=2, slot=1, agent_pid=0, config=SimpleNamespace(inject=inject))
+        self.context = place
+        inject_faults(cast(Any, self), [self.optimizer])
+
+    def break_connections(self) -> None:
+        self.broken += 1
+
+
+@pytest.fixture(autouse=True)
+def no_listener() -> Iterator[None]:
+    yield
+    failpoints.listen(None)
+
+
+def test_nothing_listens_by_default() -> None:
+    hit(Point.FORWARD, 5, 3)
+
+
+def test_a_fault_strikes_once_at_its_point() -> None:
+    worker = Worker("break worker=2 iteration=5 point=forward microbatch=3")
+    for iteration, microbatch in ((4, 3), (5, 2), (5, 3), (5, 3)):
+        hit(Point.FORWARD, iteration, microbatch)
+        hit(Point.BACKWARD, iteration, microbatch)
+    assert worker.broken == 1
+    assert worker.journal == [ev.FaultInjected(fault="break worker=2 iteration=5 point=forward microbatch=3")]
+
+
+@pytest.mark.parametrize("fault", ["break worker=1 iteration=5", "break machine=2 iteration=5"])
+def test_faults_of_others_are_left_to_them(fault: str) -> None:
+    worker = Worker(fault)
+    hit(Point.BETWEEN, 5)
+    assert not worker.broken
+
+
+def test_a_fault_that_happened_before_a_restart_does_not_happen_again() -> None:
+    fault = "break machine=1 iteration=5 point=between"
+    worker = Worker(fault, frozenset([fault]))
+    hit(Point.BETWEEN, 5)
+    assert not worker.broken
+
+
+def test_a_replay_passes_the_points_of_the_original_unharmed() -> None:
+    worker = Worker("break worker=2 iteration=5 point=reduced; break worker=2 iteration=5 point=replay")
+    worker.replaying = True
+    hit(Point.REDUCED, 5, 0)
+    before = worker.broken
+    hit(Point.REPLAY, 5)
+    assert (before, worker.broken) == (0, 1)
+    worker.replaying = False
+    hit(Point.REDUCED, 5, 0)
+    assert worker.broken == 2
+
+
+def test_the_end_of_an_optimizers_step_is_a_point() -> None:
+    worker = Worker("raise worker=2 iteration=5 point=optimizer")
+    with pytest.raises(InjectedError, match="point=optimizer"):
+        worker.optimizer.step()

@@ -1,0 +1,126 @@
+"""Gradients of several processes are added up over a real gloo group."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from swift_ft.recovery.helpers import ParallelReplay
+from swift_ft.runtime.helpers.gradient_reduction import StageGradients
+from swift_ft.torch_adapters.pipelining.microbatch import Gradients
+
+REPLAY = ParallelReplay(owners=(1,), helpers=(0, 2), begin=0, until=1)
+PARAMETERS = [
+    torch.empty(300, 40),
+    torch.empty(7, dtype=torch.bfloat16),
+    torch.empty(()),
+    torch.empty(5, 3),
+    torch.empty(2),
+]
+MICROBATCHES = 8
+ORDERS = {"ascending": [*range(MICROBATCHES)], "crooked": [5, 0, 1, 7, 3, 2, 6, 4]}
+
+
+def gradients_of(microbatch: int) -> Gradients:
+    """Of very different sizes, so that each order of adding gives other bits; some parameters have none."""
+    generator = torch.Generator().manual_seed(microbatch)
+    found: Gradients = [
+        (torch.randn(p.shape, generator=generator) * 10.0 ** (microbatch % 5)).to(p.dtype) for p in PARAMETERS
+    ]
+    found[3] = None
+    if microbatch < 6:
+        found[4] = None
+    elif microbatch == 6:
+        found[4] = torch.tensor([-0.0, 1.0])  # begins a sum in one order: zero plus it would be another zero
+    return found
+
+
+def had() -> Gradients:
+    return [torch.ones_like(PARAMETERS[0]), None, torch.tensor(3.0), None, None]
+
+
+def expected(order: list[int], first: Gradients | None) -> Gradients:
+    """As autograd adds, on one process."""
+    total: Gradients = [None] * len(PARAMETERS)
+    for part in [*([first] if first is not None else []), *map(gradients_of, order)]:
+        for index, gradient in enumerate(part):
+            if gradient is not None:
+                have = total[index]
+                total[index] = gradient if have is None else have + gradient
+    return total
+
+
+def in_order(rank: int, group: Any, order: list[int], first: Gradients | None) -> Gradients | None:
+    way = REPLAY.hops(order, 1, begun=first is not None)
+    own = {m: gradients_of(m) for m in REPLAY.microbatches_of(rank, MICROBATCHES)}
+    return StageGradients(group, 1, PARAMETERS, first if rank == 1 else None).in_order(way, own)
+
+
+def by_member(rank: int, group: Any, order: list[int], first: Gradients | None) -> Gradients | None:
+    own = expected([*REPLAY.microbatches_of(rank, MICROBATCHES)], None)
+    return StageGradients(group, 1, PARAMETERS, first if rank == 1 else None).by_member(REPLAY.members, own)
+
+
+Take = Callable[[int, Any, list[int], Gradients | None], Gradients | None]
+
+
+def member(rank: int, folder: Path, take: Take, order: list[int], first: Gradients | None) -> None:
+    store = dist.FileStore(str(folder / "store"), 3)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=60))
+    found = take(rank, dist.group.WORLD, order, first)
+    assert (found is not None) == (rank == 1)
+    if found is not None:
+        torch.save(found, folder / "found.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def together(folder: Path, take: Take, order: list[int], first: Gradients | None) -> Gradients:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=member, args=(r, folder, take, order, first)) for r in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    found: Gradients = torch.load(folder / "found.pt")
+    return found
+
+
+def bits(gradients: Gradients) -> list[bytes | None]:
+    return [
+        None if g is None else g.contiguous().view(torch.uint8).numpy().tobytes()
+        for g in map(flat, gradients)
+    ]
+
+
+def flat(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gradient is None else gradient.reshape(-1)
+
+
+@pytest.mark.parametrize("first", [None, had()], ids=["from nothing", "on top"])
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_in_order_is_bit_identical(order: list[int], first: Gradients | None, tmp_path: Path) -> None:
+    assert bits(expected(order, first)) == bits(together(tmp_path, in_order, order, first))
+
+
+def test_other_orders_give_other_bits() -> None:
+    """Else the test above could not fail."""
+    ascending, crooked = (bits(expected(order, None)) for order in ORDERS.values())
+    assert ascending[0] != crooked[0]
+
+
+@pytest.mark.parametrize("first", [None, had()], ids=["from nothing", "on top"])
+def test_by_member_is_close(first: Gradients | None, tmp_path: Path) -> None:
+    found = together(tmp_path, by_member, [], first)
+    for ours, theirs in zip(found, expected(ORDERS["ascending"], first), strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=1e-2)

@@ -1,0 +1,151 @@
+"""An interrupted recovery leaves a survivor with the state it had, and a correct report of it (paper §4)."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.optim import wrap_optimizer
+from swift_ft.recovery.plan import Plan, RecoveryMode, Task
+from swift_ft.recovery.reconcile import Transfer
+from swift_ft.runtime.replicas.replicas import Replicas
+from swift_ft.runtime.replicas.state_sync import StateSync
+from swift_ft.runtime.worker_status import WorkerStatus
+
+MODEL = object()
+
+
+class Updates:
+    """As much of what replicas have in common as needs no group."""
+
+    begin, updated, undo, _undoable = Replicas.begin, Replicas.updated, Replicas.undo, Replicas._undoable
+    _note_windows, _indices = Replicas._note_windows, Replicas._indices
+    attached = False
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state, self._hook = state, None
+        self._windows: dict[str, int] = {}
+        self._undone: set[int] = set()
+
+
+def test_an_update_is_undone_once() -> None:
+    """The plan after an interrupted one names it again, since it is no longer the original."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    replicas: Any = Updates(TrainingState({"model": model, "optimizer": optimizer}))
+    for _ in range(2):
+        before = [p.detach().clone() for p in model.parameters()]
+        replicas.begin(0)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        assert replicas.updated() == (0, 1)
+        replicas.undo(Task(None, 0, 0, undo=(0,)))
+        replicas.undo(Task(None, 0, 0, undo=(0, 1)))
+        for parameter, value in zip(model.parameters(), before, strict=True):
+            torch.testing.assert_close(parameter.detach(), value)
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_no_update_is_undone_that_an_average_holds(averaged: bool) -> None:
+    model = torch.nn.Linear(3, 2)
+    average = AveragedModel(model)
+    optimizer = wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    state = TrainingState({"model": model, "ema": average, "optimizer": optimizer})
+    nothing: Any = None
+    replicas: Any = Replicas(state, nothing, nothing, nothing, 0)
+    replicas._hook = SimpleNamespace(begin=lambda _: None, buffers=SimpleNamespace(due=True))
+    replicas.begin(0)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    if averaged:
+        average.update_parameters(model)
+    replicas.completed()
+    assert replicas.undoable() == (() if averaged else (0, 1))
+    replicas.begin(1)  # interrupted in it
+    assert replicas.undoable() == (() if averaged else (0, 1))
+
+
+class Survivor:
+    """It was interrupted in iteration 47, after it had updated two parameters."""
+
+    def __init__(self, *, breaks: bool, equal_buffers: bool = False) -> None:
+        self.happened: list[str] = []
+        self.status = WorkerStatus(47, known=True, updated=(0, 1))
+        self._breaks = breaks
+        self._sync = StateSync(
+            0,
+            self.status,
+            cast(
+                Any,
+                SimpleNamespace(
+                    recv_state=self._receive,
+                    recv_parameters=self._receive,
+                    equal_buffers=equal_buffers,
+                    model=MODEL,
+                ),
+            ),
+            cast(
+                Any,
+                SimpleNamespace(
+                    has_buffers_of=lambda _: True,
+                    buffers_of=self._put_back,
+                ),
+            ),
+            cast(Any, SimpleNamespace(subgroup=lambda _: contextlib.nullcontext())),
+            cast(Any, SimpleNamespace(publish=lambda *_: None)),
+        )
+
+    def _put_back(self, iteration: int, model: object) -> None:
+        assert model is MODEL
+        self.happened.append(f"own buffers of {iteration}")
+
+    def _receive(self, *_: object, **__: object) -> None:
+        if self._breaks:
+            raise RuntimeError("Connection closed by peer")
+        self.happened.append("received")
+
+    def transfer(self, transfer: Transfer, resume: int) -> str | None:
+        plan = Plan(RecoveryMode.REPLICA, resume, {0: Task(None, resume, resume)}, (transfer,))
+        return self._sync.apply_transfers(plan)
+
+
+def test_a_survivor_goes_forward_with_all_that_belongs_to_it() -> None:
+    survivor = Survivor(breaks=False)
+    assert survivor.transfer(Transfer(1, (0,)), 48) is None
+    assert survivor.happened == ["received", "own buffers of 48"]
+    assert survivor.status == WorkerStatus(48, known=True)
+
+
+@pytest.mark.parametrize("resume", [46, 47])
+def test_a_survivor_that_is_not_behind_keeps_its_buffers(resume: int) -> None:
+    survivor = Survivor(breaks=False)
+    survivor.transfer(Transfer(1, (0,)), resume)
+    assert survivor.happened == ["received", f"own buffers of {resume}"]
+
+
+def test_buffers_that_are_equal_on_all_replicas_come_with_the_state() -> None:
+    survivor = Survivor(breaks=False, equal_buffers=True)
+    survivor.transfer(Transfer(1, (0,)), 48)
+    assert survivor.happened == ["received"]
+
+
+@pytest.mark.parametrize("parameters", [None, (0,)])
+def test_a_survivor_whose_source_dies_keeps_its_state(parameters: tuple[int, ...] | None) -> None:
+    survivor = Survivor(breaks=True)
+    assert survivor.transfer(Transfer(1, (0,), parameters), 48) == "Connection closed by peer"
+    assert survivor.happened == []
+    assert survivor.status == WorkerStatus(47, known=True, updated=(0, 1))
+
+
+def test_what_was_copied_is_an_original_again() -> None:
+    survivor = Survivor(breaks=False)
+    survivor.transfer(Transfer(1, (0,), (1,)), 47)
+    assert survivor.status.updated == (0,)

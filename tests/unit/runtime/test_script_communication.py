@@ -1,0 +1,298 @@
+"""What a script communicates: what is logged and served, and what lets workers replay together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from swift_ft.errors import DivergenceError, LogMissingError, RecoveryError
+from swift_ft.logging import LogOptions, LogReader, LogStats, LogWriter, MessageLog, SegmentIdentity
+from swift_ft.runtime.pipeline.script_communication import (
+    LIMIT_BYTES,
+    Absence,
+    GroupUse,
+    ScriptCommunication,
+)
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.script_operations import Operation
+
+WORKERS = range(4)
+
+
+def broadcast_options(root: int) -> dist.BroadcastOptions:
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+class Logs:
+    """The logs of four workers, on two machines, and what their scripts do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(str(folder))
+
+    def worker(self, rank: int) -> ScriptCommunication:
+        """One that logs."""
+        log = MessageLog(LogOptions(), LogStats())
+        log.writer = LogWriter(self.store, f"log/{rank}", SegmentIdentity("run", rank, 1), LogOptions())
+        return ScriptCommunication(rank, lambda other: other // 2, log)
+
+    def reader(self, rank: int) -> LogReader:
+        reader = LogReader(self.store, [f"log/{rank}"], run_id="run")
+        reader.refresh()
+        return reader
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Logs:
+    return Logs(tmp_path)
+
+
+def close(worker: ScriptCommunication) -> None:
+    """Others can read its log from now on."""
+    assert worker.log.writer is not None
+    worker.log.writer.close(30)
+
+
+def operation(name: str, *tensors: torch.Tensor, group: str = "0", peer: int | None = None) -> Operation:
+    return Operation(name, group, tuple(WORKERS), tensors, peer)
+
+
+def done(worker: ScriptCommunication, what: Operation) -> None:
+    """It took place, and gave what its tensors hold."""
+    over = worker.begin(what)
+    assert over is not None
+    over()
+
+
+def absent(logs: Logs, *ranks: int, until: int = 9, near: tuple[int, ...] = ()) -> Absence:
+    return Absence(ranks, until, logs.reader, near)
+
+
+def test_results_are_served_by_whoever_has_them(logs: Logs) -> None:
+    original, again = logs.worker(2), logs.worker(0)
+    original.begin_iteration(3)
+    for value in (1.0, 2.0):
+        done(original, operation("allreduce", torch.tensor([value])))
+    done(original, operation("allgather", torch.tensor([5.0]), torch.tensor([6, 7]), group="1"))
+    done(original, operation("barrier"))
+    close(original)
+    again.without(absent(logs, 2, 3, near=(2,)))
+    again.begin_iteration(3)
+    got = [torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.zeros(2, dtype=torch.int64)]
+    assert again.begin(operation("allreduce", got[0])) is None
+    assert again.begin(operation("allgather", got[2], got[3], group="1")) is None
+    assert again.begin(operation("allreduce", got[1])) is None
+    assert again.begin(operation("barrier")) is None
+    assert [tensor.tolist() for tensor in got] == [[1.0], [2.0], [5.0], [6, 7]]
+    with pytest.raises(LogMissingError, match="iteration 3, operation 3 of the script"):
+        again.begin(operation("allreduce", torch.zeros(1)))
+
+
+def test_what_was_served_is_logged_again(logs: Logs) -> None:
+    """The next machine may be lost before the next checkpoint."""
+    first, second, third = logs.worker(2), logs.worker(0), logs.worker(3)
+    first.begin_iteration(0)
+    done(first, operation("broadcast", torch.tensor([4.0])))
+    close(first)
+    second.without(absent(logs, 2))
+    second.begin_iteration(0)
+    assert second.begin(operation("broadcast", torch.zeros(1))) is None
+    close(second)
+    third.without(absent(logs, 0))
+    third.begin_iteration(0)
+    got = torch.zeros(1)
+    assert third.begin(operation("broadcast", got)) is None
+    assert got.tolist() == [4.0]
+
+
+def test_a_replay_that_broadcasts_something_else_has_diverged(logs: Logs) -> None:
+    """The others got the original's, and the sender of a broadcast keeps its own."""
+    original, again = logs.worker(2), logs.worker(0)
+    original.begin_iteration(0)
+    for value in (4.0, 5.0):
+        done(original, operation("broadcast", torch.tensor([value])))
+    close(original)
+    again.without(absent(logs, 2))
+    again.begin_iteration(0)
+    assert again.begin(replace(operation("broadcast", torch.tensor([4.0])), source=0)) is None
+    with pytest.raises(DivergenceError, match=r"test_script_communication.py:\d+ .*broadcasts other bytes"):
+        again.begin(replace(operation("broadcast", torch.tensor([5.5])), source=0))
+
+
+@pytest.mark.parametrize(
+    ("args", "source"),
+    [
+        pytest.param(([torch.zeros(1)], broadcast_options(2)), 12, id="options"),
+        pytest.param((torch.zeros(1), 1), 11, id="a rank"),
+        pytest.param((torch.zeros(1),), 10, id="neither"),
+    ],
+)
+def test_the_source_of_a_broadcast_is_a_global_rank(args: tuple[Any, ...], source: int) -> None:
+    assert Operation.of("broadcast", "g", (10, 11, 12), args).source == source
+    assert Operation.of("allreduce", "g", (10, 11, 12), args).source is None
+
+
+def test_a_message_comes_from_its_sender_and_is_not_sent_again(logs: Logs) -> None:
+    sender, receiver = logs.worker(2), logs.worker(0)
+    sender.begin_iteration(0)
+    done(sender, operation("send", torch.tensor([1.0]), peer=1))  # to another one: counted apart
+    done(sender, operation("send", torch.tensor([2.0]), peer=0))
+    close(sender)
+    receiver.without(absent(logs, 2, 3))
+    receiver.begin_iteration(0)
+    got = torch.zeros(1)
+    assert receiver.begin(operation("recv", got, peer=2)) is None
+    assert got.tolist() == [2.0]
+    assert receiver.begin(operation("send", torch.zeros(1), peer=3)) is None
+    assert receiver.begin(operation("send", torch.zeros(1), peer=1)) is not None  # it replays, too
+
+
+def test_what_changes_after_the_operation_is_logged_as_it_was(logs: Logs) -> None:
+    original, again = logs.worker(2), logs.worker(0)
+    original.begin_iteration(0)
+    loss = torch.tensor([8.0])
+    done(original, operation("allreduce", loss))
+    loss /= 4
+    close(original)
+    again.without(absent(logs, 2))
+    again.begin_iteration(0)
+    got = torch.zeros(1)
+    again.begin(operation("allreduce", got))
+    assert got.tolist() == [8.0]
+
+
+def test_operations_are_numbered_where_they_begin(logs: Logs) -> None:
+    """Two are under way at once, and end the other way round."""
+    original, again = logs.worker(2), logs.worker(0)
+    original.begin_iteration(0)
+    ends = [original.begin(operation("allreduce", torch.tensor([value]))) for value in (1.0, 2.0)]
+    for end in reversed(ends):
+        assert end is not None
+        end()
+    close(original)
+    again.without(absent(logs, 2))
+    again.begin_iteration(0)
+    first, second = torch.zeros(1), torch.zeros(1)
+    again.begin(operation("allreduce", first))
+    again.begin(operation("allreduce", second))
+    assert (first.item(), second.item()) == (1.0, 2.0)
+
+
+def test_everybody_takes_part_again_afterwards(logs: Logs) -> None:
+    worker = logs.worker(0)
+    worker.without(absent(logs, 2, until=4))
+    worker.begin_iteration(4)
+    assert worker.begin(operation("allreduce", torch.zeros(1))) is not None
+    worker.without(None)
+    worker.begin_iteration(3)
+    assert worker.begin(operation("allreduce", torch.zeros(1))) is not None
+
+
+def test_before_the_first_iteration_nothing_is_logged(logs: Logs) -> None:
+    worker = logs.worker(0)
+    done(worker, operation("reduce_scatter", torch.zeros(1)))
+    assert not worker.logged
+    assert not worker.together
+
+
+def test_workers_that_are_lost_together_take_part_again(logs: Logs) -> None:
+    """Those of one machine, for example: nothing is logged, and they replay together."""
+    worker = logs.worker(0)
+    worker.without(absent(logs, 2, 3))
+    worker.begin_iteration(0)
+    done(worker, Operation("reduce_scatter", "1", (0, 1), (torch.zeros(LIMIT_BYTES),)))
+    assert not worker.logged
+    assert worker.together == {1}
+    assert not worker.why
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (lambda: operation("reduce_scatter", torch.zeros(1)), "gives each of them something else"),
+        (lambda: operation("gather", torch.zeros(1)), "gives each of them something else"),
+        (lambda: operation("recv_anysource", torch.zeros(1)), "takes from the first sender"),
+        (lambda: operation("allreduce", torch.zeros(LIMIT_BYTES)), "has 4.19 MB .* and 1.05 MB may be"),
+    ],
+)
+def test_members_of_what_no_log_has_replay_together(
+    what: Callable[[], Operation], words: str, logs: Logs
+) -> None:
+    """All others know it before it happens, with the line of the script."""
+    announced: list[GroupUse] = []
+    worker = logs.worker(0)
+
+    def announce(use: GroupUse) -> None:
+        announced.append(use)
+        assert worker.together == {1, 2, 3}, "the worker's record, which is written now, would lack them"
+
+    worker.on_together = announce
+    worker.begin_iteration(0)
+    for _ in range(2):
+        assert worker.begin(what()) is not None
+    (use,) = announced
+    assert use.members == (0, 1, 2, 3)
+    assert re.search(f"test_script_communication.py:.* workers 0, 1, 2, 3, which {words}", use.why), use.why
+    assert worker.together == {1, 2, 3}
+    assert worker.why == use.why
+    assert not worker.logged
+
+
+def test_the_limit_is_that_of_a_group_in_an_iteration(logs: Logs) -> None:
+    worker = logs.worker(0)
+    worker.limit_bytes = 100
+    part = torch.zeros(12)  # 48 bytes
+    for iteration in range(2):
+        worker.begin_iteration(iteration)
+        for group in ("0", "1"):
+            done(worker, operation("allreduce", part, group=group))
+            done(worker, operation("broadcast", part, group=group))
+    assert not worker.together
+    done(worker, operation("allreduce", part, group="1"))
+    assert worker.together == {1, 2, 3}
+    ways = {(use.members, use.together, use.most) for use in worker.uses.values()}
+    assert ways == {((0, 1, 2, 3), False, 96), ((0, 1, 2, 3), True, 144)}
+
+
+def test_of_large_messages_only_both_sides_replay_together(logs: Logs) -> None:
+    sender, receiver = logs.worker(2), logs.worker(0)
+    for worker in (sender, receiver):
+        worker.begin_iteration(0)
+    done(sender, operation("send", torch.zeros(LIMIT_BYTES), peer=0))
+    done(receiver, operation("recv", torch.zeros(LIMIT_BYTES), peer=2))
+    assert (sender.together, receiver.together) == ({0}, {2})
+
+
+def test_what_no_log_has_is_not_repeated_without_the_others(logs: Logs) -> None:
+    """A plan lets them replay together. If it did not, the worker would wait for ever."""
+    worker = logs.worker(0)
+    worker.without(absent(logs, 2, 3))
+    worker.begin_iteration(5)
+    with pytest.raises(
+        RecoveryError, match="worker 0 calls alltoall in iteration 5 again, which is in no log"
+    ):
+        worker.begin(operation("alltoall", torch.zeros(1)))
+    worker.without(absent(logs, 3))
+    assert worker.begin(Operation("alltoall", "2", (0, 2), (torch.zeros(1),))) is not None
+
+
+def test_nobody_waits_for_a_lost_worker_that_replays_elsewhere(logs: Logs) -> None:
+    """The only two members were lost, and replay apart: no log has what they communicated."""
+    worker = logs.worker(0)
+    worker.without(replace(absent(logs, 1, 2), present={0}))
+    worker.begin_iteration(5)
+    both = Operation("allreduce", "ends", (0, 3), (torch.zeros(1),))
+    with pytest.raises(
+        RecoveryError, match="worker 0 calls allreduce in iteration 5 again, which is in no log"
+    ):
+        worker.begin(both)
+    worker.without(replace(absent(logs, 1, 2), present={0, 3}))
+    assert worker.begin(both) is not None

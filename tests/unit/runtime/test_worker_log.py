@@ -1,0 +1,206 @@
+"""Before a worker reports, others can have its log: from itself, or else from the store."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from swift_ft.checkpoint.store_claim import log_directory
+from swift_ft.config import RunConfig, WorkerContext
+from swift_ft.logging import Direction, LogOptions, MessageKey, copy_into
+from swift_ft.runtime.pipeline.log_peers import PeerDirectory
+from swift_ft.runtime.pipeline.worker_log import WorkerLog
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from tests.support.log import events_of
+
+WRITER, READER = 1, 2
+KEY = MessageKey(0, 0, Direction.FORWARD, 1, 2, 0)
+TENSOR = torch.arange(100.0)
+
+
+class SlowStore(Store):
+    """Behind a network, and takes nothing before ``open_gate``."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.gate = threading.Event()
+
+    @property
+    def remote(self) -> bool:
+        return True
+
+    def upload(self, local: Path, path: str) -> None:
+        if not self.gate.is_set():
+            raise ConnectionError("the store is away")
+        super().upload(local, path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SlowStore:
+    (tmp_path / "store" / log_directory(WRITER)).mkdir(parents=True)
+    return SlowStore(str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def rendezvous() -> RendezvousStore:
+    server = TCPStore("127.0.0.1", 0, is_master=True)
+    return RendezvousStore(lambda: TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60)))
+
+
+def context(rank: int, address: str = "127.0.0.1", flush_s: float = 60.0) -> WorkerContext:
+    return WorkerContext(
+        run_id="run",
+        store_host="",
+        store_port=0,
+        machine="m",
+        address=address,
+        agent_pid=0,
+        rank=rank,
+        world_size=3,
+        workers_per_machine=1,
+        started_in=1,
+        config=RunConfig(flush_timeout_s=flush_s),
+    )
+
+
+class Worker:
+    """A worker's log in one generation after the other."""
+
+    def __init__(self, store: Store, rendezvous: RendezvousStore, folder: Path, place: WorkerContext) -> None:
+        self.peers = PeerDirectory(rendezvous, place)
+        options = LogOptions(local=folder / f"local{place.rank}")
+        self.log = WorkerLog(store, place, options, self.peers, is_cancelled=lambda _: False)
+
+    def write(self, generation: int) -> None:
+        self.log.open(generation, since=0, begin=0)
+        self.log.messages.sent(KEY, TENSOR)
+
+
+@pytest.fixture
+def writer(store: SlowStore, rendezvous: RendezvousStore, tmp_path: Path) -> Iterator[Worker]:
+    writer = Worker(store, rendezvous, tmp_path, context(WRITER))
+    writer.write(1)
+    yield writer
+    writer.peers.withdraw()
+
+
+def assert_read(store: Store, rendezvous: RendezvousStore, folder: Path, generation: int) -> WorkerLog:
+    reader = Worker(store, rendezvous, folder, context(READER)).log
+    reader.seal_and_offer(generation, uploaded=False)  # as each worker does that reports
+    buffer = torch.zeros_like(TENSOR)
+    copy_into(reader.read([WRITER], since=0, iteration=0).message(KEY), buffer)
+    assert torch.equal(buffer, TENSOR)
+    return reader
+
+
+def test_a_log_can_be_had_before_the_store_has_it(
+    writer: Worker, store: SlowStore, rendezvous: RendezvousStore, tmp_path: Path
+) -> None:
+    writer.log.seal_and_offer(2, uploaded=False)
+    assert store.list(log_directory(WRITER)) == []
+    reader = assert_read(store, rendezvous, tmp_path, 2)
+    assert reader.metrics().read_from_peers_bytes > 0
+    assert reader.metrics().read_from_store_bytes == 0
+    store.gate.set()
+    writer.log.open(2, since=0, begin=0)
+    writer.log.seal_and_offer(3, uploaded=True)  # it gets there all the same
+    assert len(store.list(log_directory(WRITER))) == 1
+
+
+def test_a_log_that_no_worker_would_resend_is_in_the_store_first(
+    store: SlowStore, rendezvous: RendezvousStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The replacement of a worker with replicas gets its state from them, and no log."""
+    writer = Worker(store, rendezvous, tmp_path, context(WRITER, flush_s=0.1))
+    writer.write(1)
+    writer.log.seal_and_offer(2, uploaded=True)
+    assert events_of(caplog) == ["log_not_uploaded"]
+    assert "the store is away" in caplog.text
+    assert writer.log.gap_before(1) == 0  # it is served
+    writer.peers.withdraw()
+
+
+def test_a_log_that_can_be_read_nowhere_has_a_gap(
+    store: SlowStore, rendezvous: RendezvousStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its worker keeps its state, and says so: the plan must not count on that log."""
+    lonely = Worker(store, rendezvous, tmp_path, context(WRITER, "203.0.113.1", flush_s=0.1))
+    lonely.write(1)
+    lonely.log.seal_and_offer(2, uploaded=False)
+    assert "log_suspended" in events_of(caplog)
+    assert "the store is away" in lonely.log.why_gap
+    assert lonely.log.gap_before(1) == 2
+    lonely.log.open(2, since=0, begin=1)  # all from iteration 1 on is logged
+    assert lonely.log.gap_before(4) == 1
+    assert lonely.log.why_checkpoint(0)
+    assert not lonely.log.why_checkpoint(1)
+    assert "log_whole_again" in events_of(caplog)
+    lonely.log.messages.writer = None
+
+
+def test_a_log_that_cannot_be_served_is_in_the_store_first(
+    store: SlowStore, rendezvous: RendezvousStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The address is reserved for documentation (RFC 5737): no host has it."""
+    elsewhere = Worker(store, rendezvous, tmp_path, context(WRITER, "203.0.113.1"))
+    elsewhere.write(1)
+    store.gate.set()
+    elsewhere.log.seal_and_offer(5, uploaded=False)
+    assert "Worker 1 cannot serve its log at 203.0.113.1" in caplog.text
+    assert len(store.list(log_directory(WRITER))) == 1
+    reader = assert_read(store, rendezvous, tmp_path, 5)
+    assert reader.metrics().read_from_peers_bytes == 0
+
+
+def test_an_offer_is_for_one_generation(
+    writer: Worker, store: SlowStore, rendezvous: RendezvousStore, tmp_path: Path
+) -> None:
+    """What a dead worker offered is never asked for."""
+    writer.log.seal_and_offer(2, uploaded=False)
+    reader = PeerDirectory(rendezvous, context(READER))
+    assert reader.of(3, WRITER) is None
+    first = reader.of(2, WRITER)
+    writer.log.seal_and_offer(3, uploaded=False)
+    assert reader.of(2, WRITER) is None
+    second = reader.of(3, WRITER)
+    assert first is not None
+    assert second is not None
+    assert first.address == second.address  # it is served on
+    (name,) = second.names()
+    assert second.open(name).size() > 0
+    writer.log.open(3, since=0, begin=0)  # training goes on
+    assert reader.of(3, WRITER) is None
+    with pytest.raises(ConnectionRefusedError):
+        second.open(name)
+
+
+def test_the_token_is_one_for_all_and_in_no_offer(writer: Worker, rendezvous: RendezvousStore) -> None:
+    token = writer.peers._token()
+    assert PeerDirectory(rendezvous, context(READER))._token() == token
+    assert len(token) >= 32
+    writer.log.seal_and_offer(2, uploaded=False)
+    offer = rendezvous.get(f"log/2/{WRITER}")
+    assert token.encode() not in offer
+    assert json.loads(offer).keys() == {"address", "names"}
+
+
+def test_an_own_log_is_read_where_it_is(writer: Worker, store: SlowStore) -> None:
+    """A stage that is ahead serves the interrupted iteration from its log, which is in no store yet."""
+    writer.log.seal_and_offer(2, uploaded=False)
+    writer.log.open(2, since=0, begin=0)
+    assert writer.log.read([WRITER], since=0, iteration=0).has(KEY)
+    assert writer.log.metrics().read_from_peers_bytes == 0
+
+
+@pytest.fixture(autouse=True)
+def _listens_only_where_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an address of another host cannot be listened at."""
+    monkeypatch.setattr("swift_ft.logging.reading.segment_server.listen_address", lambda host: host)

@@ -1,0 +1,44 @@
+"""Nothing changes in a store that is opened to be read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swift_ft.errors import StoreNotWritableError
+from swift_ft.storage.read_only import ReadOnlyStore
+from swift_ft.storage.store import Store
+
+WRITES: dict[str, Callable[[Store, Path], object]] = {
+    "probe": lambda store, _: store.probe(),
+    "delete": lambda store, _: store.delete("a.json"),
+    "delete_all": lambda store, _: store.delete_all(),
+    "sweep": lambda store, _: store.sweep(""),
+    "abort_uploads": lambda store, _: store.abort_uploads(""),
+    "write_json": lambda store, _: store.write_json("a.json", {}),
+    "create_json": lambda store, _: store.create_json("b.json", {}),
+    "open_write": lambda store, _: store.open_write("b"),
+    "upload": lambda store, path: store.upload(path, "b"),
+}
+READS = {"anchor", "at_once", "check_anchor", "child_url", "exists", "list", "local_path", "may_pass"}
+READS |= {"abandoned_uploads", "find", "read_pieces", "temporary_files"}
+READS |= {"open_read", "patience_s", "read_json", "redacted", "remote", "size", "url"}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_no_write(write: str, tmp_path: Path) -> None:
+    Store(tmp_path).write_json("a.json", {"a": 1})
+    store = ReadOnlyStore(tmp_path)
+    with pytest.raises(StoreNotWritableError, match="read only"):
+        WRITES[write](store, tmp_path / "a.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert store.read_json("a.json") == {"a": 1}
+
+
+def test_each_method_is_one_or_the_other() -> None:
+    """A new one of the store's has to say which."""
+    public = {name for name, _ in inspect.getmembers(Store) if not name.startswith("_")}
+    assert public == READS | WRITES.keys()

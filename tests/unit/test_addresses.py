@@ -1,0 +1,90 @@
+"""Where servers listen: at the address that others use, and at all only where that is a name."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from swift_ft.addresses import listen_address
+from swift_ft.launch.sentinel import Sentinel
+from swift_ft.launch.store_service import StoreService
+from swift_ft.logging.reading.segment_server import SegmentServer
+from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
+
+_LISTENING = "0A"
+ALL = {"00000000", "0" * 32}
+
+
+def listens_at(port: int) -> set[str]:
+    """The addresses at which something listens at a port, as the kernel writes them."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            address, _, number = local.partition(":")
+            if state == _LISTENING and int(number, 16) == port:
+                found.add(address)
+    return found
+
+
+@contextmanager
+def sentinel(host: str) -> Iterator[int]:
+    made = Sentinel(silence_s=10.0, on_lost=lambda *_: None, host=host)
+    yield int(made.address.rpartition(":")[2])
+    made.close()
+
+
+@contextmanager
+def segments(host: str) -> Iterator[int]:
+    with closing(SegmentServer(host, "token", Path)) as server:
+        yield int(server.address.rpartition(":")[2])
+
+
+@contextmanager
+def service(host: str) -> Iterator[int]:
+    with closing(StoreService(host, 0)) as made:
+        yield made.port
+
+
+@contextmanager
+def store(host: str) -> Iterator[int]:
+    made = serve_store(host, 0)
+    client = TCPStore("127.0.0.1", made.port, None, False)
+    client.set("key", "value")
+    assert made.get("key") == b"value"
+    yield made.port
+
+
+@pytest.mark.parametrize("server", [sentinel, segments, service, store])
+def test_a_server_listens_at_its_own_address_only(server: object) -> None:
+    assert callable(server)
+    with server("127.0.0.1") as port:
+        assert listens_at(port) == {"0100007F"}
+    with server(socket.gethostname()) as port:
+        assert listens_at(port) <= ALL
+        assert listens_at(port)
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        serve_store("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.2", "127.0.0.2"),
+        ("192.0.2.1", ""),  # of no interface of this host: a router translates it
+        ("2001:db8::1", ""),
+        ("localhost", "127.0.0.1"),
+        ("node7.cluster", ""),
+        ("0.0.0.0", ""),
+        ("::", ""),
+    ],
+)
+def test_an_address_for_each_host(host: str, address: str) -> None:
+    assert listen_address(host) == address

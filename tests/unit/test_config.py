@@ -1,0 +1,122 @@
+"""One configuration: what the user writes on the command line is what every worker reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from swift_ft.cli import run
+from swift_ft.config import EXIT_USAGE, RunConfig, WorkerContext, flag_of
+from swift_ft.errors import NotLaunchedError, UsageError
+from swift_ft.launch.agent import MachineAgent
+from swift_ft.launch.machine import MachineJob
+
+FIELDS = [field.name for field in dataclasses.fields(RunConfig)]
+TEXTS = {"inject": "kill machine=0 iteration=8 point=forward"}
+TYPES = get_type_hints(RunConfig)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[MachineJob]:
+    """The jobs that swift-run would have run."""
+    for name in ("OMP_NUM_THREADS", "RES_OPTIONS"):  # swift-run sets what is not set
+        monkeypatch.setenv(name, "1")
+    found: list[MachineJob] = []
+
+    def note(job: MachineJob) -> int:
+        found.append(job)
+        return 0
+
+    monkeypatch.setattr(run, "_run_cluster", note)
+    return found
+
+
+def swift_run(folder: Path, *flags: str) -> int:
+    return run.main(["--standalone", "--log-dir", str(folder), *flags, __file__])
+
+
+def context_of_worker(job: MachineJob) -> WorkerContext:
+    """What a worker reads from the environment that its agent makes for it."""
+    agent: Any = SimpleNamespace(
+        _settings=job.settings,
+        _membership=SimpleNamespace(machine="m", get_run_id=lambda: job.run_id),
+        torch_env=lambda worker: {"LOCAL_RANK": str(worker.local_rank)},
+    )
+    worker: Any = SimpleNamespace(global_rank=1, world_size=4, local_rank=1)
+    return WorkerContext.from_env(MachineAgent._env(agent, worker, workers_per_machine=2, generation=3))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_option_arrives_in_the_worker(name: str, jobs: list[MachineJob], tmp_path: Path) -> None:
+    """A new field needs no other edit to get from the command line to the workers."""
+    kind = next(iter(get_args(TYPES[name])), TYPES[name])
+    path = str(tmp_path / "file")
+    value = {bool: True, int: 7, float: 7.5, str: TEXTS.get(name, path)}[kind]
+    assert value != getattr(RunConfig(), name), "the test must use a value that is not the default"
+    assert swift_run(tmp_path, flag_of(name), *([] if kind is bool else [str(value)])) == 0
+    changed: dict[str, Any] = {name: value}
+    expected = dataclasses.replace(RunConfig(), **changed)
+    assert context_of_worker(jobs[0]).config == expected
+
+
+def test_options_that_are_not_given_have_their_defaults(jobs: list[MachineJob], tmp_path: Path) -> None:
+    assert swift_run(tmp_path) == 0
+    context = context_of_worker(jobs[0])
+    assert context.config == RunConfig()
+    assert (context.rank, context.world_size, context.workers_per_machine) == (1, 4, 2)
+    assert (context.machine, context.slot, context.started_in) == ("m", 0, 3)
+
+
+def test_paths_do_not_depend_on_the_workers_directory(
+    jobs: list[MachineJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert swift_run(tmp_path, "--profile-out", "job.json") == 0
+    assert context_of_worker(jobs[0]).config.profile_out == str(tmp_path / "job.json")
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if TYPES[name] is float])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_timeouts_are_positive(name: str, value: float) -> None:
+    changed: dict[str, Any] = {name: value}
+    with pytest.raises(UsageError, match=rf"^{flag_of(name)} must be more than 0, not {value}\.$"):
+        RunConfig(**changed).validate()
+
+
+def test_each_mistake_is_one_line(
+    jobs: list[MachineJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--helpers", "-1", "--metrics-port", "65536", "--fresh", "--resume"]
+    assert swift_run(tmp_path, *flags) == EXIT_USAGE
+    assert capsys.readouterr().err.splitlines() == [
+        "swift-run: --helpers must be at least 0, not -1.",
+        "swift-run: --metrics-port must be at most 65535, not 65536.",
+        "swift-run: --resume and --fresh exclude each other: choose one.",
+    ]
+    assert not jobs
+
+
+def test_a_process_without_a_launcher_has_no_context() -> None:
+    with pytest.raises(NotLaunchedError, match="swift-run --standalone"):
+        WorkerContext.from_env({"RANK": "0", "WORLD_SIZE": "1"})
+
+
+def test_each_machine_of_a_host_has_its_failure_domain(
+    jobs: list[MachineJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--machines", "2", "--spares", "1", "--failure-domain"]
+    assert swift_run(tmp_path, *flags, "rack1,rack2, rack2") == 0
+    config = jobs[0].settings.config
+    assert [config.domain_of(index) for index in range(4)] == ["rack1", "rack2", "rack2", "rack1"]
+    assert [RunConfig().domain_of(index) for index in range(2)] == ["", ""]
+    for names in ("rack1", "rack1,rack2", "rack1,,rack2"):
+        capsys.readouterr()
+        assert swift_run(tmp_path, *flags, names) == EXIT_USAGE
+        assert capsys.readouterr().err.splitlines() == [
+            f"swift-run: --failure-domain {names!r}: give 3 names, one for each machine and spare of this "
+            "host, separated by commas."
+        ]

@@ -1,0 +1,246 @@
+"""Batches by index are those of DistributedSampler and DataLoader, whatever is asked for before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
+
+from swift_ft.data import IndexedBatches, LoaderBatches
+from swift_ft.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
+
+
+class Squares(Dataset[Any]):
+    """23 samples, which count how often they are loaded in this process."""
+
+    def __init__(self) -> None:
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.loaded.append(index)
+        return {"x": torch.tensor([index, index**2]), "name": f"sample {index}"}
+
+
+class Noise(Squares):
+    """Samples with random noise."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        noise = [torch.rand(()), random.random(), np.random.default_rng(np.random.randint(100)).random()]
+        return {"x": torch.tensor([index, *noise]), "name": str(index)}
+
+
+def same(one: Any, other: Any) -> bool:
+    return torch.equal(one["x"], other["x"]) and one["name"] == other["name"]
+
+
+def ordinary(epochs: int, batch_size: int, *, drop_last: bool, **sampling: Any) -> list[Any]:
+    """What a script without us gets, epoch after epoch."""
+    sampler: Any = DistributedSampler(Squares(), drop_last=drop_last, **sampling)
+    found = []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        found += list(DataLoader(Squares(), batch_size, sampler=sampler, drop_last=drop_last))
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("num_replicas", "rank"), [(1, 0), (3, 2)])
+def test_the_order_of_three_epochs(num_workers: int, drop_last: bool, num_replicas: int, rank: int) -> None:
+    sampling: dict[str, Any] = {"num_replicas": num_replicas, "rank": rank, "shuffle": True, "seed": 5}
+    expected = ordinary(3, 4, drop_last=drop_last, **sampling)
+    batches = IndexedBatches(Squares(), 4, drop_last=drop_last, num_workers=num_workers, **sampling)
+    assert batches.batches_per_epoch * 3 == len(expected)
+    assert all(same(batches[index], batch) for index, batch in enumerate(expected))
+    batches.close()
+
+
+def test_without_shuffling() -> None:
+    expected = ordinary(2, 5, drop_last=False, num_replicas=2, rank=1, shuffle=False)
+    batches = IndexedBatches(Squares(), 5, num_replicas=2, rank=1)
+    assert all(same(batches[index], batch) for index, batch in enumerate(expected))
+
+
+JUMPS = [0, 1, 2, 2, 3, 1, 2, 3, 9, 10, 9, 0, 17, 18, 11]
+"""Repeated, back by more than one, to another epoch and back."""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_jumps(num_workers: int) -> None:
+    straight = IndexedBatches(Noise(), 4, shuffle=True, seed=1)
+    expected = {index: straight[index] for index in range(max(JUMPS) + 1)}
+    batches = IndexedBatches(Noise(), 4, shuffle=True, seed=1, num_workers=num_workers)
+    for index in JUMPS:
+        assert same(batches[index], expected[index]), index
+    batches.close()
+
+
+def test_a_jump_loads_nothing_else() -> None:
+    dataset = Squares()
+    batches = IndexedBatches(dataset, 4, shuffle=True)
+    for index in (1000, 999, 0):
+        dataset.loaded.clear()
+        assert len(batches[index]["name"]) == len(dataset.loaded) == 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_random_numbers_of_the_training_stay(num_workers: int) -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    batches = IndexedBatches(Noise(), 4, shuffle=True, num_workers=num_workers)
+    first = batches[0]
+    drawn = [torch.rand(1).item(), random.random(), np.random.random()]
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    assert drawn == [torch.rand(1).item(), random.random(), np.random.random()]
+    assert not same(first, batches[len(first)])
+    assert same(first, batches[0])
+    batches.close()
+
+
+def test_replicas_draw_different_noise() -> None:
+    sampler = list(range(4))
+    one, other = (IndexedBatches(Noise(), 4, sampler=sampler, rank=rank) for rank in (0, 1))  # type: ignore[arg-type]
+    assert not same(one[0], other[0])
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(10)
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return 10
+
+
+class Empty(Squares):
+    def __len__(self) -> int:
+        return 3
+
+
+def test_what_has_no_index() -> None:
+    with pytest.raises(UsageError, match="map-style"):
+        IndexedBatches(Stream(), 2)
+    with pytest.raises(UsageError, match="a single batch"):
+        IndexedBatches(Empty(), 4, drop_last=True)
+    with pytest.raises(UsageError, match="__len__"):
+        LoaderBatches(DataLoader(Stream(), 2))
+    with pytest.raises(IndexError):
+        IndexedBatches(Squares(), 2)[-1]
+
+
+# ----------------------------------------------------------------------------------------- ready-made loaders
+
+
+def shuffled(kind: Any, **options: Any) -> Any:
+    return kind(Noise(), 4, shuffle=True, **options)
+
+
+def distributed(kind: Any, **options: Any) -> Any:
+    sampler: Any = DistributedSampler(Squares(), num_replicas=2, rank=1, seed=4)
+    return kind(Squares(), 2, sampler=sampler, **options)
+
+
+def with_replacement(kind: Any, **options: Any) -> Any:
+    return kind(Squares(), 4, sampler=RandomSampler(Squares(), replacement=True), **options)
+
+
+def stateful_loader() -> Any:
+    return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+
+def test_a_loader_over_a_stream() -> None:
+    batches = LoaderBatches(DataLoader(Sized(), 4))
+    found = [batches[index].tolist() for index in (0, 1, 2, 3, 2, 1, 5)]
+    a, b, c = [0, 1, 2, 3], [4, 5, 6, 7], [8, 9]
+    assert found == [a, b, c, a, c, b, c]
+
+
+@pytest.mark.parametrize("make", [shuffled, distributed, with_replacement])
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_jumps_in_a_loader(make: Any, stateful: bool, num_workers: int) -> None:
+    kind = stateful_loader() if stateful else DataLoader
+    straight = LoaderBatches(make(kind, num_workers=num_workers), seed=2)
+    expected = {index: straight[index] for index in range(max(JUMPS) + 1)}
+    length = len(straight._loader)
+    assert not same(expected[0], expected[length])  # another order in the next epoch
+    batches = LoaderBatches(make(kind, num_workers=num_workers), seed=2)
+    for index in JUMPS:
+        assert same(batches[index], expected[index]), index
+
+
+def test_a_batch_that_the_script_has_changed() -> None:
+    batches = LoaderBatches(DataLoader(Squares(), 4))
+    expected = batches[1]["x"].clone()
+    taken = batches[1]
+    taken.pop("name")
+    assert batches[1].keys() == {"x", "name"}
+    taken["x"].add_(1)
+    assert torch.equal(batches[1]["x"], expected)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("at", [1, 5, 6, 8])
+def test_a_state_in_a_checkpoint(at: int, num_workers: int) -> None:
+    """With a state, a replacement begins where the lost worker was, and not with the epoch."""
+    kind = stateful_loader()
+    lost = LoaderBatches(distributed(kind, num_workers=num_workers))
+    expected = [lost[index] for index in range(at)]
+    saved = lost.state_dict()
+    expected += [lost[index] for index in range(at, at + 8)]
+    loader = distributed(kind, num_workers=num_workers)
+    replacement = LoaderBatches(loader)
+    replacement.load_state_dict(saved)
+    assert all(same(replacement[index], expected[index]) for index in range(at, at + 8))
+    if num_workers == 0 and at == 5:
+        assert len(loader.dataset.loaded) == 8 * 2
+
+
+def test_the_state_of_another_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loader is at samples of its own: the epoch is read again, with ours."""
+    kind = stateful_loader()
+    theirs = LoaderBatches(kind(EveryOther(1), 4))
+    for index in range(3):
+        theirs[index]
+    saved = theirs.state_dict()
+    monkeypatch.setattr("swift_ft.data._rank", lambda: 5)
+    batches = LoaderBatches(kind(EveryOther(0), 4))
+    batches.load_state_dict(saved)
+    assert batches[3].tolist() == [24, 26, 28, 30]
+    assert batches[4].tolist() == [32, 34, 36, 38]
+
+
+class EveryOther(IterableDataset[int]):
+    """Even or odd numbers, with a state that says which comes next."""
+
+    def __init__(self, first: int) -> None:
+        self._first = self._next = first
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        while self._next < 80:
+            self._next += 2
+            yield self._next - 2
+        self._next = self._first
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._next = state["next"]

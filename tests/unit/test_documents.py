@@ -1,0 +1,140 @@
+"""What is drawn in the documents is what the code says, and what they name exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.pipelining.stage import PipelineStage
+
+from docs.house import PACKAGE, ROOT, documents
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OF_TORCH = {get_optimizer_state_dict.__name__, PipelineStage.get_fwd_recv_ops.__name__}
+"""Names of torch that the documents use and the code does not spell out."""
+
+TOP = ("benchmarks/", "docs/", "examples/", "swift_ft/", "tests/")
+
+
+def test_the_documents_are_drawn_from_what_is() -> None:
+    old = [path.name for path, text in documents().items() if path.read_text() != text]
+    assert not old, f"{old} are not what the code says any more: run `make docs`"
+
+
+def spans_of(text: str) -> Iterator[str]:
+    """What stands in single backticks, outside of fenced blocks."""
+    yield from (" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose_of(text)))
+
+
+def prose_of(text: str) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def is_path(span: str) -> bool:
+    """Whether it names a file or a folder of the repository, and not a pattern, a command or a URL."""
+    if not re.fullmatch(r"[\w./-]+", span):
+        return False
+    return span.startswith(TOP) or ("/" in span and span.endswith((".py", ".md")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = {span for span in spans_of(page.read_text()) if is_path(span)}
+    gone = [name for name in named if not ((ROOT / name).exists() or (PACKAGE / name).exists())]
+    assert not gone, f"{page.name} names {sorted(gone)}: no such file in the repository or in swift_ft/"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", prose_of(page.read_text()))
+    gone = [to for to in targets if "://" not in to and not (page.parent / to).exists()]
+    assert not gone, f"{page.name} links to {gone}"
+
+
+TESTS = {
+    name
+    for path in (ROOT / "tests").rglob("test_*.py")
+    for name in re.findall(r"def (test_\w+)", path.read_text())
+}
+
+
+def missing_tests(text: str) -> set[str]:
+    """Tests that a text names in backticks, by themselves or behind their file, and that do not exist."""
+    named = {span.rpartition("::")[2] for span in spans_of(text)}
+    return {name for name in named if re.fullmatch(r"test_\w+", name)} - TESTS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    gone = missing_tests(page.read_text())
+    assert not gone, f"{page.name} names {sorted(gone)}: no such test"
+
+
+def test_a_test_that_is_gone_is_found() -> None:
+    here = "`tests/unit/test_documents.py::test_a_test_that_is_gone_is_found`"
+    assert missing_tests(f"{here} and `test_that_never_was`") == {"test_that_never_was"}
+
+
+# ------------------------------------------------------------------------------------- names of the code
+
+
+def members_of(node: ast.ClassDef) -> set[str]:
+    """Methods and attributes of a class, without those of its bases."""
+    found = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.FunctionDef):
+            found.add(part.name)
+        elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            found.add(part.target.id)
+        elif isinstance(part, ast.Assign):
+            found.update(target.id for target in part.targets if isinstance(target, ast.Name))
+        elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+            found.add(part.attr)
+    return found
+
+
+SOURCE = "\n".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")))
+WORDS = set(re.findall(r"[A-Za-z_]\w*", SOURCE))
+CLASSES: dict[str, set[str]] = {}
+for path in sorted(PACKAGE.rglob("*.py")):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef):
+            CLASSES.setdefault(node.name, set()).update(members_of(node))
+
+
+def names_in(text: str) -> Iterator[str]:
+    """Names of the code in backticks, and calls in diagrams."""
+    for span in spans_of(text):
+        if match := re.fullmatch(r"([A-Za-z_][\w.]*)(\(.*\))?", span):
+            yield match[1].removeprefix("self.")
+    for diagram in re.findall(r"^```mermaid(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        yield from re.findall(r"([A-Za-z_][\w.]*)\(", diagram)
+
+
+def exists(name: str) -> bool:
+    """Whether a name is one of the code: a member of its class, or else a word of the source."""
+    owner, _, member = name.rpartition(".")
+    if owner in CLASSES:
+        return member in CLASSES[owner]
+    return all(part in WORDS or part in OF_TORCH for part in name.split("."))
+
+
+def test_names_of_the_code_in_the_architecture_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert "## Four walks through the code" in text
+    gone = sorted({name for name in names_in(text) if not name.endswith(".py") and not exists(name)})
+    assert not gone, f"docs/architecture.md names {gone}, which the code does not have"
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    assert exists("LogReader.message")
+    assert exists("make_plan")
+    assert not exists("LogReader.massage")
+    assert not exists("mak_plan")
+    assert is_path("tests/unit/test_nothing.py")
+    assert [*spans_of("see `a.py`\n```\n`no`\n```\n")] == ["a.py"]

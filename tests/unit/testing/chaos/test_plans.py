@@ -1,0 +1,45 @@
+"""Random plans: the same for the same seed, within the job, and readable by ``--inject``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from swift_ft.failpoints import Point
+from swift_ft.faults import Action, Target, parse_faults
+from swift_ft.testing.chaos.plans import Shape, random_plan
+
+SHAPE = Shape(machines=3, workers=2, iterations=8, microbatches=4, most=3)
+PLANS = [random_plan(SHAPE, seed) for seed in range(500)]
+
+
+def test_a_seed_is_a_plan() -> None:
+    assert [random_plan(SHAPE, seed) for seed in range(500)] == PLANS
+    assert len(set(PLANS)) > 400
+
+
+def test_faults_are_within_the_job() -> None:
+    for plan in PLANS:
+        assert 1 <= len(plan) <= 3
+        for fault in plan:
+            assert 0 <= fault.index < (6 if fault.target == Target.WORKER else 3)
+            assert 0 <= fault.iteration < 8
+            assert fault.microbatch is None or 0 <= fault.microbatch < 4
+        assert parse_faults("; ".join(map(str, plan))) == plan
+
+
+def test_all_kinds_are_drawn() -> None:
+    """``raise`` is left out: a script's own failure is no loss of a machine."""
+    plans = [random_plan(replace(SHAPE, copies=True), seed) for seed in range(500)]
+    assert any(plan[0].point == Point.COPY for plan in plans)
+    assert {fault.point for plan in plans for fault in plan} == set(Point)
+    faults = [fault for plan in PLANS for fault in plan]  # of a script without copies
+    assert set(Counter(fault.action for fault in faults)) == set(Action) - {Action.RAISE}
+    assert set(Counter(fault.target for fault in faults)) == set(Target)
+    assert set(Counter(fault.point for fault in faults)) == set(Point) - {Point.COPY}
+    assert len(Counter(len(plan) for plan in PLANS)) == 3
+
+
+def test_the_first_fault_needs_no_earlier_one() -> None:
+    recovery = {Point.LEAVE, Point.REPORT, Point.JOIN, Point.LOAD, Point.TRANSFER, Point.REPLAY, Point.HELP}
+    assert not any(plan[0].point in recovery for plan in PLANS)

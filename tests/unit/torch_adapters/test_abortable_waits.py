@@ -1,0 +1,133 @@
+"""The training thread waits for messages, and an abort ends that even where gloo forgets to."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import schedules
+
+from swift_ft.torch_adapters import abortable_waits as waits
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
+
+
+class Work:
+    """Ends when the test says so, if ever."""
+
+    def __init__(self, error: BaseException | None = None, *, ends: bool = True) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self._error = error
+        if ends:
+            self.may_end.set()
+
+    def wait(self) -> None:
+        self.begun.set()
+        self.may_end.wait()
+        if self._error is not None:
+            raise self._error
+
+
+def test_it_waits_for_all_in_their_order() -> None:
+    works = [Work(), Work()]
+    waits.AbortableWaits().wait_or_abort(works)  # type: ignore[arg-type]
+    assert all(work.begun.is_set() for work in works)
+    waits.AbortableWaits().wait_or_abort([])
+
+
+def test_what_it_raises_is_a_broken_connection() -> None:
+    """One from C++, as gloo's are; the test's own has a frame of its own, and is the user's."""
+    work = Work()
+    work.wait = functools.partial(torch.zeros(2).reshape, 3)  # type: ignore[method-assign, assignment]
+    with pytest.raises(RuntimeError, match="invalid for input") as caught:
+        waits.AbortableWaits().wait_or_abort([work])  # type: ignore[list-item]
+    assert is_broken_communication(caught.value)
+    with pytest.raises(RuntimeError, match="the user's") as caught:
+        waits.AbortableWaits().wait_or_abort([Work(RuntimeError("the user's"))])  # type: ignore[list-item]
+    assert not is_broken_communication(caught.value)
+
+
+def test_a_wait_that_never_ends_is_ended_by_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_GRACE_S", 0.0)
+    one, stuck = waits.AbortableWaits(), Work(ends=False)
+
+    def abort() -> None:
+        stuck.begun.wait(60)
+        one.abort()
+
+    aborting = threading.Thread(target=abort)
+    aborting.start()
+    with pytest.raises(RuntimeError, match="connections were aborted") as caught:
+        one.wait_or_abort([stuck])  # type: ignore[list-item]
+    aborting.join(60)
+    assert is_broken_communication(caught.value)
+    one.wait_or_abort([Work()])  # type: ignore[list-item]  # with another thread
+    stuck.may_end.set()
+
+
+def test_a_wait_that_ends_by_itself_tells_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_GRACE_S", 3600.0)
+    one = waits.AbortableWaits()
+    work = Work(RuntimeError("the transport's own words"), ends=False)
+
+    def abort() -> None:
+        work.begun.wait(60)
+        one.abort()
+        work.may_end.set()
+
+    aborting = threading.Thread(target=abort)
+    aborting.start()
+    with pytest.raises(RuntimeError, match="own words"):
+        one.wait_or_abort([work])  # type: ignore[list-item]
+    aborting.join(60)
+
+
+def test_a_call_that_takes_too_long_is_left_to_itself() -> None:
+    one, stuck = waits.AbortableWaits(), Work(ends=False)
+    with pytest.raises(RuntimeError, match=r"no answer within 0\.05 s"):
+        one.call_or_abort(stuck.wait, 0.05)
+    other = Work()
+    one.call_or_abort(other.wait, 60.0)  # with another thread
+    assert other.begun.is_set()
+    stuck.may_end.set()
+
+
+def test_a_call_that_an_abort_has_missed_does_not_begin() -> None:
+    one, work = waits.AbortableWaits(), Work(ends=False)
+    one.abort()
+    with pytest.raises(RuntimeError, match="cancelled before"):
+        one.call_or_abort(work.wait, is_cancelled=lambda: True)
+    assert not work.begun.is_set()
+
+
+def test_an_abort_between_two_waits_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_GRACE_S", 0.0)
+    one = waits.AbortableWaits()
+    one.abort()
+    one.wait_or_abort([Work()])  # type: ignore[list-item]
+
+
+def test_nothing_holds_on_to_the_operations() -> None:
+    """Or the group would never go away, and neighbours wait for the end of its connections."""
+    one, work = waits.AbortableWaits(), Work(RuntimeError("broken"))
+    watched = weakref.ref(work)
+    with pytest.raises(RuntimeError):
+        one.wait_or_abort([work])  # type: ignore[list-item]
+    one.wait_or_abort([Work()])  # type: ignore[list-item]  # whose turn releases the frame of the last one
+    del work
+    gc.collect()
+    assert watched() is None
+
+
+def test_schedules_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "_wait_batch_p2p", schedules._wait_batch_p2p)  # put back afterwards
+    seen: list[list[dist.Work]] = []
+    one = waits.AbortableWaits()
+    monkeypatch.setattr(one, "wait_or_abort", seen.append)
+    one.install()
+    schedules._wait_batch_p2p([])
+    assert seen == [[]]

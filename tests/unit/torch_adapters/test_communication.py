@@ -1,0 +1,88 @@
+"""Conformance: the private parts of groups that `torch_adapters` uses, on a real group of one process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import schedules
+
+from swift_ft.torch_adapters import comm_errors
+from swift_ft.torch_adapters.communication import backend_name, begin, device_of, wait_for
+from swift_ft.torch_adapters.rendezvous_store import PrefixStore, Store, TCPStore
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group(
+        "gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=77)
+    )
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_a_group_knows_its_device_and_backend(group: dist.ProcessGroup) -> None:
+    assert device_of(group) == CPU
+    assert backend_name(group, CPU) == "gloo"
+
+
+def test_operations_begin_and_end() -> None:
+    assert begin([]) == []
+    wait_for([])
+    tensor = torch.ones(2)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    wait_for([work])
+    assert tensor.tolist() == [1, 1]
+
+
+def test_the_schedules_wait_through_the_function_that_is_replaced() -> None:
+    """``AbortableWaits.install`` replaces a name of the module, so every schedule must look it up there."""
+    assert list(inspect.signature(schedules._wait_batch_p2p).parameters) == ["work"]
+    for kind in (schedules.Schedule1F1B, schedules.ScheduleGPipe, schedules._PipelineScheduleRuntime):
+        assert "_wait_batch_p2p(" in inspect.getsource(kind._step_microbatches)
+    waits_itself = [
+        line for line in inspect.getsource(schedules).splitlines() if ".wait()" in line and "work" in line
+    ]
+    assert len(waits_itself) <= 1, waits_itself
+
+
+def test_how_the_script_formed_its_group_can_be_read(group: Any) -> None:
+    """What ``GenerationGroup`` asks torch for, to form the next group alike."""
+    assert dist.distributed_c10d._world.pg_map[group][0] == "gloo"
+    assert isinstance(dist.distributed_c10d._world.group_count, int)
+    backend = group._get_backend(group._device_types[0])
+    assert backend.options._timeout == timedelta(seconds=77)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=66))
+    assert backend.options._timeout == timedelta(seconds=66)
+
+
+def test_torch_looks_up_the_class_of_gloo_groups_when_it_makes_one() -> None:
+    """``GenerationGroup`` replaces it in between."""
+    module: Any = dist.distributed_c10d
+    assert "ProcessGroupGloo(" in inspect.getsource(module._new_process_group_helper)
+    assert isinstance(module.ProcessGroupGloo, type)
+
+
+def test_collectives_are_where_broken_connections_are_recognized() -> None:
+    """`comm_errors` knows communication by the files and functions in a traceback."""
+    all_reduce: Any = inspect.unwrap(dist.all_reduce)
+    assert comm_errors.is_communication(all_reduce.__code__.co_filename, "all_reduce")
+    assert comm_errors.is_communication(str(Path(schedules.__file__)), schedules._wait_batch_p2p.__name__)
+    assert comm_errors.is_communication(str(Path(schedules.__file__)), schedules._batch_p2p.__name__)
+    engine: Any = torch.autograd.graph._engine_run_backward
+    assert engine.__name__ in comm_errors._ENGINES
+    assert torch.nn.parallel.DistributedDataParallel._pre_forward.__name__ in comm_errors._ENGINES
+
+
+def test_stores_are_the_public_classes() -> None:
+    assert (PrefixStore, Store, TCPStore) == (dist.PrefixStore, dist.Store, dist.TCPStore)

@@ -1,0 +1,259 @@
+"""The hook on DDP's private seams, on one process."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from swift_ft import failpoints
+from swift_ft.errors import UnsupportedError
+from swift_ft.failpoints import Point
+from swift_ft.torch_adapters.ddp import DataParallelHook, _after_backward, trial_forward
+
+
+class Crooked(nn.Module):
+    """Layers that are used in another order than they are made in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(300, 300) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index in (3, 1, 5, 0, 2, 4):
+            x = self.layers[index](x)
+        return x
+
+
+class Events:
+    def __init__(self) -> None:
+        self.buckets: list[int] = []
+
+    def __call__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.buckets.append(len(parameters))
+
+
+@pytest.fixture(autouse=True)
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def hooked(events: Any, **options: Any) -> tuple[DataParallelHook, list[list[list[int]]]]:
+    layouts: list[list[list[int]]] = []
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Crooked(), bucket_cap_mb=1, **options)
+    return DataParallelHook(model, events, layouts.append), layouts
+
+
+def backward(hook: DataParallelHook) -> list[torch.Tensor]:
+    hook.begin(0)
+    hook.model.zero_grad()
+    hook.model(torch.ones(2, 300)).sum().backward()
+    return [p.grad.clone() for p in hook.model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+def test_the_layout_is_the_one_that_ddp_goes_on_with(options: dict[str, Any]) -> None:
+    hook, layouts = hooked(Events(), **options)
+    for _ in range(3):
+        backward(hook)
+    index = {parameter: i for i, parameter in enumerate(hook.model.parameters())}
+    reducer: Any = hook.model.reducer
+    used = [[index[p] for p in bucket.parameters()] for bucket in reducer._get_zeros_like_grad_buckets()]
+    assert layouts == [used]
+    assert len(used) > 1
+
+
+def test_unused_parameters_keep_the_first_layout() -> None:
+    hook, layouts = hooked(Events(), find_unused_parameters=True)
+    backward(hook)
+    backward(hook)
+    assert layouts == []
+
+
+def test_a_reset_starts_from_a_layout_and_changes_no_gradient() -> None:
+    events = Events()
+    hook, layouts = hooked(events)
+    before = backward(hook)
+    events.buckets.clear()
+    hook.reset(layouts[0], sync_buffers=True)
+    after = backward(hook)
+    assert events.buckets == [len(bucket) for bucket in layouts[0]]
+    assert len(after) == len(before) == 12
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def accumulated(hook: DataParallelHook) -> None:
+    """A step of two microbatches as a pipeline does it: only the last backward is to average."""
+    hook.begin(0)
+    hook.model.zero_grad()
+    with hook.model.no_sync():
+        outputs = [hook.model(torch.ones(3, 300)) for _ in range(2)]
+        outputs[0].sum().backward()
+    hook.model(torch.ones(3, 300)).sum().backward()
+
+
+def test_of_several_microbatches_a_layout_names_each_parameter_once() -> None:
+    hook, layouts = hooked(Events())
+    accumulated(hook)
+    (layout,) = layouts
+    assert sorted(index for bucket in layout for index in bucket) == list(range(12))
+
+
+def test_an_exchange_of_shapes_leaves_no_trace() -> None:
+    """After a forward alone, DDP would average the first microbatch, too: in the first step only."""
+    events = Events()
+    hook, _ = hooked(events)
+    assert hook.model.require_forward_param_sync
+    with trial_forward(hook.model):
+        hook.model(torch.ones(3, 300))
+    assert hook.model.require_forward_param_sync
+    accumulated(hook)
+    assert sum(events.buckets) == 12
+
+
+def test_a_backward_that_waits_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo may never wake it: the abort does, and what is under way is given up."""
+
+    class Never:
+        def get_future(self) -> torch.futures.Future[Any]:
+            return torch.futures.Future()
+
+    begun = threading.Event()
+
+    def note(point: Point, *_: object) -> None:
+        if point == Point.REDUCING:
+            begun.set()
+
+    hook, _ = hooked(Events())
+    with monkeypatch.context() as patched:
+        patched.setattr(failpoints, "_listener", None)  # restored afterwards
+        failpoints.listen(note)
+        patched.setattr(dist, "all_reduce", lambda *_, **__: Never())
+
+        def abort() -> None:
+            if begun.wait(30):
+                hook.abort()
+
+        aborting = threading.Thread(target=abort)
+        aborting.start()
+        with pytest.raises(RuntimeError, match="the group was aborted"):
+            backward(hook)
+        aborting.join(30)
+    hook.drain(0.01)
+    hook.reset(None, sync_buffers=True)
+    assert len(backward(hook)) == 12
+
+
+def test_where_an_abort_wakes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of accelerators, on the host: the same gradients."""
+    hook, _ = hooked(Events())
+    ours = backward(hook)
+    monkeypatch.setattr("swift_ft.torch_adapters.ddp._needs_waking", lambda _: False)
+    hook, _ = hooked(Events())
+    assert all(torch.equal(a, b) for a, b in zip(backward(hook), ours, strict=True))
+
+
+def test_an_optimizers_error_is_raised_by_the_backward() -> None:
+    class Failing(Events):
+        def __call__(self, parameters: Sequence[torch.Tensor]) -> None:
+            raise RuntimeError("no such learning rate")
+
+    hook, _ = hooked(Failing())
+    with pytest.raises(RuntimeError, match="no such learning rate"):
+        backward(hook)
+    assert hook.broken is None  # else it would count as a peer's death
+
+
+def test_ddp_still_has_the_private_parts_that_the_hook_uses() -> None:
+    """Conformance: names and signatures, on a real model. What they do is tested above."""
+    model: Any = DistributedDataParallel(nn.Linear(2, 2))
+    parameters, sparse = model._build_params_for_reducer()
+    assert [p is q for p, q in zip(parameters, model.parameters(), strict=True)] == [True, True]
+    assert sparse == [False, False]
+    assert list(model._build_debug_param_to_name_mapping(parameters)) == [0, 1]
+    assert list(inspect.signature(model._ddp_init_helper).parameters) == [
+        *("parameters", "expect_sparse_gradient", "param_to_name_mapping", "static_graph")
+    ]
+    assert model._comm_hooks == []
+    assert model._has_rebuilt_buckets is False
+    assert model.mixed_precision is None
+    assert callable(model.reducer.prepare_for_backward)
+    _, limits = model._bucket_config.compute_bucket_size_limits(
+        static_graph=False, find_unused_parameters=False
+    )
+    assert limits is None or all(isinstance(limit, int) for limit in limits)
+    sizes = [model._bucket_config.first_bucket_bytes_cap, model.bucket_bytes_cap]
+    layout, _ = dist._compute_bucket_assignment_by_size(parameters, sizes, sparse, [1, 0])
+    assert sorted(index for bucket in layout for index in bucket) == [0, 1]
+    assert "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
+
+
+def test_what_is_not_supported() -> None:
+    with pytest.raises(UnsupportedError, match="attach_ddp"):
+        DataParallelHook(nn.Linear(2, 2), Events(), lambda *_: None)
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    model.register_comm_hook(None, lambda _, bucket: torch.futures.Future())
+    with pytest.raises(UnsupportedError, match="communication hook"):
+        DataParallelHook(model, Events(), lambda *_: None)
+
+
+def test_synchronised_norms_use_the_group_of_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP takes them on GPUs only, so its own check is switched off here."""
+    monkeypatch.setattr(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None)
+    group = dist.new_group()
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), layer := nn.SyncBatchNorm(2)))
+    hook = DataParallelHook(model, Events(), lambda _: None)
+    hook.renew(group)
+    hook.reset(None, sync_buffers=True)
+    assert layer.process_group is group
+
+
+def test_a_synchronised_norm_with_a_group_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2)))
+    model.module.append(nn.SyncBatchNorm(2, process_group=(own := object())))
+    ranks = dist.get_process_group_ranks
+    monkeypatch.setattr(
+        dist, "get_process_group_ranks", lambda group: [0, 1] if group is own else ranks(group)
+    )
+    with pytest.raises(UnsupportedError, match="SyncBatchNorm has a group of its own"):
+        DataParallelHook(model, Events(), lambda _: None)
+
+
+def test_after_a_backward_pass_ddp_has_finished_it() -> None:
+    """The buffers of the first replica are adopted then, when gradients are in place."""
+    hook, _ = hooked(Events())
+    found: list[bool] = []
+    model: Any = hook.model
+    reduce = hook._reduce
+
+    def first(bucket: Any) -> Any:
+        if bucket.index() == 0:
+            _after_backward(lambda: found.append(all(p.grad is not None for p in model.parameters())))
+        return reduce(bucket)
+
+    hook._reduce = first  # type: ignore[method-assign]
+    for _ in range(2):
+        backward(hook)
+    assert found == [True, True]
+    hook.broken = "Connection closed by peer"
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        backward(hook)
+    assert len(found) == 2
+
+
+def test_a_static_graph_is_refused() -> None:
+    """A session makes the reducer anew before the first step, and its first backward would fail."""
+    model = DistributedDataParallel(nn.Linear(2, 2), static_graph=True)
+    assert model.static_graph
+    with pytest.raises(UnsupportedError, match="static_graph=True does not survive"):
+        DataParallelHook(model, Events(), lambda *_: None)

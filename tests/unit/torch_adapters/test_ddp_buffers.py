@@ -1,0 +1,92 @@
+"""When DDP synchronises buffers, and that they travel with the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from swift_ft.torch_adapters.ddp_buffers import BufferSync
+
+
+@pytest.fixture(autouse=True)
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def model(*, forward_sync_buffers: bool = True) -> DistributedDataParallel:
+    return DistributedDataParallel(nn.BatchNorm1d(2), forward_sync_buffers=forward_sync_buffers)
+
+
+def test_ddp_synchronises_after_an_averaged_pass_only() -> None:
+    replica = model()
+    sync = BufferSync(replica)
+    assert sync.due
+    with replica.no_sync():
+        replica(torch.ones(2, 2))
+    assert not sync.due
+    replica(torch.ones(2, 2))
+    assert sync.due
+    assert replica.parameters_to_ignore == set()
+
+
+def test_one_replica_sends_nothing() -> None:
+    replica = model()
+    sync = BufferSync(replica)
+    assert sync.begin(replica.process_group) is None
+    sync.adopt()
+
+
+class Two:
+    """A group that says that it has two members."""
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 1
+
+
+def test_the_second_replica_adopts_what_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of all dtypes lie in one tensor, the longest elements first."""
+    theirs = nn.BatchNorm1d(2)
+    theirs.register_buffer("flags", torch.tensor([True, False, True]))
+    theirs.register_buffer("scale", torch.tensor(1.5, dtype=torch.bfloat16))
+    ours = nn.BatchNorm1d(2)
+    ours.register_buffer("flags", torch.zeros(3, dtype=torch.bool))
+    ours.register_buffer("scale", torch.tensor(0.0, dtype=torch.bfloat16))
+    theirs(torch.randn(4, 2))
+    buffers = sorted(theirs.buffers(), key=lambda buffer: -buffer.element_size())
+    sent = torch.cat([buffer.reshape(-1).view(torch.uint8) for buffer in buffers])
+
+    class Arrived:
+        def wait(self) -> None:
+            pass
+
+    def broadcast(flat: torch.Tensor, **_: object) -> Arrived:
+        flat.copy_(sent)
+        return Arrived()
+
+    monkeypatch.setattr(dist, "broadcast", broadcast)
+    sync = BufferSync(DistributedDataParallel(ours))
+    sync.begin(Two())  # type: ignore[arg-type]
+    assert sync.equal
+    sync.adopt()
+    assert all(a.equal(b) for a, b in zip(ours.buffers(), theirs.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("own", ["forward_sync_buffers", "no_sync"])
+def test_replicas_with_buffers_of_their_own_send_nothing(own: str) -> None:
+    replica = model(forward_sync_buffers=own != "forward_sync_buffers")
+    if own == "no_sync":
+        with replica.no_sync():
+            replica(torch.ones(2, 2))
+    sync = BufferSync(replica)
+    assert sync.begin(Two()) is None  # type: ignore[arg-type]
+    assert not sync.equal

@@ -1,0 +1,94 @@
+"""A client of the rendezvous store: one thread's wait never holds up another thread."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import cast
+
+from swift_ft.torch_adapters.connections import connections_to, new_connections, tcp_connections
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store, TCPStore
+
+
+def served() -> RendezvousStore:
+    """A client of a store that this process serves."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def connect() -> Store:
+        return TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=30))
+
+    return RendezvousStore(connect)
+
+
+def test_a_thread_ends_the_wait_of_another_one() -> None:
+    """With one connection for both, the second call would wait for the end of the first one."""
+    store = served()
+    found: list[bytes] = []
+    begun = threading.Event()
+
+    def wait() -> None:
+        store.check(["begun"])  # the connection is open
+        begun.set()
+        found.append(store.get("answer"))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    begun.wait(30)
+    store.set("answer", "42")
+    waiting.join(30)
+    assert found == [b"42"]
+
+
+def test_a_timeout_holds_for_later_threads() -> None:
+    store = served()
+    store.set_timeout(timedelta(milliseconds=1))
+    failed: list[str] = []
+
+    def ask() -> None:
+        try:
+            store.get("nothing")
+        except RuntimeError as error:
+            failed.append(str(error))
+
+    other = threading.Thread(target=ask)
+    other.start()
+    other.join(20)
+    assert len(failed) == 1
+
+
+def test_all_that_the_project_asks_of_a_store() -> None:
+    """The conformance of the wrapper: each call reaches torch's store, and its answer comes back."""
+    store = served()
+    store.set("a", "1")
+    assert store.get("a") == b"1"
+    assert store.multi_get(["a", "a"]) == [b"1", b"1"]
+    assert store.add("n", 2) == 2
+    assert store.add("n", 3) == 5
+    assert store.check(["a"])
+    assert not store.check(["a", "b"])
+    assert store.compare_set("b", "", "2") == b"2"
+    assert store.compare_set("b", "", "3") == b"2"
+    store.wait(["a", "b"], timedelta(seconds=5))
+    assert store.delete_key("b")
+    assert not store.check(["b"])
+    assert store.connection().get("a") == b"1"
+
+
+def test_an_abort_spares_a_connection_that_a_thread_opened_meanwhile() -> None:
+    """The one that a group's own rendezvous uses ends: gloo may wait there for a lost worker's address."""
+    store = served()
+    port = cast(TCPStore, store.connection()).port
+    before = tcp_connections()
+    seen: list[int] = []
+
+    def use() -> None:
+        store.set("a", "1")
+        seen.append(len(connections_to(port).items() & new_connections(before).items()))
+        of_a_group = store.connection()
+        seen.append(len(connections_to(port).items() & new_connections(before).items()))
+        of_a_group.set("b", "2")
+
+    other = threading.Thread(target=use)
+    other.start()
+    other.join(20)
+    assert seen == [0, 1]
