@@ -8,17 +8,32 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import ClusterRun, assert_identical, one_line, recover, run_cluster, training
+from tests.support.cluster import (
+    KILLS_OTHERS,
+    ClusterRun,
+    assert_identical,
+    at_once,
+    one_line,
+    recover,
+    run_cluster,
+    training,
+)
 
 SCRIPT = Path(__file__).parent / "scripts" / "by_hand.py"
 COPIES = Path(__file__).parent / "scripts" / "with_copies.py"
 
 
 def run_by_hand(
-    folder: Path, *args: str, inject: str = "", machines: int = 2, flags: list[str] | None = None
+    folder: Path,
+    *args: str,
+    inject: str = "",
+    machines: int = 2,
+    flags: list[str] | None = None,
+    script: Path = SCRIPT,
 ) -> ClusterRun:
-    script = [str(SCRIPT), "--store", str(folder / "store"), "--weights-out", str(folder / "weights")]
-    return run_cluster(folder, inject=inject, machines=machines, flags=flags, script=[*script, *args])
+    places = ["--store", str(folder / "store"), "--weights-out", str(folder / "weights")]
+    command = [str(script), *places, *args]
+    return run_cluster(folder, inject=inject, machines=machines, flags=flags, script=command)
 
 
 def ways(run: ClusterRun) -> list[tuple[str, int]]:
@@ -89,24 +104,28 @@ def test_a_loss_while_all_return(tmp_path: Path, of_three: ClusterRun) -> None:
     assert ways(run) == [("memory", 10)], run.output[-3000:]
 
 
-def test_a_worker_and_its_holder_are_lost(tmp_path: Path, of_three: ClusterRun) -> None:
-    """Nobody has the state of worker 1 any more: all load the checkpoint of the store."""
-    faults = "kill machine=1 iteration=12 point=forward; kill machine=2 iteration=12 point=forward"
-    run = run_by_hand(tmp_path, "--settle", "--checkpoint-every", "4", inject=faults, machines=3)
+def test_a_worker_and_its_holder_are_lost(
+    tmp_path: Path, of_three: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of worker 1 is in no memory any more: all load the checkpoint of the store."""
+    monkeypatch.setenv("KILLS", at_once(1, 2, by=0, iteration=12, example="by_hand"))
+    every = ["--checkpoint-every", "4"]
+    run = run_by_hand(tmp_path, "--settle", *every, machines=3, script=KILLS_OTHERS)
     assert_identical(run, of_three)
     assert [mode for mode, _ in ways(run)] == ["fallback"], run.output[-3000:]
 
 
-def test_all_machines_of_a_failure_domain_are_lost(tmp_path: Path) -> None:
+def test_all_machines_of_a_failure_domain_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their copies are in the other one. A spare of that one comes: then some copies must stay in it."""
     reference = run_by_hand(tmp_path / "undisturbed", machines=4)
-    at_once = "kill machine=0 iteration=7 point=forward; kill machine=1 iteration=7 point=forward"
+    monkeypatch.setenv("KILLS", at_once(0, 1, by=2, iteration=7, example="by_hand"))
     run = run_by_hand(
         tmp_path / "lost",
         "--settle",
-        inject=f"{at_once}; kill machine=1 iteration=12 point=optimizer",
+        inject="kill machine=1 iteration=12 point=optimizer",
         machines=4,
         flags=["--failure-domain", "a,a,b,b,b"],
+        script=KILLS_OTHERS,
     )
     assert_identical(run, reference)
     assert ways(run) == [("memory", 5), ("memory", 10)], run.output[-3000:]

@@ -6,18 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import ClusterRun, assert_clean, assert_identical, run_cluster, training
+from tests.support.cluster import (
+    KILLS_OTHERS,
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    at_once,
+    run_cluster,
+    training,
+)
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded_stages.py"
 LITTLE = ["--layers=2", "--microbatches=4"]
 
 
-def run_stages(folder: Path, *args: str, inject: str = "", machines: int = 2) -> ClusterRun:
+def run_stages(
+    folder: Path, *args: str, inject: str = "", machines: int = 2, script: Path = SCRIPT
+) -> ClusterRun:
     """Two stages of two shards each: the ranks 0 and 1 have the first one."""
     workers = 8 if "--replicas=2" in args else 4
     flags = ["--nproc-per-node", str(workers // machines)]
-    script = training(folder, SCRIPT)
-    return run_cluster(folder, *LITTLE, *args, inject=inject, machines=machines, flags=flags, script=script)
+    return run_cluster(
+        folder,
+        *LITTLE,
+        *args,
+        inject=inject,
+        machines=machines,
+        flags=flags,
+        script=training(folder, script),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +97,12 @@ def test_a_replica_of_a_sharded_stage(loss: str, tmp_path: Path, replicated: Clu
     assert recovery["restored"] == ([2, 3] if "machine=1" in REPLICATED[loss] else [4, 5])
 
 
-def test_all_replicas_of_a_sharded_stage(tmp_path: Path, replicated: ClusterRun) -> None:
+def test_all_replicas_of_a_sharded_stage(
+    tmp_path: Path, replicated: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All its workers replay together, in both dimensions of their mesh."""
-    at_once = "kill machine=2 iteration=5 point=forward microbatch=2"
-    inject = f"{at_once}; {at_once.replace('machine=2', 'machine=3')}"
-    run = run_stages(tmp_path, "--replicas=2", inject=inject, machines=4)
+    monkeypatch.setenv("KILLS", at_once(4, 6, by=0, example="sharded_stages"))
+    run = run_stages(tmp_path, "--replicas=2", machines=4, script=KILLS_OTHERS)
     assert_identical(run, replicated)
     (recovery,) = run.recoveries
     assert recovery["mode"] == "replay", run.output[-3000:]

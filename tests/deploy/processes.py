@@ -40,7 +40,7 @@ def leaves_nothing(folder: Path) -> Iterator[None]:
     """At the end no process of a folder is left. If the test has failed, they are killed."""
     try:
         yield
-        wait_until(lambda: not processes_of(folder), "the end of all processes")
+        wait_until(lambda: not processes_of(folder), lambda: f"the end of {processes_of(folder)}")
     finally:
         for line in processes_of(folder):
             os.kill(int(line.partition(":")[0]), signal.SIGKILL)

@@ -58,6 +58,7 @@ class _Send:
     keep: int | None
     block: Block
     again: bool = False  # it was complete before; its holder was lost
+    by_plan: bool = False  # all make it, because training begins with it, and not because it is due
 
 
 class Snapshots:
@@ -156,7 +157,7 @@ class Snapshots:
         if self._interval.due(iteration):
             self._take(iteration)
 
-    def _take(self, iteration: int) -> None:
+    def _take(self, iteration: int, *, by_plan: bool = False) -> None:
         with self._changed:
             generation = self._generation
             if generation is None or self._closed or iteration in self._own:
@@ -175,7 +176,8 @@ class Snapshots:
         self._interval.copied(time.perf_counter() - began)
         with self._changed:
             self._own[iteration], self._candidate = block, iteration
-            self._due.append(_Send(self._holder, generation, iteration, self._base, block))
+            send = _Send(self._holder, generation, iteration, self._base, block, by_plan=by_plan)
+            self._due.append(send)
             self._changed.notify_all()
 
     def report(self) -> tuple[tuple[int, ...], tuple[int, ...], int | None]:
@@ -247,7 +249,7 @@ class Snapshots:
                 self._due.append(_Send(self._holder, state.generation, base, base, block, again=True))
             self._changed.notify_all()
         if plan.mode in (RecoveryMode.START, RecoveryMode.FALLBACK):
-            self._take(plan.resume)
+            self._take(plan.resume, by_plan=True)
 
     def _warn_of(self, placement: CopyPlacement) -> None:
         """Say once where a loss of a failure domain would lose a state and its copy."""
@@ -359,7 +361,7 @@ class Snapshots:
         while self._current(send):
             self._interval.look()
             verdict = self._agreement.verdict(send.generation, send.iteration)
-            if not verdict and self._interval.never(send.iteration):
+            if not verdict and not send.by_plan and self._interval.never(send.iteration):
                 verdict = SKIPPED  # others have learned sooner that it is not due
             if verdict:
                 self._follow(send, verdict)

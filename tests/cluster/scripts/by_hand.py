@@ -68,13 +68,28 @@ def damage(which: str) -> None:
 
 
 def settle(completed: int) -> None:
-    """Wait until the newest copy is complete, or a loss is known."""
+    """Wait until the newest copy is complete, or a loss is known: one that is due before that is skipped."""
     deadline, due = time.monotonic() + 30, completed - completed % int(every)
     participant = session._assembly._participant
-    while (session.metrics().in_memory or 0) < due and time.monotonic() < deadline:
+    while (newest := session.metrics().in_memory) is None or newest < due:
         if participant.state.phase != Phase.LIVE:
             return
+        assert time.monotonic() < deadline, f"the copy of iteration {due} is not complete: {newest}"
         time.sleep(0.01)
+
+
+def wait_for_update(iteration: int) -> None:
+    """Wait until worker 0 has updated its parameters."""
+    deadline = time.monotonic() + 30
+    while not updated(iteration).exists():
+        assert time.monotonic() < deadline, (
+            f"worker 0 does not update its parameters in iteration {iteration}"
+        )
+        time.sleep(0.01)
+
+
+def updated(iteration: int) -> Path:
+    return Path(args.weights_out).with_name(f"updated{iteration}")
 
 
 for step in session.steps(args.iterations):
@@ -96,7 +111,11 @@ for step in session.steps(args.iterations):
                 dist.all_reduce(parameter.grad)
                 parameter.grad.div_(world_size)
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if args.ddp and rank != 0:
+            wait_for_update(step.index)
         optimizer.step()
+        if args.ddp and rank == 0:
+            updated(step.index).touch()
         optimizer.zero_grad()
         schedule.step()
         mean = loss.detach().clone()

@@ -3,13 +3,13 @@
 ``"signal"`` names the signal.
 
 KILLS says as JSON which worker does so, and at the beginning of which step: ``{"by": rank, "iteration": n,
-"replayed": false, "victims": [slots], "example": "train_swift"}``; ``"store"`` among the slots is the
-rendezvous store, and the worker's own machine comes last. Each machine has one worker.
+"replayed": false, "victims": [ranks], "example": "train_swift"}``. A victim's whole machine dies, so of a
+machine one worker is named; ``"store"`` is the rendezvous store, and the worker's own machine comes last.
 """
 
-import importlib
 import json
 import os
+import runpy
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,4 +56,4 @@ if CONTEXT.started_in == 1:
     pids_of(RANK).write_text(f"{CONTEXT.agent_pid} {os.getpid()}")
     pids_of("store").write_text(the_store())
 swift_ft.Session = Session  # type: ignore[misc]
-importlib.import_module(KILLS["example"]).main()
+runpy.run_module(KILLS["example"], run_name="__main__")
