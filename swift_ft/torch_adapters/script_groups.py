@@ -35,6 +35,9 @@ _c10d: Any = dist.distributed_c10d
 _REGISTERS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "pg_coalesce_state")
 """Of torch, by group."""
 
+_NAMES = ("pg_names",)
+"""By which torch finds a group that exists already, besides its tags."""
+
 _BACKEND, _STORE = 3, 4
 """Places among the arguments of torch's helper."""
 
@@ -47,13 +50,13 @@ class _Entries:
     tags: list[str] = field(default_factory=list)
 
     @classmethod
-    def take(cls, group: dist.ProcessGroup) -> _Entries:
-        """Let torch forget a group; returns what it knew."""
+    def take(cls, group: dist.ProcessGroup, names: Sequence[str] = _REGISTERS) -> _Entries:
+        """Let torch forget a group, or some of what it knows of it; returns that."""
         world = _c10d._world
         tags = [tag for tag, groups in world.tags_to_pg.items() if group in groups]
         for tag in tags:
             world.tags_to_pg[tag].remove(group)
-        registers = ((name, getattr(world, name)) for name in _REGISTERS)
+        registers = ((name, getattr(world, name)) for name in names)
         entries = {name: register.pop(group) for name, register in registers if group in register}
         if "pg_names" in entries:
             _c10d._unregister_process_group(entries["pg_names"])
@@ -142,12 +145,13 @@ class ScriptGroups:
     def _remake(self, group: LastingGroup, store: Store) -> dist.ProcessGroup:
         assert self._make is not None
         args, kwargs = self._made[group]
-        known = _Entries.take(group)  # or torch would find it, instead of making one
+        # Without its names, or torch would find it, instead of making one. The rest stays: meanwhile other
+        # threads ask torch about the group, such as DCP's when it writes a checkpoint.
+        known = _Entries.take(group, _NAMES)
         try:
             native, _ = self._make(*args[:_STORE], store, *args[_STORE + 1 :], **kwargs)
             assert isinstance(native, dist.ProcessGroup)
-            entries = _Entries.take(native)
-            known.of_group["pg_map"] = entries.of_group["pg_map"]
+            _c10d._world.pg_map[group] = _Entries.take(native).of_group["pg_map"]
         finally:
             known.give(group)
         return native

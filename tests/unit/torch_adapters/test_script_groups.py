@@ -94,8 +94,19 @@ def everything():
 
 group = GenerationGroup(store, rank=rank, world_size=2, timeout_s=60)
 first = everything()
+
+make = script_groups._make
+def make_and_ask(*args, **kwargs):  # as other threads may do at any time
+    asked = threading.Thread(target=lambda: backends.append((dist.get_backend(), dist.get_backend(pair))))
+    asked.start()
+    asked.join()
+    return make(*args, **kwargs)
+script_groups._make = make_and_ask
+
 for generation in (1, 2):
+    backends = []
     group.join(generation)
+    assert backends == [("gloo", "gloo")] * len(script_groups.groups), backends
     again = everything()
     assert again == first, (first, again)
 assert dist.group.WORLD is world
