@@ -22,9 +22,10 @@ HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 """Two machines and a spare."""
 
 FAKE = """#!/bin/sh
-# An ssh that connects to nowhere: ssh HOST COMMAND runs the command here.
+# An ssh that connects to nowhere: ssh HOST COMMAND runs the command here. It has a session of its own, as
+# behind an sshd: a terminal's Ctrl-C does not arrive there. (A second one ends a launcher at once.)
 shift
-exec sh -c "$*"
+exec setsid --wait sh -c "$*"
 """
 
 
