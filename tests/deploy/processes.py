@@ -30,9 +30,18 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def start(command: Sequence[str], output: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, as a terminal or a container does."""
+    """Start a process in a session of its own, as a terminal or a container does.
+
+    In the background of a shell, Ctrl-C is ignored, and a shell script cannot undo what it inherits.
+    """
+
+    def heed_ctrl_c() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     with output.open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, env=env, start_new_session=True, preexec_fn=heed_ctrl_c
+        )
 
 
 @contextmanager
