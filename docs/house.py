@@ -23,7 +23,7 @@ PACKAGE = ROOT / "swift_ft"
 
 FLOORS: dict[str, tuple[str, ...]] = {
     "ground": (
-        "errors addresses failpoints units",
+        "errors addresses failpoints host_memory units",
         "plain_python determinism faults torch_adapters.core waits",
         "config",
     ),

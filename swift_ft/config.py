@@ -133,6 +133,11 @@ class RunConfig:
         "delete the run in the store and start again from the beginning",
         same_everywhere=True,
     )
+    no_replacement: bool = _option(
+        Topic.MACHINES,
+        False,
+        "start no machine in the place of one that was killed (with --standalone)",
+    )
     failure_domain: str = _option(
         Topic.FAILURES,
         "",
@@ -150,6 +155,15 @@ class RunConfig:
     )
     heartbeat_timeout_s: float = _timeout(
         10.0, "seconds without a heartbeat after which a worker or a machine counts as lost"
+    )
+    elastic_wait_s: float = _option(
+        Topic.TIMEOUTS,
+        10.0,
+        "seconds to wait for a machine that fills an empty slot, before another machine runs this slot, too "
+        "(default: 10)",
+        metavar="S",
+        minimum=0,
+        same_everywhere=True,
     )
     join_timeout_s: float = _timeout(600.0, "seconds to wait for a machine that fills an empty slot")
     report_timeout_s: float = _timeout(

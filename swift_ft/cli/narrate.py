@@ -112,6 +112,11 @@ def _fact(before: State, after: State, event: ev.Event) -> tuple[str, Weight]:
         case ev.JobOpened() if not before.shape.machines:  # each machine opens the job that finds none
             workers = counted(event.workers_per_machine, "worker")
             return f"a run on {counted(event.machines, 'machine')}, {workers} on each", Weight.ROUTINE
+        case ev.MachineJoined() if event.host:
+            return f"a guest of {machine_in_words(after, event.host)} is ready", Weight.ROUTINE
+        case ev.GuestDeclined():
+            text = f"{machine_in_words(after, event.machine)} cannot run an empty slot, too: {event.reason}"
+            return text, Weight.NEWS
         case ev.MachineJoined() if after.slot_of(event.machine) is None and before.generation:
             return "a spare machine joins", Weight.ROUTINE
         case ev.FaultInjected():
@@ -176,10 +181,16 @@ def _generation_in_words(before: State, after: State, event: ev.Event) -> tuple[
             f"generation {after.generation}: all processes start again{_why_restart(after, event)}",
             Weight.GRAVE,
         )
-    filled = [slot for slot, member in enumerate(after.members) if member not in before.members]
-    who = " and ".join(f"machine {slot}" for slot in filled)
-    what = f": a replacement for {who}" if who else ": all meet again"
-    return f"generation {after.generation}{what}", Weight.NEWS
+    filled = {slot: member for slot, member in enumerate(after.members) if member not in before.members}
+    hosts = {slot: after.membership.hosts.get(str(member)) for slot, member in filled.items()}
+    who = " and ".join(f"machine {slot}" for slot, host in hosts.items() if host is None)
+    what = [f"a replacement for {who}"] if who else []
+    what += [
+        f"{machine_in_words(after, host)} runs the workers of machine {slot}, too"
+        for slot, host in hosts.items()
+        if host is not None
+    ]
+    return f"generation {after.generation}: {', '.join(what) or 'all meet again'}", Weight.NEWS
 
 
 def _why_restart(state: State, event: ev.Event) -> str:

@@ -27,6 +27,7 @@ OPERATOR_EVENTS = {
     "machine_lost": ("warning", "A machine with workers counts as failed."),
     "spare_lost": ("warning", "A spare machine counts as failed."),
     "spares_used_up": ("warning", "No spare is left: the next loss waits for a new machine."),
+    "guest_declined": ("warning", "A machine cannot run an empty slot, too, for the reason given."),
     "machine_awaited": ("warning", "A slot is empty, and the run stands still until a machine joins."),
     "recovery_planned": ("info", "The way back to training: which one, why, and from which iteration."),
     "fell_back": ("error", "Completed iterations are lost: all return to a checkpoint, or start again."),
@@ -130,7 +131,12 @@ def _of_event(before: State, after: State, event: ev.Event) -> Iterator[Notice]:
             text = f"a run on {event.machines} machines with {event.workers_per_machine} workers each"
             facts = {"machines": event.machines, "workers_per_machine": event.workers_per_machine}
             yield _notice("run_opened", text, checkpoint=event.checkpoint, **facts)
+        case ev.GuestDeclined():
+            text = f"{machine_in_words(after, event.machine)} cannot run an empty slot, too: {event.reason}"
+            yield _notice("guest_declined", text, machine=after.slot_of(event.machine))
         case ev.MachineJoined() if event.machine in after.membership.spares and before.generation:
+            if event.host:
+                return
             spares = len(after.membership.spares)
             yield _notice("spare_joined", "a spare machine joins", name=event.machine, spares=spares)
         case ev.MachineLost():

@@ -147,7 +147,8 @@ def _run(args: argparse.Namespace) -> int:
     if not args.no_python and not args.module and not is_readable_file(args.training_script):
         raise UsageError(f"There is no script {args.training_script!r}: check the path.")
     standalone = args.standalone or config.machines is not None or args.nnodes in ("1", "1:1")
-    machines = config.machines or parse_min_max_nnodes(args.nnodes)[0]
+    least, most = parse_min_max_nnodes(args.nnodes)
+    machines = config.machines or most
     if standalone and machines > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for several workers on a host
     # Each connection to the store looks up its own name; many at once may lose an answer of the resolver.
@@ -160,6 +161,7 @@ def _run(args: argparse.Namespace) -> int:
         workers_per_machine=launch_config.nproc_per_node,
         restarts=args.max_restarts,
         max_failures=config.max_failures,
+        min_machines=least if ":" in args.nnodes and not standalone else None,
     )
     config.check_domains(machines + config.spares if standalone else 1)
     if standalone:

@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 from swift_ft.config import RunConfig, WorkerContext
 from swift_ft.errors import RendezvousLostError, UsageError
 from swift_ft.launch.agent_status import AgentStatus, WorkerFacts
+from swift_ft.launch.guests import Guests
 from swift_ft.launch.processes import StandbyContext
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.run_end import RunEnd
@@ -35,6 +36,7 @@ from swift_ft.launch.worker import WorkerJob
 from swift_ft.launch.worker_channels import WorkerChannels
 from swift_ft.launch.worker_watch import WorkerWatch
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.guests import possible_hosts
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order, neighbour_of
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent
@@ -120,6 +122,7 @@ class MachineAgent(ElasticAgent):
             self._selector.register(lifeline, selectors.EVENT_READ)
         self._heard = WorkerChannels(self._selector, self._run_end.hear)
         self._watch = WorkerWatch(spec.rdzv_handler, self._heard, settings.config.heartbeat_timeout_s)
+        self._guests = Guests(standby, spec.rdzv_handler, settings.config.elastic_wait_s)
         self._sessionless_in = 0
         self._forming_since: float | None = None
         self._rejoin_at: float | None = None
@@ -186,12 +189,12 @@ class MachineAgent(ElasticAgent):
         return self._result(ok=False)
 
     def _leave(self) -> RunResult:
-        """Leave the run, as somebody asked: a spare takes this machine's place."""
+        """Leave the run, as somebody asked or because this is a guest: a spare takes this machine's place."""
         membership = self._membership
-        leaving = ev.MachineLost(machine=membership.machine, reason="it was drained", on_request=True)
-        membership.follower.append(leaving)
+        reason = "it was a guest" if membership.host else "it was drained"
+        membership.follower.append(ev.MachineLost(machine=membership.machine, reason=reason, on_request=True))
         self._stop()
-        self.verdict = Verdict(True, "this machine left the run: it was drained")
+        self.verdict = Verdict(True, f"this machine left the run: {reason}")
         return self._result(ok=True)
 
     def _join(self) -> None:
@@ -251,6 +254,7 @@ class MachineAgent(ElasticAgent):
                 )
             case AgentTodo.WAIT:
                 self._report_sessionless(state)
+                self._guests.check(state, self._processes.pids().values() if self._processes else ())
                 self._check_forming(state)
         return None
 
@@ -356,6 +360,7 @@ class MachineAgent(ElasticAgent):
         report = self._standby.receive()
         if report is None:
             raise ChildProcessError("the standby process died")
+        self._guests.note(report)
         if self._processes is None:
             return
         local_rank = self._processes.note(report)
@@ -399,9 +404,8 @@ class MachineAgent(ElasticAgent):
         limit_s = self._settings.config.join_timeout_s
         if time.monotonic() - self._forming_since > limit_s:
             empty = [slot for slot, member in enumerate(state.members) if member is None]
-            self._membership.journal.append(
-                ev.JobClosed(
-                    reason=f"no machine joined for slots {empty} within {limit_s:g} s: "
-                    "start one more `swift-run` with the same --rdzv-endpoint, or keep spares"
-                )
-            )
+            reason = f"no machine joined for slots {empty} within {limit_s:g} s"
+            if (least := state.shape.min_machines) is not None and len(possible_hosts(state)) < least:
+                reason += f", and fewer than {least} machines are left"
+            reason += ": start one more `swift-run` with the same --rdzv-endpoint, or keep spares"
+            self._membership.journal.append(ev.JobClosed(reason=reason))

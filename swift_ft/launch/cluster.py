@@ -173,11 +173,15 @@ class Cluster:
                 )
             if os.WIFSIGNALED(status):
                 _kill_group(pid)  # a machine fails as a whole: kill the processes that it leaves behind
-                self._start_machine(None, index)
+                self._replace(index)
             elif self._verdict() is not None:
                 self._wait_for_the_rest()
             elif os.waitstatus_to_exitcode(status) > _SIGNALLED:  # it was stopped, and has handed over
-                self._start_machine(None, index)
+                self._replace(index)
+
+    def _replace(self, index: int) -> None:
+        if not self._job.settings.config.no_replacement:
+            self._start_machine(None, index)
 
     def _store_ends(self) -> bool:
         """Whether the store has died. Its connections end a moment before its process does."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import NoReturn
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -37,6 +40,8 @@ from swift_ft.torch_adapters.connections import connections_to, shut_down
 
 __all__ = ["MachineJob", "run_machine"]
 
+_logger = logging.getLogger(__name__)
+
 _FIRST_EVENT_S = 60.0
 _LOOP_MARGIN_S = 10.0
 
@@ -54,6 +59,7 @@ class MachineJob:
         lifeline: see :class:`MachineAgent`.
         on_entry: called in a thread of the launcher with each entry of the journal.
         index: number of this machine among those of this host.
+        host: the machine on which this one is a guest; empty for a machine of its own.
     """
 
     launch_config: LaunchConfig
@@ -64,6 +70,7 @@ class MachineJob:
     lifeline: int | None = None
     on_entry: Callable[[Entry], None] | None = None
     index: int = 0
+    host: str = ""
 
 
 def run_machine(job: MachineJob) -> Verdict:
@@ -74,7 +81,7 @@ def run_machine(job: MachineJob) -> Verdict:
     """
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # ranks follow from slots
     default_stop_signals()  # until this machine is in the journal there is nothing to hand over
-    standby = Standby()
+    standby = Standby(become_guest=partial(_become_guest, job))
     wake_r, wake_w = socket.socketpair()
     wake_w.setblocking(False)
 
@@ -115,6 +122,7 @@ def run_machine(job: MachineJob) -> Verdict:
         on_entry=on_entry,
         setup=setup,
         domain=settings.config.domain_of(job.index),
+        host=job.host,
     )
     watch = StoreWatch(
         handler.store,
@@ -156,6 +164,22 @@ def run_machine(job: MachineJob) -> Verdict:
             endpoint.close()
         standby.close()
     return agent.verdict or Verdict(False, "the agent ended without a verdict", 1)
+
+
+def _become_guest(job: MachineJob, slot: int, host: str) -> NoReturn:
+    """Run a second machine here, in a child of the standby. Its output is the launcher's."""
+    config = replace(job.settings.config, metrics_port=0)  # its host serves that port
+    settings = replace(job.settings, config=config, spare=False)
+    guest = replace(job, settings=settings, preferred_slot=slot, host=host, lifeline=None, on_entry=None)
+    code = 1
+    try:
+        code = run_machine(guest).exit_code
+    except SwiftError as error:
+        _logger.error("a guest of this machine: %s", error, extra={"event": "machine_failed"})  # noqa: TRY400  (the line is enough)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _status(job: MachineJob) -> AgentStatus | None:

@@ -89,11 +89,11 @@ class StandbyContext(PContext):
         """
         if report is None:
             raise ChildProcessError("the standby process died, and the workers with it")
-        if "started" in report:
+        if "local_rank" in report:
             self._pids[report["local_rank"]] = report["started"]
             return None
         for local_rank, pid in self._pids.items():
-            if pid == report["ended"]:
+            if pid == report.get("ended"):
                 self.exit_codes[local_rank] = report["status"]
                 return local_rank
         return None

@@ -44,6 +44,7 @@ class JournalRendezvous(RendezvousHandler):
         on_entry: called in the follower's thread with each entry of the journal.
 
     Attributes:
+        host: the machine on which this one is a guest; empty for a machine of its own.
         store: this machine's client of the rendezvous store.
         bootstrap: where the scripts of this machine's workers meet in ``init_process_group``.
     """
@@ -60,6 +61,7 @@ class JournalRendezvous(RendezvousHandler):
         on_change: Callable[[State, State], None],
         setup: Callable[[], tuple[str, ...]],
         domain: str = "",
+        host: str = "",
         on_entry: Callable[[Entry], None] | None = None,
     ) -> None:
         self.store = connect()
@@ -69,6 +71,7 @@ class JournalRendezvous(RendezvousHandler):
         self._join_s = join_s
         self._setup = setup
         self._domain = domain
+        self.host = host
         self._joined_with = setup()
         self._base_name = f"m-{uuid.uuid4().hex[:8]}"
         self._incarnation = 0
@@ -90,6 +93,7 @@ class JournalRendezvous(RendezvousHandler):
                 address=address,
                 setup=self._joined_with,
                 domain=self._domain,
+                host=self.host,
             )
         )
 

@@ -3,7 +3,8 @@
 It is forked from the agent while that still has a single thread, imports what a worker needs, and stays
 single-threaded itself, so that forking from it is safe. It never touches an accelerator. It is the parent of
 its workers: it reaps them and reports to the agent how they ended. When the agent dies, for whatever reason,
-the standby's socket closes and the standby kills the workers: a machine fails as a whole.
+the standby's socket closes and the standby kills the workers: a machine fails as a whole. It forks guests,
+too (`launch/guests.py`): these are agents of their own.
 """
 
 from __future__ import annotations
@@ -47,16 +48,26 @@ def preload() -> None:
 
 
 class Standby:
-    """The agent's handle on its standby process. Create it while the agent has a single thread."""
+    """The agent's handle on its standby process. Create it while the agent has a single thread.
 
-    def __init__(self, *, close_in_child: Callable[[], None] | None = None) -> None:
+    Args:
+        close_in_child: called in the standby, at first.
+        become_guest: called in a guest's process, with its slot and its host.
+    """
+
+    def __init__(
+        self,
+        *,
+        close_in_child: Callable[[], None] | None = None,
+        become_guest: Callable[[int, str], NoReturn] | None = None,
+    ) -> None:
         self._channel, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
             self._channel.close()
             if close_in_child is not None:
                 close_in_child()
-            _serve(child)
+            _serve(child, become_guest)
         child.close()
         self._channel.settimeout(_ANSWER_S)
 
@@ -80,8 +91,14 @@ class Standby:
         socket.send_fds(self._channel, [json.dumps(request).encode()], [channel.fileno()])
         channel.close()
 
+    def launch_guest(self, slot: int, host: str) -> None:
+        """Fork a guest for a slot, on the machine ``host``. Its pid comes back through :meth:`receive`."""
+        self._channel.send(json.dumps({"guest": slot, "host": host}).encode())
+
     def receive(self) -> dict[str, int] | None:
         """The next report: ``{"started": pid, "local_rank": n}`` or ``{"ended": pid, "status": n}``.
+
+        The start of a guest has its slot, as ``guest``, instead of a local rank.
 
         ``status`` is negative for a signal. None when the standby itself is gone.
 
@@ -102,7 +119,7 @@ class Standby:
             os.waitpid(self.pid, 0)
 
 
-def _serve(agent: socket.socket) -> NoReturn:
+def _serve(agent: socket.socket, become_guest: Callable[[int, str], NoReturn] | None) -> NoReturn:
     """The standby's own loop: fork on request, reap, report."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # the agent decides when workers end
@@ -119,7 +136,7 @@ def _serve(agent: socket.socket) -> NoReturn:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is agent:
-                    pid = _fork_worker(agent, (wake_r, wake_w))
+                    pid = _fork_child(agent, (wake_r, wake_w), become_guest)
                     if pid is None:
                         raise ConnectionError
                     children.add(pid)
@@ -142,27 +159,33 @@ def _reap(agent: socket.socket, children: set[int]) -> None:
         agent.send(json.dumps({"ended": pid, "status": os.waitstatus_to_exitcode(status)}).encode())
 
 
-def _fork_worker(agent: socket.socket, wake: tuple[int, int]) -> int | None:
+def _fork_child(
+    agent: socket.socket, wake: tuple[int, int], become_guest: Callable[[int, str], NoReturn] | None
+) -> int | None:
     packet, fds, _, _ = socket.recv_fds(agent, _MAX_PACKET, 1)
     if not packet:
         return None
     request = json.loads(packet)
+    name = "guest" if "guest" in request else "local_rank"
     pid = os.fork()
     if pid == 0:
         agent.close()
-        _become_worker(request, fds[0], wake)
-    os.close(fds[0])
-    report = {"started": pid, "local_rank": request["local_rank"]}
-    agent.send(json.dumps(report).encode())
+        signal.set_wakeup_fd(-1)
+        for fd in wake:
+            os.close(fd)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        if name == "guest":
+            assert become_guest is not None
+            become_guest(request["guest"], request["host"])
+        _become_worker(request, fds[0])
+    for fd in fds:
+        os.close(fd)
+    agent.send(json.dumps({"started": pid, name: request[name]}).encode())
     return pid
 
 
-def _become_worker(request: dict[str, object], channel_fd: int, wake: tuple[int, int]) -> NoReturn:
-    signal.set_wakeup_fd(-1)
-    for fd in wake:
-        os.close(fd)
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(name, signal.SIG_DFL)
+def _become_worker(request: dict[str, object], channel_fd: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream, fd in (("stdout", 1), ("stderr", 2)):
         if path := str(request[stream]):

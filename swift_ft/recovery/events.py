@@ -27,6 +27,7 @@ __all__ = [
     "Entry",
     "Event",
     "FaultInjected",
+    "GuestDeclined",
     "HelpDeclined",
     "JobClosed",
     "JobOpened",
@@ -59,6 +60,8 @@ class JobOpened:
             limit.
         checkpoint: iteration of the last committed global checkpoint in the store, if there is one.
         setup: what all machines must have in common, as ``name: value`` (versions, script, flags).
+        min_machines: as few machines run the slots of all, the others as guests; None for any number, but
+            only after a loss: the job begins with all of them.
     """
 
     machines: int
@@ -67,6 +70,7 @@ class JobOpened:
     max_failures: int | None = None
     checkpoint: int | None = None
     setup: tuple[str, ...] = ()
+    min_machines: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,8 @@ class MachineJoined:
 
     ``address`` (``host:port``) is where its neighbour watches it (`launch/sentinel.py`). A machine whose
     ``setup`` is not that of :class:`JobOpened` is refused. Machines of one ``domain`` may be lost together;
-    one without a name is a failure domain of its own.
+    one without a name is a failure domain of its own. A guest is a second machine on the hardware of its
+    ``host``, which fills a slot for as long as no machine of its own comes; it is lost with its host.
     """
 
     machine: str
@@ -83,6 +88,7 @@ class MachineJoined:
     address: str = ""
     setup: tuple[str, ...] = ()
     domain: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +112,14 @@ class DrainRequested:
 
     machine: str
     by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestDeclined:
+    """A machine cannot take a guest: it has too little memory, for example."""
+
+    machine: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,6 +395,7 @@ Event = (
     | MachineJoined
     | MachineLost
     | DrainRequested
+    | GuestDeclined
     | WorkerCameBack
     | SessionlessWorkers
     | StatusReported

@@ -73,12 +73,14 @@ class JobShape:
         max_failures: machines lost since the last committed checkpoint after which the job stops; None for no
             limit.
         setup: what all machines must have in common, as ``name: value``.
+        min_machines: as few may run all slots; None for any number, but only after a loss.
     """
 
     machines: int = 0
     workers_per_machine: int = 1
     max_failures: int | None = None
     setup: tuple[str, ...] = ()
+    min_machines: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,10 @@ class Membership:
     when a checkpoint is committed."""
     draining: Map[str, int] = field(default_factory=Map)
     """Machines that were asked to leave: the last committed checkpoint at that time, -1 for none."""
+    hosts: Map[str, str] = field(default_factory=Map)
+    """By guest, also by one that has left: the machine that it stands on (`recovery/guests.py`)."""
+    declined: Map[str, str] = field(default_factory=Map)
+    """Machines that take no guest in this generation, with the reason."""
     exited: Numbers = field(default_factory=Map)
     """Slots whose scripts have all ended with exit code 0."""
     ended: Map[int, int | None] = field(default_factory=Map)
@@ -298,8 +304,17 @@ class State:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """The failure domain of each slot's machine, empty without a name. Costs the size of the job."""
-        return tuple(self.membership.domains.get(slot, "") for slot in range(self.shape.machines))
+        """The failure domain of each slot's machine, empty without a name. Costs the size of the job.
+
+        A guest shares its host's, which has a name then.
+        """
+        membership = self.membership
+        named = [membership.domains.get(slot, "") for slot in range(self.shape.machines)]
+        for guest, host in membership.hosts.items():
+            if guest in membership.slots and host in membership.slots:
+                shared = named[membership.slots[host]] or base_of(host)
+                named[membership.slots[host]] = named[membership.slots[guest]] = shared
+        return tuple(named)
 
     def slot_of(self, machine: str) -> int | None:
         """The slot that a machine fills, or None."""

@@ -72,7 +72,7 @@ class AgentTodo(StrEnum):
     REJOIN = "rejoin"
     """Its machine was fenced: stop all workers and offer itself under a new name."""
     LEAVE = "leave"
-    """It was asked to leave, and can: report it, stop all workers and end."""
+    """It was asked to leave, and can, or it is a guest of no use: report it, stop all workers and end."""
     STOP = "stop"
     """The job has ended."""
 
@@ -102,6 +102,8 @@ def agent_order(state: State, *, machine: str, started_in: int | None) -> AgentO
         return AgentOrder(AgentTodo.STOP)
     if machine in state.membership.refused:
         return AgentOrder(AgentTodo.REFUSED, reason=state.membership.refused[machine])
+    if _is_guest_without_use(state, machine):
+        return AgentOrder(AgentTodo.LEAVE)
     if machine in state.membership.fenced:
         losses = state.membership.silenced.get(base_of(machine), 0)
         return AgentOrder(AgentTodo.REJOIN, wait_s=_kept_out_s(losses))
@@ -115,6 +117,13 @@ def agent_order(state: State, *, machine: str, started_in: int | None) -> AgentO
     return AgentOrder(AgentTodo.LAUNCH, slot, state.membership.started_in[slot])
 
 
+def _is_guest_without_use(state: State, machine: str) -> bool:
+    """Whether a machine is a guest that was lost, or for whose slot another machine came sooner."""
+    membership = state.membership
+    waits_in_vain = machine in membership.spares and state.phase != Phase.FORMING
+    return machine in membership.hosts and (machine in membership.fenced or waits_in_vain)
+
+
 def _may_leave(state: State, machine: str) -> bool:
     """Whether a machine that was asked to leave can do so without a loss: a spare at once.
 
@@ -124,7 +133,9 @@ def _may_leave(state: State, machine: str) -> bool:
     membership, committed = state.membership, state.checkpoints.committed
     if machine in membership.spares:
         return True
-    spare = any(spare not in membership.draining for spare in membership.spares)
+    spare = any(
+        spare not in membership.draining and spare not in membership.hosts for spare in membership.spares
+    )
     saved = committed is not None and committed > membership.draining[machine]
     return spare and saved and state.phase == Phase.LIVE
 

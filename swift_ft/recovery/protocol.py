@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.handlers import checkpoints, membership, recovery
+from swift_ft.recovery.handlers import checkpoints, guests, membership, recovery
 from swift_ft.recovery.job_state import Phase, State
 
 __all__ = ["TRANSITIONS", "step"]
@@ -43,6 +43,7 @@ TABLE = (
     ((AGREEING, RECOVERING, LIVE), ev.MachineLost,      (STAY, FORMING, AGREEING, ENDED)),  # a spare
     (ANY,                      ev.WorkerCameBack,       (STAY,)),
     (ANY,                      ev.DrainRequested,       (STAY,)),            # then it is lost, on request
+    ((FORMING,),               ev.GuestDeclined,        (STAY,)),
     ((AGREEING, RECOVERING),   ev.DeadlinePassed,       (FORMING, AGREEING, ENDED)),
     (ANY,                      ev.PartPersisted,        (STAY,)),
     (ANY,                      ev.CheckpointCommitted,  (STAY,)),
@@ -71,6 +72,7 @@ _HANDLERS: Mapping[type[Any], Callable[[State, Any], State]] = {
     ev.MachineLost: membership.machine_lost,
     ev.WorkerCameBack: membership.worker_came_back,
     ev.DrainRequested: membership.drain_requested,
+    ev.GuestDeclined: guests.guest_declined,
     ev.SessionlessWorkers: membership.sessionless_workers,
     ev.StatusReported: recovery.status_reported,
     ev.WorkerReady: recovery.worker_ready,

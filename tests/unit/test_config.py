@@ -79,12 +79,46 @@ def test_paths_do_not_depend_on_the_workers_directory(
     assert context_of_worker(jobs[0]).config.profile_out == str(tmp_path / "job.json")
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if TYPES[name] is float])
+@pytest.mark.parametrize("name", [name for name in FIELDS if name.endswith("_timeout_s")])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
 def test_timeouts_are_positive(name: str, value: float) -> None:
     changed: dict[str, Any] = {name: value}
     with pytest.raises(UsageError, match=rf"^{flag_of(name)} must be more than 0, not {value}\.$"):
         RunConfig(**changed).validate()
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_a_wait_may_be_none_at_all(value: float) -> None:
+    RunConfig(elastic_wait_s=0.0).validate()
+    with pytest.raises(UsageError, match=rf"^--elastic-wait must be at least 0, not {value}\.$"):
+        RunConfig(elastic_wait_s=value).validate()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "machines", "least"), [("4", 4, None), ("4:4", 4, 4), ("2:4", 4, 2), ("1:3", 3, 1)]
+)
+def test_how_many_machines(
+    nodes: str, machines: int, least: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: list[MachineJob] = []
+
+    def note(job: MachineJob) -> int:
+        found.append(job)
+        return 0
+
+    monkeypatch.setattr(run, "_run_one_machine", note)
+    flags = [
+        "--nnodes",
+        nodes,
+        "--rdzv-id",
+        "job",
+        "--rdzv-endpoint",
+        "127.0.0.1:1",
+        "--log-dir",
+        str(tmp_path),
+    ]
+    assert run.main([*flags, __file__]) == 0
+    assert (found[0].opened.machines, found[0].opened.min_machines) == (machines, least)
 
 
 def test_each_mistake_is_one_line(

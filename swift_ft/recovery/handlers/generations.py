@@ -22,7 +22,10 @@ def fill_slots(state: State) -> State:
     if state.phase != Phase.FORMING or not empty or len(membership.spares) < empty:
         return state
     slots = [slot for slot in range(state.shape.machines) if slot not in membership.members]
-    chosen = _choose_spares(slots, membership)
+    own = [machine for machine in membership.waiting() if machine not in membership.hosts]
+    chosen = _choose_spares(slots, own, membership)
+    guests = [machine for machine in membership.waiting() if machine in membership.hosts]
+    chosen |= _choose_spares([slot for slot in slots if slot not in chosen], guests, membership)
     domains = {slot: membership.spares[machine].domain for slot, machine in chosen.items()}
     membership = replace(
         membership,
@@ -35,9 +38,9 @@ def fill_slots(state: State) -> State:
     return open_generation(replace(state, membership=membership), started)
 
 
-def _choose_spares(slots: list[int], membership: Membership) -> dict[int, str]:
+def _choose_spares(slots: list[int], in_order: list[str], membership: Membership) -> dict[int, str]:
     """For each empty slot a spare that prefers it, else one that prefers none of them, else the first."""
-    in_order, spares = membership.waiting(), membership.spares
+    spares = membership.spares
     preferring: dict[int, deque[str]] = {slot: deque() for slot in slots}
     indifferent, anyone = deque[str](), deque(in_order)
     for machine in in_order:
@@ -71,6 +74,7 @@ def open_generation(state: State, started: Iterable[int] = ()) -> State:
         state.membership,
         started_in=state.membership.started_in.update(dict.fromkeys(started, generation)),
         restart_all=False,
+        declined=Map(),
     )
     return replace(
         state,

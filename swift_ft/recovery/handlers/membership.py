@@ -9,8 +9,10 @@ from immutables import Map
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import DEADLINE, MAX_TRIES
 from swift_ft.recovery.early_ends import why_too_early
+from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.handlers.failures import note_failure, note_machine
 from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all
+from swift_ft.recovery.handlers.guests import relieve_guests
 from swift_ft.recovery.handlers.newcomers import refuse, why_refused
 from swift_ft.recovery.job_state import JobShape, Phase, Spare, State, Verdict
 
@@ -35,7 +37,9 @@ def job_opened(state: State, event: ev.JobOpened) -> State:
     started_in = Map(dict.fromkeys(range(event.machines), 0))
     return replace(
         state,
-        shape=JobShape(event.machines, event.workers_per_machine, event.max_failures, event.setup),
+        shape=JobShape(
+            event.machines, event.workers_per_machine, event.max_failures, event.setup, event.min_machines
+        ),
         membership=replace(state.membership, started_in=started_in),
         checkpoints=replace(state.checkpoints, committed=event.checkpoint),
         tries=replace(state.tries, restarts_left=event.restarts),
@@ -43,12 +47,23 @@ def job_opened(state: State, event: ev.JobOpened) -> State:
 
 
 def machine_joined(state: State, event: ev.MachineJoined) -> State:
-    """Add a machine to the spares, and fill the empty slots if there are spares for all of them."""
+    """Add a machine to the spares, and fill the empty slots if there are spares for all of them.
+
+    What is left of the spares relieves guests.
+    """
     membership = state.membership
     if membership.knows(event.machine):
         return state
     if reason := why_refused(state, event):
         return refuse(state, event.machine, reason)
+    if event.host:
+        membership = replace(membership, hosts=membership.hosts.set(event.machine, event.host))
+        if (
+            event.host not in membership.slots and event.host not in membership.spares
+        ):  # it was lost meanwhile
+            return replace(
+                state, membership=replace(membership, fenced=membership.fenced.set(event.machine, None))
+            )
     spare = Spare(membership.arrivals, event.preferred_slot, event.domain)
     membership = replace(
         membership,
@@ -56,16 +71,18 @@ def machine_joined(state: State, event: ev.MachineJoined) -> State:
         arrivals=membership.arrivals + 1,
         addresses=membership.addresses.set(event.machine, event.address),
     )
-    return fill_slots(replace(state, membership=membership))
+    return relieve_guests(fill_slots(replace(state, membership=membership)))
 
 
 def machine_lost(state: State, event: ev.MachineLost) -> State:
-    """Fence a machine. If it fills a slot, the generation is over."""
+    """Fence a machine, and its guests with it. If one of them fills a slot, the generation is over."""
     if event.reporter in state.membership.fenced:
         return state
     if event.reporter and event.machine not in state.membership.fenced:
         state = replace(state, membership=state.membership.silence(event.machine))
-    return _lose(state if event.on_request else note_machine(state, event.machine, event.reason), event)
+    return _lose_with_guests(
+        state if event.on_request else note_machine(state, event.machine, event.reason), event
+    )
 
 
 def drain_requested(state: State, event: ev.DrainRequested) -> State:
@@ -81,7 +98,16 @@ def drain_requested(state: State, event: ev.DrainRequested) -> State:
     )
 
 
-def _lose(state: State, event: ev.MachineLost) -> State:
+def _lose_with_guests(state: State, event: ev.MachineLost) -> State:
+    reason = f"its host was lost: {event.reason}"
+    for guest in guests_of(state, event.machine):
+        if state.phase != Phase.ENDED:
+            state = _lose(state, replace(event, machine=guest, reason=reason), last=False)
+    return _lose(state, event) if state.phase != Phase.ENDED else state
+
+
+def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
+    """Fence a machine and empty its slot; ``last`` unless others are lost with it."""
     state = _fence(state, event.machine)
     membership, slot = state.membership, state.slot_of(event.machine)
     if slot is None or slot in membership.exited:
@@ -106,6 +132,8 @@ def _lose(state: State, event: ev.MachineLost) -> State:
         round=replace(state.round, plan=None),
         tries=replace(state.tries, failures=failures),
     )
+    if not last:
+        return state
     unheard = state.tries.attempts.unheard.get(slot, 0)
     if unheard < MAX_TRIES:
         return fill_slots(state)
@@ -197,8 +225,8 @@ def deadline_passed(state: State, event: ev.DeadlinePassed) -> State:
     for machine in late:
         state = note_machine(state, machine, event.reason)
     for machine in late:
-        if state.phase != Phase.ENDED:
-            state = _lose(state, ev.MachineLost(machine=machine, reason=event.reason))
+        if state.phase != Phase.ENDED and machine not in state.membership.fenced:
+            state = _lose_with_guests(state, ev.MachineLost(machine=machine, reason=event.reason))
     return state
 
 

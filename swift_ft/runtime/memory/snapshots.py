@@ -25,13 +25,13 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import WorkerContext
 from swift_ft.errors import RecoveryError, RendezvousLostError, UnsupportedError
 from swift_ft.failpoints import Point, hit
+from swift_ft.host_memory import available_bytes
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.memory import CopyPlacement, newest_in_memory
 from swift_ft.recovery.plan import RecoveryMode, Task
 from swift_ft.runtime.memory.agreement import COMPLETE, SKIPPED, Agreement
 from swift_ft.runtime.memory.exchange import fetch_copy, send_copy
 from swift_ft.runtime.memory.holder import CopyServer, Held, HeldCopies
-from swift_ft.runtime.memory.host import available_bytes
 from swift_ft.runtime.memory.interval import Interval
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.units import format_bytes

@@ -4,9 +4,9 @@ One event or expectation per line, words as in a shell, ``#`` begins a comment. 
 (``0,2``) or ``all``; ``M`` is a machine. An event is of the current generation (epoch, start of the workers)
 unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
 
-    open 4 [workers=2] [restarts=1] [max-failures=3] [checkpoint=20] [torch=2.9]
-    join M ... [slot=1] [torch=2.9]        lost M ["why"] [by=M] [on-request]
-    drain M                                sessionless M
+    open 4 [workers=2] [restarts=1] [max-failures=3] [checkpoint=20] [torch=2.9] [min=2]
+    join M ... [slot=1] [on=M] [torch=2.9] lost M ["why"] [by=M] [on-request]
+    drain M                                sessionless M                  declined M ["why"]
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [shapes-unknown]
                                                  [holds=model] [pipeline=1]
                                                  [updated=0,1] [undoable=0,1] [cannot-resend]
@@ -23,6 +23,7 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     expect worker R run                    expect worker R of M started_in 1 die
     expect agent M launch | wait | rejoin | refused | leave | stop
     expect agent M started_in 1 launch     expect checkpoint-needed M ...
+    expect guests A:1,2 C:3 | nothing
     expect task R idle | resend | load 20 | replay 20..47 | load 20 replay 20..47 [with 1,2]
     expect undo R 0,1 | nothing            expect transfers 0>2,3 1>0:4,5 | nothing
     expect commit-due 20 | nothing         expect missing M ...           expect log-since 4

@@ -34,6 +34,7 @@ def _open(line: Line, _: State) -> list[ev.Event]:
             max_failures=None if limit is None else int(limit),
             checkpoint=None if checkpoint is None else int(checkpoint),
             setup=_setup(line),
+            min_machines=line.number("min", 0) or None,
         )
     ]
 
@@ -41,9 +42,9 @@ def _open(line: Line, _: State) -> list[ev.Event]:
 def _join(line: Line, _: State) -> list[ev.Event]:
     slot = line.option("slot")
     preferred = None if slot is None else int(slot)
-    setup = _setup(line)
+    setup, host = _setup(line), line.option("on") or ""
     return [
-        ev.MachineJoined(machine=m, preferred_slot=preferred, address=f"{m}:1", setup=setup)
+        ev.MachineJoined(machine=m, preferred_slot=preferred, address=f"{m}:1", setup=setup, host=host)
         for m in line.rest()
     ]
 
@@ -62,6 +63,10 @@ def _lost(line: Line, _: State) -> list[ev.Event]:
 
 def _drain(line: Line, _: State) -> list[ev.Event]:
     return [ev.DrainRequested(machine=line.take(), by="an operator")]
+
+
+def _declined(line: Line, _: State) -> list[ev.Event]:
+    return [ev.GuestDeclined(machine=line.take(), reason=line.text("too little memory"))]
 
 
 def _came_back(line: Line, _: State) -> list[ev.Event]:
@@ -219,6 +224,7 @@ def _generation(line: Line, state: State) -> int:
 
 _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "open": _open,
+    "declined": _declined,
     "join": _join,
     "lost": _lost,
     "came-back": _came_back,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import (
     agent_order,
@@ -73,8 +74,16 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     "commit-due": (lambda state: commit_due(state, 0), _number_or_none),
     "mode": (lambda state: state.plan.mode.value if state.plan else NOTHING, Line.take),
     "resume": (lambda state: state.plan and state.plan.resume, _number),
+    "guests": (
+        lambda state: [f"{host}:{_listed(slots)}" for host, slots in sorted(guests_wanted(state).items())],
+        lambda line: [word for word in line.rest() if word != NOTHING],
+    ),
 }
 """What can be compared: how it is found in the state, and how the expected value is read."""
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def _check_reason(line: Line, state: State) -> None:

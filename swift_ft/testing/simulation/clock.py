@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase
 from swift_ft.testing.simulation.cluster import Cluster
 from swift_ft.testing.simulation.connection import Mode
@@ -21,6 +22,8 @@ _FREEZE_RATES = {
     ev.ReplayFailed: 0.6,
 }
 """How often a machine freezes before it writes an event, for events that are very frequent or rare."""
+_GUESTS = 0.3
+"""How often a survivor takes a guest although a machine could come."""
 
 
 class Clock:
@@ -173,10 +176,14 @@ class Clock:
         return True
 
     def _replace_missing(self, agents: Sequence[Machine]) -> bool:
-        """A machine comes, or the agents close the job because none does."""
+        """A machine comes, or a survivor takes a guest, or the agents close the job because none does."""
         cluster = self._cluster
         if cluster.states[-1].phase != Phase.FORMING and agents:
             return False
+        guests = [(agent, slot) for agent in agents for slot in guests_wanted(agent.view).get(agent.name, ())]
+        if guests and (not cluster.supply or cluster.rng.random() < _GUESTS):
+            cluster.add_guest(*guests[0])
+            return True
         if cluster.supply:
             cluster.supply -= 1
             cluster.add_machine()

@@ -61,7 +61,16 @@ class Cluster(World):
 
     def add_machine(self) -> None:
         """A new machine offers itself."""
-        machine = Machine(self, f"m{next(self._numbers)}", self.make_worker)
+        self._add(Machine(self, f"m{next(self._numbers)}", self.make_worker))
+
+    def add_guest(self, host: Machine, slot: int) -> None:
+        """A machine takes a guest, for a slot."""
+        guest = Machine(self, f"m{next(self._numbers)}", self.make_worker, host=host.name, slot=slot)
+        host.guests.append(guest)
+        self.seen["a guest"] += 1
+        self._add(guest)
+
+    def _add(self, machine: Machine) -> None:
         self.machines.append(machine)
         self._machines_by_base[machine.base] = machine
         self.membership_changed()

@@ -22,8 +22,11 @@ class Machine:
         world: the world that it joins.
         base: its name, to which it appends the number of its incarnation.
         make_worker: called with the machine, a rank and a generation to start a worker.
+        host: the machine on which it is a guest; empty for a machine of its own.
+        slot: that it would rather fill.
 
     Attributes:
+        guests: machines that die with this one.
         alive: the agent's process has not ended.
         started_in: the generation that its workers were started in.
         reported_lost: machines that it has reported lost under its current name.
@@ -31,8 +34,18 @@ class Machine:
         usage_failure: a worker failed because it was used wrongly.
     """
 
-    def __init__(self, world: World, base: str, make_worker: Callable[[Machine, int, int], Worker]) -> None:
+    def __init__(
+        self,
+        world: World,
+        base: str,
+        make_worker: Callable[[Machine, int, int], Worker],
+        *,
+        host: str = "",
+        slot: int | None = None,
+    ) -> None:
         self.world = world
+        self.guests: list[Machine] = []
+        self._host, self._slot = host, slot
         self.base = base
         self.name = f"{base}.0"
         self.position = len(world.events)
@@ -72,10 +85,11 @@ class Machine:
         self.append(
             ev.MachineJoined(
                 machine=self.name,
-                preferred_slot=None,
+                preferred_slot=self._slot,
                 address=f"{self.base}:1",
                 setup=self.world.setup,
                 domain=self.world.domain_of(self.base),
+                host=self._host,
             )
         )
 
@@ -83,6 +97,8 @@ class Machine:
         """The machine loses its power."""
         self.alive = False
         self.stop_workers()
+        for guest in self.guests:
+            guest.die()
         self.world.membership_changed()
 
     def stop_workers(self) -> None:

@@ -1,0 +1,131 @@
+"""The guests on this machine: it runs slots that no machine of its own fills (`recovery/guests.py`)."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift_ft.errors import first_line
+from swift_ft.host_memory import available_bytes
+from swift_ft.launch.rendezvous import JournalRendezvous
+from swift_ft.launch.standby import Standby
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.guests import guests_wanted
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.units import format_bytes
+
+__all__ = ["Guests", "resident_bytes"]
+
+_TRIES = 3
+"""How often a guest that ends before it has joined is started again."""
+_ROOM = 1.2
+"""Memory that must be left, by byte that this machine's workers take. A replay takes more than training."""
+
+
+_DEVICE_MEMORY = ("nvidia-smi", "--query-gpu=memory.used,memory.free", "--format=csv,noheader,nounits")
+"""Two numbers for each GPU, in MiB."""
+_DEVICES_S = 20.0
+
+
+@dataclass
+class _Guest:
+    """A guest that was started for a slot. ``pid`` is None until the standby says it, and after its end."""
+
+    pid: int | None
+    tries: int
+
+
+class Guests:
+    """Starts guests when the job has waited long enough for a machine.
+
+    Args:
+        standby: forks them.
+        membership: of this machine.
+        wait_s: how long the job waits for a machine of its own.
+    """
+
+    def __init__(self, standby: Standby, membership: JournalRendezvous, wait_s: float) -> None:
+        self._standby = standby
+        self._membership = membership
+        self._wait_s = wait_s
+        self._since: float | None = None
+        self._started: dict[int, _Guest] = {}  # by slot
+        self._largest = 0  # bytes that this machine's workers took when they were last looked at
+
+    def note(self, report: dict[str, int]) -> None:
+        """What the standby says of the start or the end of a guest; other reports are left alone."""
+        if "guest" in report:
+            self._started[report["guest"]].pid = report["started"]
+            return
+        for guest in self._started.values():
+            if guest.pid is not None and guest.pid == report.get("ended"):
+                guest.pid = None
+
+    def check(self, state: State, workers: Iterable[int]) -> None:
+        """Start the guests that this machine is to take, if the job has waited for so long.
+
+        Args:
+            state: of the job.
+            workers: pids of this machine's workers.
+        """
+        if state.phase != Phase.FORMING:
+            self._since = None
+            self._started = {slot: guest for slot, guest in self._started.items() if guest.pid is not None}
+            return
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since < self._wait_s:
+            return
+        machine = self._membership.machine
+        for slot in guests_wanted(state).get(machine, ()):
+            guest = self._started.setdefault(slot, _Guest(None, 0))
+            if guest.pid is not None:
+                continue
+            reason = self._why_not(guest, workers)
+            if reason:
+                self._membership.journal.append(ev.GuestDeclined(machine=machine, reason=reason))
+                return
+            guest.tries += 1
+            guest.pid = 0  # until the standby has answered
+            self._standby.launch_guest(slot, machine)
+
+    def _why_not(self, guest: _Guest, workers: Iterable[int]) -> str:
+        """Why this machine cannot take a guest; empty if it can."""
+        if guest.tries == _TRIES:
+            return f"its guest ended {_TRIES} times before it had joined"
+        needed, left = int(_ROOM * resident_bytes(workers)), available_bytes()
+        if left is not None and needed > left:
+            return f"{format_bytes(left)} of memory are left, and a guest needs {format_bytes(needed)}"
+        return _why_not_on_devices()
+
+
+def _why_not_on_devices(devices: Path = Path("/dev")) -> str:
+    """Why the memory of a GPU is too small for the workers of a guest beside this machine's own."""
+    if not (devices / "nvidiactl").exists():
+        return ""
+    try:
+        done = subprocess.run(_DEVICE_MEMORY, capture_output=True, text=True, timeout=_DEVICES_S, check=True)
+        memory = [[int(number) for number in line.split(",")] for line in done.stdout.splitlines()]
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return f"nvidia-smi does not say how much memory its GPUs have left ({first_line(error)})"
+    for index, (used, free) in enumerate(memory):
+        if used * _ROOM > free:
+            sizes = format_bytes(free << 20), format_bytes(int(used * _ROOM) << 20)
+            return f"{sizes[0]} of the memory of GPU {index} are left, and a guest needs {sizes[1]}"
+    return ""
+
+
+def resident_bytes(pids: Iterable[int], proc: Path = Path("/proc")) -> int:
+    """Bytes of memory that processes have for themselves. Those that have ended have none."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = (proc / str(pid) / "status").read_text().splitlines()
+        except OSError:
+            continue
+        own = (line for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+        total += sum(int(line.split()[1]) * 1024 for line in own)
+    return total

@@ -1,0 +1,32 @@
+"""Guests that come, go, or cannot come (`recovery/guests.py` says who takes one)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
+
+__all__ = ["guest_declined", "relieve_guests"]
+
+
+def guest_declined(state: State, event: ev.GuestDeclined) -> State:
+    """Note that a machine takes no guest, until the next generation begins."""
+    if event.machine not in state.membership.slots:
+        return state
+    declined = state.membership.declined.set(event.machine, event.reason)
+    return replace(state, membership=replace(state.membership, declined=declined))
+
+
+def relieve_guests(state: State) -> State:
+    """Ask as many guests to leave as there are spares that could take their slots, the first slots first."""
+    membership, committed = state.membership, state.checkpoints.committed
+    if state.phase in (Phase.FORMING, Phase.ENDED) or not membership.hosts:
+        return state
+    guests = [machine for _, machine in sorted(membership.members.items()) if machine in membership.hosts]
+    staying = [guest for guest in guests if guest not in membership.draining]
+    spares = sum(m not in membership.hosts and m not in membership.draining for m in membership.spares)
+    leaving = staying[: max(0, spares - (len(guests) - len(staying)))]
+    since = -1 if committed is None else committed
+    draining = membership.draining.update(dict.fromkeys(leaving, since))
+    return replace(state, membership=replace(membership, draining=draining)) if leaving else state

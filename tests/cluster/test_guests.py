@@ -1,0 +1,101 @@
+"""No machine comes for a lost slot: a survivor runs it, too, and not one bit of the result changes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import ClusterRun, assert_clean, assert_identical, run_cluster, training
+from tests.support.hosts import Hosts
+
+DROPOUT = ("--dropout", "0.2")
+ALONE = ["--spares", "0", "--no-replacement", "--elastic-wait", "0.2"]
+
+LONG = 60
+"""Iterations that last longer than a drain."""
+
+
+def run_alone(folder: Path, *args: str, inject: str) -> ClusterRun:
+    """Four machines without a spare, in whose place no other one is started."""
+    return run_cluster(folder, *args, inject=inject, flags=ALONE)
+
+
+def ways(run: ClusterRun) -> list[tuple[str, tuple[int, ...]]]:
+    """How each recovery went back, and which slots were lost."""
+    return [(recovery["mode"], tuple(recovery["slots"])) for recovery in run.recoveries]
+
+
+def test_a_pipeline_goes_on_with_fewer_and_fewer_machines(tmp_path: Path, references: Any) -> None:
+    """In the end one machine runs all four stages. The last loss takes two stages at once."""
+    faults = [
+        "kill machine=1 iteration=4 point=forward microbatch=3",
+        "kill machine=2 iteration=5 point=backward microbatch=2",
+        "kill machine=3 iteration=7 point=optimizer",
+    ]
+    run = run_alone(tmp_path, *DROPOUT, inject="; ".join(faults))
+    assert_identical(run, references(*DROPOUT))
+    assert_clean(run)
+    modes, slots = zip(*ways(run), strict=True)
+    assert set(modes) == {"replay"}, run.output[-3000:]
+    assert [set(lost) for lost in slots] == [{1}, {2}, {2, 3}], run.output[-3000:]
+    assert "machine 0 runs the workers of machine 1, too" in run.output
+    assert "machine 3 runs the workers of machine 2, too" in run.output
+    assert "machine 0 runs the workers of machine 3, too" in run.output
+
+
+def test_a_guest_alone_is_lost(tmp_path: Path, references: Any) -> None:
+    """Its worker is killed, and its host takes another one."""
+    faults = "kill machine=1 iteration=4 point=forward; kill worker=1 iteration=6 point=backward"
+    run = run_alone(tmp_path, inject=faults)
+    assert_identical(run, references())
+    assert ways(run) == [("replay", (1,)), ("replay", (1,))], run.output[-3000:]
+
+
+def test_the_first_machine_is_lost(tmp_path: Path, references: Any) -> None:
+    run = run_alone(tmp_path, inject="kill machine=0 iteration=5 point=backward microbatch=1")
+    assert_identical(run, references())
+    assert ways(run) == [("replay", (0,))], run.output[-3000:]
+
+
+def reference_of(factory: pytest.TempPathFactory, machines: int) -> ClusterRun:
+    folder = factory.mktemp("undisturbed")
+    return run_cluster(folder, machines=machines, script=training(folder, iterations=LONG))
+
+
+def start(hosts: Hosts, name: str, node: int, nodes: str, *more: str) -> None:
+    hosts.start(name, node, "--nnodes", nodes, "--elastic-wait", "0.5", *more)
+
+
+def test_a_machine_that_comes_relieves_a_guest(
+    hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    hosts.script = training(hosts.folder, iterations=LONG)
+    events = hosts.folder / "events.json"
+    start(hosts, "first", 0, "2", "--events-out", str(events))
+    start(hosts, "second", 1, "2")
+    hosts.wait_for("iteration 4:", "second")
+    second = hosts.processes.pop("second")
+    second.kill()
+    second.wait()
+    hosts.wait_for("machine 0 runs the workers of machine 1, too", "first")
+    hosts.wait_for("all are live", "first")
+    start(hosts, "third", 1, "2")
+    assert hosts.end() == {"first": 0, "third": 0}
+    assert "machine 1 leaves: it was a guest" in hosts.output("first")
+    assert "[machine 1] iteration 59:" in hosts.output("third")
+    assert_identical(ClusterRun(hosts.folder, 0, "", {}), reference_of(tmp_path_factory, 2))
+
+
+def test_a_job_begins_with_fewer_machines(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Two to three are allowed, and two come. One of them is stopped later: fewer than two are too few."""
+    start(hosts, "first", 0, "2:3", "--join-timeout", "4")
+    start(hosts, "second", 1, "2:3", "--join-timeout", "4")
+    hosts.wait_for("iteration 5:", "first")
+    hosts.processes["second"].send_signal(signal.SIGTERM)
+    assert hosts.end() == {"first": 1, "second": 143}
+    assert "no machine joined for slots [1] within 4 s, and fewer than 2 machines are left" in hosts.output(
+        "first"
+    )

@@ -1,0 +1,141 @@
+"""When a machine starts a guest, and when it says that it cannot."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swift_ft.launch import guests
+from swift_ft.launch.guests import Guests, resident_bytes
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.protocol import step
+
+
+class Fakes:
+    """A standby that forks nothing, and a journal that is a list."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[int, str]] = []
+        self.events: list[ev.Event] = []
+        self.machine = "A"
+        self.journal = SimpleNamespace(append=self.events.append)
+
+    def launch_guest(self, slot: int, host: str) -> None:
+        self.launched.append((slot, host))
+
+
+def state_after(*events: ev.Event) -> State:
+    state = step(State(), ev.JobOpened(machines=2))
+    for machine in "AB":
+        state = step(state, ev.MachineJoined(machine=machine))
+    for event in events:
+        state = step(state, event)
+    return state
+
+
+LOSS = state_after(ev.MachineLost(machine="B", reason="it was killed"))
+
+
+def guests_of(fakes: Any, wait_s: float = 0.0) -> Guests:
+    return Guests(fakes, fakes, wait_s)
+
+
+def test_a_guest_is_started_once() -> None:
+    fakes = Fakes()
+    ours = guests_of(fakes)
+    ours.check(state_after(), [])
+    assert not fakes.launched
+    for _ in range(3):
+        ours.check(LOSS, [])
+    ours.note({"started": 17, "guest": 1})
+    ours.check(LOSS, [])
+    assert fakes.launched == [(1, "A")]
+
+
+def test_the_job_waits_for_a_machine_at_first() -> None:
+    fakes = Fakes()
+    ours = guests_of(fakes, wait_s=0.2)
+    deadline = time.monotonic() + 30
+    ours.check(LOSS, [])
+    assert not fakes.launched
+    while not fakes.launched and time.monotonic() < deadline:
+        ours.check(LOSS, [])
+    assert fakes.launched == [(1, "A")]
+
+
+def test_the_wait_begins_anew_with_each_loss() -> None:
+    fakes = Fakes()
+    ours = guests_of(fakes, wait_s=1e-9)
+    ours.check(LOSS, [])
+    ours.check(state_after(), [])
+    ours.check(LOSS, [])
+    assert not fakes.launched
+    ours.check(LOSS, [])
+    assert fakes.launched == [(1, "A")]
+
+
+def test_a_guest_that_ends_again_and_again_is_given_up() -> None:
+    fakes = Fakes()
+    ours = guests_of(fakes)
+    for pid in range(3):
+        ours.check(LOSS, [])
+        ours.note({"started": pid, "guest": 1})
+        ours.note({"ended": pid, "status": 1})
+    assert not fakes.events
+    ours.check(LOSS, [])
+    assert fakes.launched == [(1, "A")] * 3
+    assert fakes.events == [
+        ev.GuestDeclined(machine="A", reason="its guest ended 3 times before it had joined")
+    ]
+
+
+def test_a_machine_without_memory_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = Fakes()
+    own = resident_bytes([os.getpid()])
+    assert own > 10_000_000  # torch is imported
+    monkeypatch.setattr(guests, "available_bytes", lambda: own)
+    guests_of(fakes).check(LOSS, [os.getpid()])
+    assert not fakes.launched
+    (declined,) = fakes.events
+    assert isinstance(declined, ev.GuestDeclined)
+    assert "of memory are left, and a guest needs" in declined.reason
+    monkeypatch.setattr(guests, "available_bytes", lambda: 2 * own)
+    guests_of(fakes).check(LOSS, [os.getpid()])
+    assert fakes.launched == [(1, "A")]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("30000, 51000\n39000, 42000\n", "of the memory of GPU 1 are left, and a guest needs"),
+        ("30000, 51000\n", ""),
+        ("[N/A], [N/A]\n", "nvidia-smi does not say how much memory"),
+        (None, "nvidia-smi does not say how much memory"),
+    ],
+)
+def test_the_memory_of_gpus(
+    said: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not guests._why_not_on_devices(tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    if said is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{said.strip()}'\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    found = guests._why_not_on_devices(tmp_path)
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_a_process_that_has_ended_takes_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text(
+        "Name:\tpython\nRssAnon:\t 12 kB\nRssFile:\t 9 kB\nRssShmem:\t 3 kB\n"
+    )
+    assert resident_bytes([7, 8], tmp_path) == 15 * 1024
