@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.deploy.processes import environment, leaves_nothing, start
 from tests.deploy.recipes import scripts
-from tests.support.cluster import processes_of, training
+from tests.support.cluster import SLOW_UNTIL_TOLD, processes_of, training
 from tests.support.waiting import free_port, wait_until
 
 MACHINES = 2
@@ -40,7 +40,7 @@ class Pods:
             lambda: "rendezvous store at" in (folder / "store.txt").read_text(), "the rendezvous store"
         )
         self.metrics = {number: free_port() for number in range(MACHINES + 1)}
-        script = [*training(folder, iterations=150), "--checkpoint-every", "20"]
+        script = [*training(folder, SLOW_UNTIL_TOLD, iterations=150), "--checkpoint-every", "20"]
         self._args = ["--heartbeat-timeout", "4", "--log-dir", str(folder / "logs"), *script]
 
     def env(self, number: int) -> dict[str, str]:
@@ -93,6 +93,7 @@ def test_a_pod_that_is_evicted_hands_over_and_the_others_stay_until_they_are_del
 
         drained = pods.drain(1)
         assert drained.returncode == 0, drained.stderr
+        (tmp_path / "go").touch()
         assert " has left after " in drained.stdout.splitlines()[-1]
         assert running.pop(1).wait(60) == 143  # a Job does not take it for done
 
