@@ -14,7 +14,7 @@ from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.standby import Standby
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import guests_wanted
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.job_state import State
 from swift_ft.units import format_bytes
 
 __all__ = ["Guests", "resident_bytes"]
@@ -39,7 +39,7 @@ class _Guest:
 
 
 class Guests:
-    """Starts guests when the job has waited long enough for a machine.
+    """Starts guests when the job, or a machine that was asked to leave, has waited long enough for a machine.
 
     Args:
         standby: forks them.
@@ -71,7 +71,8 @@ class Guests:
             state: of the job.
             workers: pids of this machine's workers.
         """
-        if state.phase != Phase.FORMING:
+        wanted = guests_wanted(state)
+        if not wanted:
             self._since = None
             self._started = {slot: guest for slot, guest in self._started.items() if guest.pid is not None}
             return
@@ -80,7 +81,7 @@ class Guests:
         if now - self._since < self._wait_s:
             return
         machine = self._membership.machine
-        for slot in guests_wanted(state).get(machine, ()):
+        for slot in wanted.get(machine, ()):
             guest = self._started.setdefault(slot, _Guest(None, 0))
             if guest.pid is not None:
                 continue

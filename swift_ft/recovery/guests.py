@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from swift_ft.recovery.job_state import Phase, State
 
-__all__ = ["guests_of", "guests_wanted", "possible_hosts"]
+__all__ = ["guests_of", "guests_wanted", "leaving", "possible_hosts"]
 
 
 def guests_of(state: State, machine: str) -> list[str]:
@@ -33,25 +33,34 @@ def possible_hosts(state: State) -> list[str]:
     return [machine for machine in machines if machine not in membership.hosts]
 
 
-def guests_wanted(state: State) -> Mapping[str, tuple[int, ...]]:
-    """Which machine takes a guest for which empty slots, if no machine of its own comes.
+def leaving(state: State) -> list[int]:
+    """Slots of machines of their own that were asked to leave."""
+    membership = state.membership
+    asked = (machine for machine in membership.draining if machine not in membership.hosts)
+    return sorted(membership.slots[machine] for machine in asked if machine in membership.slots)
 
-    The slots are dealt to those with the fewest guests, the first of them first. All participants compute
-    the same, so each empty slot gets one guest.
+
+def guests_wanted(state: State) -> Mapping[str, tuple[int, ...]]:
+    """Which machine takes a guest for which slots, if no machine of its own comes.
+
+    These are the empty slots, or those of machines that were asked to leave. They are dealt to the machines
+    with the fewest guests, the first of them first. All participants compute the same, so each slot gets one
+    guest.
     """
-    membership, shape = state.membership, state.shape
-    if state.phase != Phase.FORMING or (state.generation == 0 and shape.min_machines is None):
+    membership, shape, guests = state.membership, state.shape, state.membership.hosts
+    if state.phase == Phase.ENDED or (state.generation == 0 and shape.min_machines is None):
         return {}
-    hosts = possible_hosts(state)
-    if len(hosts) < (shape.min_machines or 1):
+    going = leaving(state)
+    empty = [slot for slot in range(shape.machines) if slot not in membership.members]
+    hosts = [machine for machine in possible_hosts(state) if machine not in membership.draining]
+    if not (empty or going) or len(hosts) < (shape.min_machines or 1):
         return {}
-    guests = membership.hosts
     taken = {spare.preferred_slot for machine, spare in membership.spares.items() if machine in guests}
-    empty = [slot for slot in range(shape.machines) if slot not in membership.members and slot not in taken]
-    own = sum(machine not in guests for machine in membership.spares)
+    slots = [slot for slot in empty or going if slot not in taken]
+    own = sum(m not in guests and m not in membership.draining for m in membership.spares)
     load = Counter({host: len(guests_of(state, host)) for host in hosts if host not in membership.declined})
     wanted: dict[str, tuple[int, ...]] = {}
-    for slot in empty[own:]:
+    for slot in slots[own:]:
         host = min(load, key=lambda machine: (load[machine], hosts.index(machine)), default=None)
         if host is not None:
             load[host] += 1

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from swift_ft.recovery.guests import leaving
 from swift_ft.recovery.job_state import Phase, State, base_of
 
 __all__ = [
@@ -120,7 +121,7 @@ def agent_order(state: State, *, machine: str, started_in: int | None) -> AgentO
 def _is_guest_without_use(state: State, machine: str) -> bool:
     """Whether a machine is a guest that was lost, or for whose slot another machine came sooner."""
     membership = state.membership
-    waits_in_vain = machine in membership.spares and state.phase != Phase.FORMING
+    waits_in_vain = machine in membership.spares and state.phase != Phase.FORMING and not leaving(state)
     return machine in membership.hosts and (machine in membership.fenced or waits_in_vain)
 
 
@@ -133,8 +134,10 @@ def _may_leave(state: State, machine: str) -> bool:
     membership, committed = state.membership, state.checkpoints.committed
     if machine in membership.spares:
         return True
+    own = machine not in membership.hosts
     spare = any(
-        spare not in membership.draining and spare not in membership.hosts for spare in membership.spares
+        spare not in membership.draining and (own or spare not in membership.hosts)
+        for spare in membership.spares
     )
     saved = committed is not None and committed > membership.draining[machine]
     return spare and saved and state.phase == Phase.LIVE

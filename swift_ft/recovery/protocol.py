@@ -43,7 +43,7 @@ TABLE = (
     ((AGREEING, RECOVERING, LIVE), ev.MachineLost,      (STAY, FORMING, AGREEING, ENDED)),  # a spare
     (ANY,                      ev.WorkerCameBack,       (STAY,)),
     (ANY,                      ev.DrainRequested,       (STAY,)),            # then it is lost, on request
-    ((FORMING,),               ev.GuestDeclined,        (STAY,)),
+    (ANY,                      ev.GuestDeclined,        (STAY,)),
     ((AGREEING, RECOVERING),   ev.DeadlinePassed,       (FORMING, AGREEING, ENDED)),
     (ANY,                      ev.PartPersisted,        (STAY,)),
     (ANY,                      ev.CheckpointCommitted,  (STAY,)),

@@ -18,9 +18,9 @@ LONG = ("--iterations", "120")
 class Running(threading.Thread):
     """A run of four machines in the background, which can be asked for something once it trains."""
 
-    def __init__(self, folder: Path, spares: int) -> None:
+    def __init__(self, folder: Path, spares: int, *more: str) -> None:
         super().__init__(daemon=True)
-        self._folder, self._spares = folder, spares
+        self._folder, self._spares, self._more = folder, spares, more
         self.outcome: ClusterRun | None = None
         self.start()
         wait_until(lambda: any((folder / "store").glob("checkpoints/*/committed.json")), "a checkpoint")
@@ -28,7 +28,7 @@ class Running(threading.Thread):
 
     def run(self) -> None:
         flags = ["--spares", str(self._spares), "--endpoint-out", str(self._folder / "endpoint")]
-        self.outcome = run_cluster(self._folder, *LONG, flags=flags)
+        self.outcome = run_cluster(self._folder, *LONG, flags=[*flags, *self._more])
 
     def end(self) -> ClusterRun:
         self.join(200)
@@ -37,7 +37,7 @@ class Running(threading.Thread):
 
 
 def test_a_machine_is_drained(tmp_path: Path, references: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    running = Running(tmp_path, spares=1)
+    running = Running(tmp_path, 1)
     assert main(["drain", "1", "--rdzv-endpoint", running.endpoint]) == 0
     told = capfd.readouterr().out.splitlines()
     assert told[0].endswith(" waits for a checkpoint")
@@ -55,12 +55,27 @@ def test_a_machine_is_drained(tmp_path: Path, references: Any, capfd: pytest.Cap
     assert "] machine 1 leaves: it was drained" in run.output
 
 
+def test_a_machine_leaves_without_a_spare(
+    tmp_path: Path, references: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another one runs its workers, too, from then on."""
+    running = Running(tmp_path, 0, "--elastic-wait", "0")
+    assert main(["drain", "1", "--rdzv-endpoint", running.endpoint]) == 0
+    assert capfd.readouterr().out.splitlines()[-1].endswith(" fills its slot")
+    run = running.end()
+    assert_identical(run, references(*LONG))
+    (recovery,) = run.recoveries
+    assert (recovery["mode"], recovery["slots"], recovery["reasons"]) == ("replay", [1], ["it was drained"])
+    assert not any(recovery["iterations_lost"].values())
+    assert "machine 0 runs the workers of machine 1, too" in run.output
+
+
 def test_without_a_spare_a_machine_stays(
     tmp_path: Path, references: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    running = Running(tmp_path, spares=0)
+    running = Running(tmp_path, 0, "--elastic-wait", "600")
     assert main(["drain", "3", "--rdzv-endpoint", running.endpoint, "--timeout", "3"]) == 1
-    assert "waits for a spare machine to take its place: start one more swift-run" in capfd.readouterr().out
+    assert "waits for a spare machine to take its place; if none comes" in capfd.readouterr().out
     assert main(["drain", "7", "--rdzv-endpoint", running.endpoint]) == 2
     assert "there is no machine 7: slots are 0 to 3" in capfd.readouterr().err
     assert main(["drain", "1", "--rdzv-endpoint", running.endpoint, "--rdzv-id", "other"]) == 2

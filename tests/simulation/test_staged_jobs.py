@@ -93,4 +93,4 @@ def test_a_replay_next_to_a_stage_whose_log_is_lost_is_found(monkeypatch: pytest
 def test_a_log_that_is_missing_since_an_earlier_recovery_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_log_gaps", lambda *_: Map())
     with pytest.raises(Violation, match=r"needs iteration .* of rank .*'s log: missing"):
-        run_jobs(4, 1, 400, LOST_STAGES + 1_000)
+        run_jobs(4, 1, 2_000, LOST_STAGES + 1_000)

@@ -13,6 +13,7 @@ from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.coordination.follower import Follower
 from swift_ft.errors import UsageError
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import leaves_after_checkpoint
 from swift_ft.units import format_seconds
@@ -71,6 +72,8 @@ def _named(state: State, text: str) -> str:
         return text
     hosts = {machine: state.membership.addresses.get(machine, "").rpartition(":")[0] for machine in known}
     there: list[str] = [machine for machine, host in sorted(hosts.items()) if _is_host(text, host)]
+    guests = state.membership.hosts  # they go with their host
+    there = [machine for machine in there if machine not in guests] or there
     if not there:
         found = ", ".join(f"{machine} on {host}" for machine, host in sorted(hosts.items()))
         raise UsageError(
@@ -111,6 +114,8 @@ def _what_for(state: State, machine: str) -> str:
     if machine in leaves_after_checkpoint(state):
         return "waits for a checkpoint"
     if not any(spare not in state.membership.draining for spare in state.membership.spares):
+        if guests_wanted(state):
+            return "waits for a spare machine to take its place; if none comes, another machine does"
         return "waits for a spare machine to take its place: start one more swift-run"
     return "hands over"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase
 from swift_ft.testing.simulation.clock import Clock
 from swift_ft.testing.simulation.cluster import Cluster
@@ -154,11 +155,15 @@ class Faults:
         return machine is not None
 
     def drain(self) -> bool:
-        """An operator asks a machine to leave."""
-        machine = self._random_machine()
-        if machine is not None:
-            self._cluster.append(ev.DrainRequested(machine=machine.name, by="an operator"), "an operator")
-        return machine is not None
+        """An operator asks a machine to leave. Perhaps no other one comes, and a survivor takes a guest."""
+        machine, cluster = self._random_machine(), self._cluster
+        if machine is None:
+            return False
+        cluster.append(ev.DrainRequested(machine=machine.name, by="an operator"), "an operator")
+        for host, slots in guests_wanted(cluster.states[-1]).items() if self._rng.random() < 0.5 else ():
+            if cluster.machine_named(host).alive:
+                cluster.add_guest(cluster.machine_named(host), slots[0])
+        return True
 
     def break_network(self) -> bool:
         """The connections of all groups fail."""
