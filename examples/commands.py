@@ -45,14 +45,23 @@ def started(command: Sequence[str], output: Path, **env: str) -> Iterator[subpro
             _end(process)
 
 
-def finished(command: Sequence[str], output: Path, **env: str) -> None:
+def finished(command: Sequence[str], output: Path, *, within_s: float | None = None, **env: str) -> None:
     """Runs a command to its end.
 
+    Args:
+        command: what to run.
+        output: file for what it prints.
+        within_s: how long it may take; None for no limit.
+        env: variables to add to our own.
+
     Raises:
-        CommandError: if its exit code is not 0.
+        CommandError: if its exit code is not 0, or it takes longer.
     """
     with started(command, output, **env) as process:
-        process.wait()
+        try:
+            process.wait(within_s)
+        except subprocess.TimeoutExpired as error:
+            raise CommandError(f"{process.args!r} has not ended within {within_s} s") from error
     check(process, output)
 
 

@@ -5,6 +5,8 @@
 A model sharded by FSDP2 on two machines with one worker each. Worker 1 gets SIGKILL 49 iterations after the
 checkpoint in the store. The recovery lasts until worker 0 has completed the iteration in which that happened:
 with memory checkpoints it repeats those since the last copy, and with torchrun all 49 in new processes.
+torchrun's new processes do not always meet: then it starts them once more, or they hang. Such runs are
+counted and said, and done again: what is compared is a recovery of torchrun that went well.
 """
 
 from __future__ import annotations
@@ -14,14 +16,19 @@ import json
 import statistics
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.lib.results import Summary, Target, append_results, argument_parser, machine, table
 from examples.commands import ROOT, CommandError, finished, swift_run, torchrun
 
 SCRIPT = ROOT / "benchmarks" / "recovery" / "scripts" / "sharded.py"
-CHECKPOINT_EVERY, LOST, EVERY, NEVER = 50, 49, 10, 1_000_000
-UNDISTURBED, WARM_UP = 60, 10
+CHECKPOINT_EVERY, LOST = 50, 49
+CHOSEN, NEVER = "auto", "1000000"
+"""How often there is a copy: as what it costs suggests, and never."""
+UNDISTURBED, WARM_UP = 80, 30
+"""Iterations; the session has chosen after the first ones."""
+TRIES, WITHIN_S = 10, 180.0
 OVERHEAD, FASTER = 1.02, 5.0
 
 
@@ -30,13 +37,17 @@ def main() -> int:
     parser = argument_parser(__doc__, repetitions=3)
     parser.add_argument("--width", type=int, default=1024, help="of the model, default: %(default)s")
     args = parser.parse_args()
-    ratios, ours, theirs = [], [], []
+    ratios, ours, theirs, bad = [], [], [], 0
     try:
         for number in range(args.repetitions):
-            pair = [iteration_s(every, args.width) for every in (EVERY, NEVER)]
+            pair = [iteration_s(every, args.width) for every in (CHOSEN, NEVER)]
             ratios.append(pair[0] / pair[1])
-            ours.append(recovery_s("memory", args.width))
-            theirs.append(recovery_s("dcp", args.width))
+            our = recovery_s("memory", args.width)
+            assert our is not None  # a survivor's process goes on
+            ours.append(our)
+            seconds, failed = recovery_of_torchrun_s(args.width)
+            theirs.append(seconds)
+            bad += failed
             print(f"# {number + 1}: {ratios[-1]:.3f}, {ours[-1]:.2f} s, {theirs[-1]:.2f} s", file=sys.stderr)
     except CommandError as error:
         print(f"memory.py: {error}", file=sys.stderr)
@@ -57,18 +68,19 @@ def main() -> int:
         ["torchrun with DCP", Summary.of(theirs).text()],
     ]
     body = (
-        f"FSDP2 on two workers, a copy every {EVERY} iterations, {LOST} iterations after a checkpoint in "
-        f"the store. {args.repetitions} repetitions.\n\n{table(['recovery', 'takes'], rows)}\n\n"
+        f"FSDP2 on two workers, copies as often as the session chooses, {LOST} iterations after a checkpoint "
+        f"in the store. {args.repetitions} repetitions. Beside them, {bad} runs of torchrun started its workers "
+        f"again more than once, or hung.\n\n{table(['recovery', 'takes'], rows)}\n\n"
         + table(["", "target", "measured"], [[t.name, t.limit, t.measured] for t in targets])
     )
-    samples = {"overhead": ratios, "memory_s": ours, "torchrun_s": theirs}
+    samples = {"overhead": ratios, "memory_s": ours, "torchrun_s": theirs, "torchrun_failed": bad}
     print(json.dumps({"machine": machine(), **samples}, indent=1) if args.json else body)
     if args.update:
         append_results("Memory checkpoints", body)
     return 0
 
 
-def iteration_s(every: int, width: int) -> float:
+def iteration_s(every: str, width: int) -> float:
     """Mean seconds of an iteration, copies included."""
     with tempfile.TemporaryDirectory(prefix="swift-memory-") as name:
         folder = Path(name)
@@ -78,24 +90,38 @@ def iteration_s(every: int, width: int) -> float:
         return statistics.mean(after - before for before, after in itertools.pairwise(ends))
 
 
-def recovery_s(way: str, width: int) -> float:
-    """Seconds from SIGKILL until worker 0 has completed the iteration in which it happened."""
+def recovery_of_torchrun_s(width: int) -> tuple[float, int]:
+    """The seconds of a recovery that went well, and how many did not before."""
+    for failed in range(TRIES):
+        with suppress(CommandError):
+            if (seconds := recovery_s("dcp", width)) is not None:
+                return seconds, failed
+    raise CommandError(f"none of {TRIES} runs of torchrun recovered at the first attempt")
+
+
+def recovery_s(way: str, width: int) -> float | None:
+    """Seconds from SIGKILL until worker 0 has completed the iteration in which it happened.
+
+    None if the workers had to be started again more than once.
+    """
     dies_in = CHECKPOINT_EVERY + LOST
     with tempfile.TemporaryDirectory(prefix="swift-memory-") as name:
         folder = Path(name)
-        full = [*command(folder, way, width, dies_in + 3, EVERY), "--die", str(dies_in)]
-        finished(full, folder / "output.txt", OMP_NUM_THREADS="1")
+        full = [*command(folder, way, width, dies_in + 3, CHOSEN), "--die", str(dies_in)]
+        finished(full, folder / "output.txt", within_s=WITHIN_S, OMP_NUM_THREADS="1")
+        if len((folder / "starts.txt").read_text().splitlines()) > 2:
+            return None
         died = float((folder / "died").read_text())
         return next(at for iteration, at in read_ends(folder) if iteration == dies_in) - died
 
 
-def command(folder: Path, way: str, width: int, iterations: int, every: int) -> list[str]:
+def command(folder: Path, way: str, width: int, iterations: int, every: str) -> list[str]:
     """One training."""
     script = [str(SCRIPT), "--folder", str(folder), "--way", way, "--width", str(width)]
     script += ["--iterations", str(iterations), "--checkpoint-every", str(CHECKPOINT_EVERY)]
     if way == "dcp":
-        return torchrun("--nproc-per-node", "2", "--max-restarts", "1", *script)
-    return swift_run("--machines", "2", "--spares", "1", *script, "--snapshot-every", str(every))
+        return torchrun("--nproc-per-node", "2", "--max-restarts", "3", *script)
+    return swift_run("--machines", "2", "--spares", "1", *script, "--snapshot-every", every)
 
 
 def read_ends(folder: Path) -> list[tuple[int, float]]:

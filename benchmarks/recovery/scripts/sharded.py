@@ -1,7 +1,7 @@
 """A model sharded by FSDP2 on two workers, in a session with memory checkpoints or under torchrun with DCP.
 
 Worker 0 writes a line when an iteration ends: its number and the time. With ``--die N``, worker 1 gets
-SIGKILL in iteration N, once, and writes when.
+SIGKILL in iteration N, once, and writes when. Each start of worker 0 is a line, too.
 """
 
 import argparse
@@ -28,11 +28,14 @@ parser.add_argument("--folder", type=Path, required=True)
 parser.add_argument("--way", choices=["memory", "dcp"], required=True)
 parser.add_argument("--iterations", type=int, required=True)
 parser.add_argument("--checkpoint-every", type=int, required=True)
-parser.add_argument("--snapshot-every", type=int, default=10)
+parser.add_argument("--snapshot-every", default="auto")
 parser.add_argument("--width", type=int, default=1024)
 parser.add_argument("--die", type=int, default=-1)
 args = parser.parse_args()
 
+if os.environ["RANK"] == "0":
+    with (args.folder / "starts.txt").open("a") as starts:
+        starts.write(f"{time.time()}\n")
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
@@ -72,7 +75,7 @@ def by_session() -> Iterator[tuple[int, AbstractContextManager[object]]]:
         {"model": model, "optimizer": optimizer},
         store=str(args.folder / "store"),
         checkpoint_every=args.checkpoint_every,
-        snapshot_every=args.snapshot_every,
+        snapshot_every=args.snapshot_every if args.snapshot_every == "auto" else int(args.snapshot_every),
     )
     for step in session.steps(args.iterations):
         yield step.index, step
