@@ -69,8 +69,8 @@ def main() -> int:
     ]
     body = (
         f"FSDP2 on two workers, copies as often as the session chooses, {LOST} iterations after a checkpoint "
-        f"in the store. {args.repetitions} repetitions. Beside them, {bad} runs of torchrun started its workers "
-        f"again more than once, or hung.\n\n{table(['recovery', 'takes'], rows)}\n\n"
+        f"in the store. {args.repetitions} repetitions. Beside them, {bad} runs of torchrun started its "
+        f"workers again more than once, or hung.\n\n{table(['recovery', 'takes'], rows)}\n\n"
         + table(["", "target", "measured"], [[t.name, t.limit, t.measured] for t in targets])
     )
     samples = {"overhead": ratios, "memory_s": ours, "torchrun_s": theirs, "torchrun_failed": bad}
