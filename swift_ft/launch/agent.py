@@ -360,7 +360,6 @@ class MachineAgent(ElasticAgent):
         report = self._standby.receive()
         if report is None:
             raise ChildProcessError("the standby process died")
-        self._guests.note(report)
         if self._processes is None:
             return
         local_rank = self._processes.note(report)

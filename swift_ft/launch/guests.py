@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from swift_ft.errors import first_line
@@ -23,19 +23,9 @@ _TRIES = 3
 """How often a guest that ends before it has joined is started again."""
 _ROOM = 1.2
 """Memory that must be left, by byte that this machine's workers take. A replay takes more than training."""
-
-
 _DEVICE_MEMORY = ("nvidia-smi", "--query-gpu=memory.used,memory.free", "--format=csv,noheader,nounits")
 """Two numbers for each GPU, in MiB."""
 _DEVICES_S = 20.0
-
-
-@dataclass
-class _Guest:
-    """A guest that was started for a slot. ``pid`` is None until the standby says it, and after its end."""
-
-    pid: int | None
-    tries: int
 
 
 class Guests:
@@ -52,17 +42,7 @@ class Guests:
         self._membership = membership
         self._wait_s = wait_s
         self._since: float | None = None
-        self._started: dict[int, _Guest] = {}  # by slot
-        self._largest = 0  # bytes that this machine's workers took when they were last looked at
-
-    def note(self, report: dict[str, int]) -> None:
-        """What the standby says of the start or the end of a guest; other reports are left alone."""
-        if "guest" in report:
-            self._started[report["guest"]].pid = report["started"]
-            return
-        for guest in self._started.values():
-            if guest.pid is not None and guest.pid == report.get("ended"):
-                guest.pid = None
+        self._tries: Counter[int] = Counter()  # by slot, since all slots were filled
 
     def check(self, state: State, workers: Iterable[int]) -> None:
         """Start the guests that this machine is to take, if the job has waited for so long.
@@ -74,7 +54,7 @@ class Guests:
         wanted = guests_wanted(state)
         if not wanted:
             self._since = None
-            self._started = {slot: guest for slot, guest in self._started.items() if guest.pid is not None}
+            self._tries.clear()
             return
         now = time.monotonic()
         self._since = now if self._since is None else self._since
@@ -82,20 +62,17 @@ class Guests:
             return
         machine = self._membership.machine
         for slot in wanted.get(machine, ()):
-            guest = self._started.setdefault(slot, _Guest(None, 0))
-            if guest.pid is not None:
+            if slot in self._standby.guests:
                 continue
-            reason = self._why_not(guest, workers)
-            if reason:
+            if reason := self._why_not(slot, workers):
                 self._membership.journal.append(ev.GuestDeclined(machine=machine, reason=reason))
                 return
-            guest.tries += 1
-            guest.pid = 0  # until the standby has answered
+            self._tries[slot] += 1
             self._standby.launch_guest(slot, machine)
 
-    def _why_not(self, guest: _Guest, workers: Iterable[int]) -> str:
+    def _why_not(self, slot: int, workers: Iterable[int]) -> str:
         """Why this machine cannot take a guest; empty if it can."""
-        if guest.tries == _TRIES:
+        if self._tries[slot] == _TRIES:
             return f"its guest ended {_TRIES} times before it had joined"
         needed, left = int(_ROOM * resident_bytes(workers)), available_bytes()
         if left is not None and needed > left:

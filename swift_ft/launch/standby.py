@@ -53,6 +53,9 @@ class Standby:
     Args:
         close_in_child: called in the standby, at first.
         become_guest: called in a guest's process, with its slot and its host.
+
+    Attributes:
+        guests: the process of each guest that has not ended, by slot; 0 until the standby has said it.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Standby:
         close_in_child: Callable[[], None] | None = None,
         become_guest: Callable[[int, str], NoReturn] | None = None,
     ) -> None:
+        self.guests: dict[int, int] = {}
         self._channel, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
@@ -92,7 +96,8 @@ class Standby:
         channel.close()
 
     def launch_guest(self, slot: int, host: str) -> None:
-        """Fork a guest for a slot, on the machine ``host``. Its pid comes back through :meth:`receive`."""
+        """Fork a guest for a slot, on the machine ``host``."""
+        self.guests[slot] = 0
         self._channel.send(json.dumps({"guest": slot, "host": host}).encode())
 
     def receive(self) -> dict[str, int] | None:
@@ -109,8 +114,15 @@ class Standby:
             packet = self._channel.recv(_MAX_PACKET)
             if packet:
                 report: dict[str, int] = json.loads(packet)
+                self._note_guest(report)
                 return report
         return None
+
+    def _note_guest(self, report: dict[str, int]) -> None:
+        if "guest" in report:
+            self.guests[report["guest"]] = report["started"]
+        else:
+            self.guests = {slot: pid for slot, pid in self.guests.items() if pid != report.get("ended")}
 
     def close(self) -> None:
         """End the standby and with it all its workers."""

@@ -8,14 +8,21 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import ClusterRun, assert_clean, assert_identical, run_cluster, training
+from tests.support.cluster import (
+    SLOW_UNTIL_TOLD,
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    run_cluster,
+    training,
+)
 from tests.support.hosts import Hosts
 
 DROPOUT = ("--dropout", "0.2")
 ALONE = ["--spares", "0", "--no-replacement", "--elastic-wait", "0.2"]
 
-LONG = 60
-"""Iterations that last longer than a drain."""
+LONG = 150
+"""Iterations that last longer than the start of a machine and a drain."""
 
 
 def run_alone(folder: Path, *args: str, inject: str) -> ClusterRun:
@@ -72,7 +79,7 @@ def start(hosts: Hosts, name: str, node: int, nodes: str, *more: str) -> None:
 def test_a_machine_that_comes_relieves_a_guest(
     hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    hosts.script = training(hosts.folder, iterations=LONG)
+    hosts.script = training(hosts.folder, SLOW_UNTIL_TOLD, iterations=LONG)
     events = hosts.folder / "events.json"
     start(hosts, "first", 0, "2", "--events-out", str(events))
     start(hosts, "second", 1, "2")
@@ -83,14 +90,16 @@ def test_a_machine_that_comes_relieves_a_guest(
     hosts.wait_for("machine 0 runs the workers of machine 1, too", "first")
     hosts.wait_for("all are live", "first")
     start(hosts, "third", 1, "2")
+    hosts.wait_for("machine 1 leaves: it was a guest", "first")
+    (hosts.folder / "go").touch()
     assert hosts.end() == {"first": 0, "third": 0}
-    assert "machine 1 leaves: it was a guest" in hosts.output("first")
-    assert "[machine 1] iteration 59:" in hosts.output("third")
+    assert f"[machine 1] iteration {LONG - 1}:" in hosts.output("third")
     assert_identical(ClusterRun(hosts.folder, 0, "", {}), reference_of(tmp_path_factory, 2))
 
 
-def test_a_job_begins_with_fewer_machines(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_job_begins_with_fewer_machines(hosts: Hosts) -> None:
     """Two to three are allowed, and two come. One of them is stopped later: fewer than two are too few."""
+    hosts.script = training(hosts.folder, SLOW_UNTIL_TOLD, iterations=LONG)
     start(hosts, "first", 0, "2:3", "--join-timeout", "4")
     start(hosts, "second", 1, "2:3", "--join-timeout", "4")
     hosts.wait_for("iteration 5:", "first")

@@ -12,6 +12,7 @@ import pytest
 
 from swift_ft.launch import guests
 from swift_ft.launch.guests import Guests, resident_bytes
+from swift_ft.launch.standby import Standby
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
@@ -22,12 +23,14 @@ class Fakes:
 
     def __init__(self) -> None:
         self.launched: list[tuple[int, str]] = []
+        self.guests: dict[int, int] = {}
         self.events: list[ev.Event] = []
         self.machine = "A"
         self.journal = SimpleNamespace(append=self.events.append)
 
     def launch_guest(self, slot: int, host: str) -> None:
         self.launched.append((slot, host))
+        self.guests[slot] = 0
 
 
 def state_after(*events: ev.Event) -> State:
@@ -53,8 +56,6 @@ def test_a_guest_is_started_once() -> None:
     assert not fakes.launched
     for _ in range(3):
         ours.check(LOSS, [])
-    ours.note({"started": 17, "guest": 1})
-    ours.check(LOSS, [])
     assert fakes.launched == [(1, "A")]
 
 
@@ -83,10 +84,9 @@ def test_the_wait_begins_anew_with_each_loss() -> None:
 def test_a_guest_that_ends_again_and_again_is_given_up() -> None:
     fakes = Fakes()
     ours = guests_of(fakes)
-    for pid in range(3):
+    for _ in range(3):
         ours.check(LOSS, [])
-        ours.note({"started": pid, "guest": 1})
-        ours.note({"ended": pid, "status": 1})
+        fakes.guests.clear()
     assert not fakes.events
     ours.check(LOSS, [])
     assert fakes.launched == [(1, "A")] * 3
@@ -131,6 +131,22 @@ def test_the_memory_of_gpus(
     found = guests._why_not_on_devices(tmp_path)
     assert reason in found
     assert bool(found) == bool(reason)
+
+
+def test_the_standby_knows_its_guests() -> None:
+    """Their ends are noted, whoever reads the report."""
+    standby = Standby(become_guest=lambda slot, host: os._exit(slot))
+    try:
+        standby.launch_guest(3, "A")
+        assert standby.guests == {3: 0}
+        started = standby.receive()
+        assert started is not None
+        assert started["guest"] == 3
+        assert standby.guests == {3: started["started"]}
+        assert standby.receive() == {"ended": started["started"], "status": 3}
+        assert standby.guests == {}
+    finally:
+        standby.close()
 
 
 def test_a_process_that_has_ended_takes_no_memory(tmp_path: Path) -> None:
