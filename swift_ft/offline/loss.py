@@ -17,6 +17,7 @@ from swift_ft.offline.archive import ArchivedJournal
 from swift_ft.offline.estimate import Estimate, RunCosts
 from swift_ft.planning.job import Worker
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.memory import CopyPlacement, newest_in_memory
 from swift_ft.recovery.plan import Plan, RecoveryMode
@@ -82,7 +83,8 @@ class LossPlan:
         committed: the last committed checkpoint; None if there is none.
         in_memory: the newest memory checkpoint that is complete by then; None without any.
         spares: machines that wait already and take the places of lost ones, by slot.
-        joining: slots that no spare fills: a new machine has to join for each.
+        joining: slots that no spare fills.
+        hosts: by such a slot, the slot of the machine that runs its workers, too, if no new machine joins.
         resume: the first iteration that is trained live again; None if there is no recovery.
         workers: what each worker does; empty if there is no recovery.
         iterations_again: iterations that are computed a second time until all are back where they were.
@@ -100,6 +102,7 @@ class LossPlan:
     in_memory: int | None
     spares: dict[int, str]
     joining: tuple[int, ...]
+    hosts: dict[int, int]
     resume: int | None
     workers: tuple[WorkerPart, ...]
     iterations_again: int
@@ -162,7 +165,10 @@ class LossPlanner:
         slots = tuple(sorted(set(failed)))
         begun = max(iteration, live.checkpoints.committed or 0)
         lost, spares, joining = _lose(live, slots, spare=spare)
-        waits = bool(joining) and not spare and lost.phase == Phase.FORMING
+        hosts = {
+            slot: lost.membership.slots[host] for host, run in guests_wanted(lost).items() for slot in run
+        }
+        waits = not spare and not hosts.keys() >= set(joining) and lost.phase == Phase.FORMING
         in_memory = _newest_copy(live, self._snapshot_every, begun)
         after = _report(live, _join(lost, joining), slots, begun, in_memory)
         plan = after.plan if after.phase in (Phase.RECOVERING, Phase.LIVE) and not waits else None
@@ -180,6 +186,7 @@ class LossPlanner:
             in_memory=in_memory,
             spares=spares,
             joining=joining,
+            hosts=hosts,
             resume=plan.resume if plan is not None else None,
             workers=workers,
             iterations_again=again,

@@ -90,7 +90,10 @@ def _lines(plan: LossPlan) -> Iterator[str]:
     for slot, machine in plan.spares.items():
         yield f"the spare {machine} takes the place of machine {slot}"
     for slot in plan.joining:
-        yield f"no spare waits to take the place of machine {slot}: all others wait until a machine joins"
+        then = "all others wait until a machine joins"
+        if slot in plan.hosts:
+            then = f"if none joins within --elastic-wait, machine {plan.hosts[slot]} runs its workers, too"
+        yield f"no spare waits to take the place of machine {slot}: {then}"
     match plan.outcome:
         case Outcome.WAITS:
             yield (

@@ -126,9 +126,19 @@ def test_copies_after_a_return_to_memory() -> None:
     assert again.plan([1], iteration=16).resume == 15
 
 
-def test_without_a_spare_the_run_waits() -> None:
+def test_without_a_spare_another_machine_runs_the_slot() -> None:
     plan = trained(spares=1).plan([2], iteration=27, spare=False)
-    assert (plan.outcome, plan.joining, plan.workers, plan.estimate) == (Outcome.WAITS, (2,), (), None)
+    assert (plan.outcome, plan.joining, plan.hosts) == (Outcome.RECOVERS, (2,), {2: 0})
+    assert plan.workers == trained(spares=1).plan([2], iteration=27).workers
+
+
+def test_with_too_few_machines_the_run_waits() -> None:
+    first, *others = [*opening(4), *checkpoint(4, 0), *checkpoint(4, 20)]
+    assert isinstance(first, ev.JobOpened)
+    needs_all = planner(replace(first, min_machines=4), *others)
+    plan = needs_all.plan([2], iteration=27, spare=False)
+    assert (plan.outcome, plan.joining, plan.hosts) == (Outcome.WAITS, (2,), {})
+    assert (plan.workers, plan.estimate) == ((), None)
 
 
 def test_too_many_losses_end_the_run() -> None:

@@ -11,7 +11,7 @@ import pytest
 from swift_ft.checkpoint.worker_profile import write_profile
 from swift_ft.cli.recover.main import main
 from swift_ft.planning.job import Measured, Worker
-from swift_ft.recovery.events import Event, StatusReported
+from swift_ft.recovery.events import Event, JobOpened, StatusReported
 from tests.support.journals import RUN, checkpoint, machine, opening, store_with
 
 
@@ -56,6 +56,15 @@ def test_two_machines_of_which_one_has_no_spare(tmp_path: Path, capsys: pytest.C
     assert "no spare waits to take the place of machine 3" in out
 
 
+def test_no_machine_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that are left run the lost slots, too."""
+    store_with(str(tmp_path), saved(4), machines=4)
+    plan = json.loads(shown(capsys, tmp_path, "--fail 1,3 --no-spare --json"))
+    assert (plan["outcome"], plan["joining"], plan["hosts"]) == ("recovers", [1, 3], {"1": 0, "3": 2})
+    out = shown(capsys, tmp_path, "--fail 1,3 --no-spare")
+    assert "if none joins within --elastic-wait, machine 2 runs its workers, too" in out
+
+
 def test_copies_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events: list[Event] = []
     for event in saved(3):
@@ -83,7 +92,9 @@ def test_a_replica(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_outcomes_that_somebody_should_look_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store_with(str(tmp_path / "a"), saved(4), machines=4)
+    first, *others = saved(4)
+    assert isinstance(first, JobOpened)
+    store_with(str(tmp_path / "a"), [replace(first, min_machines=4), *others], machines=4)
     assert "the run stands still" in shown(capsys, tmp_path / "a", "--fail 1 --no-spare", code=1)
     assert "the run ends: 4 machines were lost" in shown(capsys, tmp_path / "a", "--fail 0,1,2,3", code=1)
     store_with(str(tmp_path / "b"), opening(4, spares=1), machines=4)
