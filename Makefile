@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-unit test-packages test-support test-trainer test-gpu coverage lint bench bench-chaos bench-parallel bench-gpu bench-planning docs site recording pictures figures clean
+.PHONY: help install demo demo-elastic test test-unit test-packages test-support test-trainer test-gpu coverage lint bench bench-chaos bench-parallel bench-gpu bench-planning docs site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ install: $(VENV)/.installed  ## make the virtual environment, with the package i
 
 demo: $(VENV)/.installed  ## kill a machine in mid-training, rebuild it, compare all weights
 	$(BIN)/python -m examples.demo
+
+demo-elastic: $(VENV)/.installed  ## kill two machines for which none comes, add two later, compare all weights
+	$(BIN)/python -m examples.demo_elastic
 
 # Two tests at a time: tests of whole clusters wait more than they compute.
 test: test-packages test-unit  ## run all tests

@@ -14,7 +14,7 @@ from functools import partial
 
 from torch.distributed import DistError
 
-from swift_ft.cli.narrate import Narrator, News
+from swift_ft.cli.narrate import Narrator, News, machine_in_words
 from swift_ft.coordination.journal import Journal
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
@@ -130,7 +130,9 @@ class View:
             case Phase.RECOVERING:
                 return "waiting"
             case Phase.LIVE:
-                return "finished" if ranks <= set(state.round.finished) else "live"
+                words = "finished" if ranks <= set(state.round.finished) else "live"
+                host = state.membership.hosts.get(state.membership.members[slot])
+                return words if host is None else f"{words}, on {machine_in_words(state, host)}"
         return "finished" if state.verdict is not None and state.verdict.ok else "stopped"
 
 

@@ -100,11 +100,11 @@ def test_a_machine_that_comes_relieves_a_guest(
 def test_a_job_begins_with_fewer_machines(hosts: Hosts) -> None:
     """Two to three are allowed, and two come. One of them is stopped later: fewer than two are too few."""
     hosts.script = training(hosts.folder, SLOW_UNTIL_TOLD, iterations=LONG)
-    start(hosts, "first", 0, "2:3", "--join-timeout", "4")
-    start(hosts, "second", 1, "2:3", "--join-timeout", "4")
+    start(hosts, "first", 0, "2:3", "--join-timeout", "25")
+    start(hosts, "second", 1, "2:3", "--join-timeout", "25")
     hosts.wait_for("iteration 5:", "first")
     hosts.processes["second"].send_signal(signal.SIGTERM)
     assert hosts.end() == {"first": 1, "second": 143}
-    assert "no machine joined for slots [1] within 4 s, and fewer than 2 machines are left" in hosts.output(
+    assert "no machine joined for slots [1] within 25 s, and fewer than 2 machines are left" in hosts.output(
         "first"
     )

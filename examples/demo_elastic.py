@@ -1,0 +1,228 @@
+"""Machines die and none comes; others come later. Training goes on, and not one bit of the result changes.
+
+1. Four machines train a GPT. Two of them get SIGKILL, one after the other, and the others run their stages,
+   too. Then two new ones come, and take these stages over.
+2. The same training runs undisturbed; the final weights of both are compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import NoReturn
+
+from examples.commands import (  # before torch: it sets how much torch logs
+    CommandError,
+    check,
+    started,
+    swift_run,
+)
+
+# isort: split
+from rich.console import Console
+from rich.table import Table
+
+from examples.demo import compare_weights
+from swift_ft.cli.watch import View, Watch
+from swift_ft.launch.store_service import is_listening
+from swift_ft.recovery.job_state import Phase
+
+SCRIPT = Path(__file__).with_name("train_swift.py")
+MACHINES, ITERATIONS = 4, 120
+KILLS = {15: 1, 30: 2}
+"""By iteration, the slot whose first machine dies."""
+NEW_MACHINES_AT = 40
+_LOOK_S = 0.02
+_STARTS_S = 60.0
+
+
+@dataclass
+class Layout:
+    """Which machine runs which stages, from an iteration on."""
+
+    iteration: int
+    stages: dict[str, list[int]]
+
+
+@dataclass
+class Machines:
+    """The launchers of a run, as if each were a host of its own."""
+
+    folder: Path
+    stack: ExitStack
+    endpoint: str
+    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    numbers: count[int] = field(default_factory=count)
+
+    def start(self) -> None:
+        """One more machine."""
+        number = next(self.numbers)
+        command = [sys.executable, "-m", "swift_ft.cli.run", "--nnodes", f"1:{MACHINES}"]
+        command += ["--rdzv-endpoint", self.endpoint, "--rdzv-id", "elastic", "--elastic-wait", "2"]
+        command += ["--node-rank", str(number % MACHINES), "--log-dir", str(self.folder / "logs")]
+        output = self.folder / f"machine{number}.txt"
+        self.processes[number] = self.stack.enter_context(started([*command, *script(self.folder)], output))
+
+    def kill(self, number: int) -> None:
+        """A machine loses its power."""
+        self.processes.pop(number).kill()
+
+    def end(self) -> None:
+        """Wait until all have ended.
+
+        Raises:
+            CommandError: if one has not ended well.
+        """
+        for number, process in self.processes.items():
+            process.wait()
+            check(process, self.folder / f"machine{number}.txt")
+
+
+def main() -> int:
+    """Runs the demo and prints its results. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args()
+    signal.signal(signal.SIGTERM, _interrupt)
+    console = Console()
+    try:
+        with tempfile.TemporaryDirectory(prefix="swift-demo-") as name:
+            return run(Path(name), console)
+    except CommandError as error:
+        console.print(str(error), markup=False, style="red")
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped", style="red")
+        return 130
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def run(folder: Path, console: Console) -> int:
+    """Both runs, one after the other. Returns the exit code."""
+    console.rule("[bold]1 of 2: four machines; two die, and two others come", align="left")
+    layouts = disturbed(folder / "disturbed", console)
+    console.rule("[bold]2 of 2: the same training, undisturbed", align="left")
+    with console.status("trains ..."):
+        undisturbed(folder / "undisturbed")
+    console.rule("[bold]Which machine ran which stages", align="left")
+    console.print(picture(layouts))
+    compared, different = compare_weights(
+        folder / "disturbed" / "weights", folder / "undisturbed" / "weights"
+    )
+    identical = compared > 0 and not different
+    verdict = "yes" if identical else "no"
+    console.print(f"\nweights identical: {verdict} ({compared} tensors, bit for bit)", highlight=False)
+    machines = [len(layout.stages) for layout in layouts]
+    as_told = min(machines) == MACHINES - len(KILLS) and machines[-1] == MACHINES
+    if not as_told:
+        console.print(f"the run was over too soon: its numbers of machines were {machines}", style="red")
+    return 0 if identical and as_told else 1
+
+
+def disturbed(folder: Path, console: Console) -> list[Layout]:
+    """Machines die, and others come. Returns which ran what, each time that this changed."""
+    folder.mkdir()
+    layouts: list[Layout] = []
+    with ExitStack() as stack:
+        machines = Machines(folder, stack, f"127.0.0.1:{_free_port()}")
+        for _ in range(MACHINES):
+            machines.start()
+        watch = _watch(machines)
+        kills, new = dict(KILLS), MACHINES - len(KILLS)
+        while not watch.lost and watch.view.state.verdict is None:
+            for news in watch.poll():
+                console.print(f"{news.at:8.2f} s  {news.text}", highlight=False)
+            iteration = max((progress.iteration for progress in watch.view.progress.values()), default=0)
+            _note(layouts, watch.view, iteration)
+            live = watch.view.state.phase == Phase.LIVE
+            if live and kills and iteration >= min(kills):
+                machines.kill(kills.pop(min(kills)))
+            elif live and not kills and new and iteration >= NEW_MACHINES_AT:
+                new -= 1
+                machines.start()
+            time.sleep(_LOOK_S)
+        machines.end()
+    return layouts
+
+
+def undisturbed(folder: Path) -> None:
+    """Four machines, to the end."""
+    folder.mkdir()
+    output = folder / "output.txt"
+    flags = ["--machines", str(MACHINES), "--log-dir", str(folder / "logs")]
+    with started(swift_run(*flags, *script(folder)), output) as process:
+        process.wait()
+    check(process, output)
+
+
+def script(folder: Path) -> list[str]:
+    """What is trained, and where its results go."""
+    options = ["--iterations", str(ITERATIONS), "--checkpoint-every", "10", "--dropout", "0.1"]
+    return [str(SCRIPT), *options, "--store", str(folder / "store"), "--weights-out", str(folder / "weights")]
+
+
+def picture(layouts: list[Layout]) -> Table:
+    """A row for each machine, a column for each layout; a cell has the stages."""
+    table = Table()
+    table.add_column("machine")
+    ends = [layout.iteration for layout in layouts[1:]] + [ITERATIONS]
+    for layout, end in zip(layouts, ends, strict=True):
+        table.add_column(f"{layout.iteration} to {end}")
+    names = sorted({name for layout in layouts for name in layout.stages}, key=lambda name: (len(name), name))
+    for name in names:
+        cells = [", ".join(map(str, layout.stages.get(name, []))) or "-" for layout in layouts]
+        table.add_row(name, *cells)
+    return table
+
+
+def _note(layouts: list[Layout], view: View, iteration: int) -> None:
+    """Add the layout if it is another one than before."""
+    state = view.state
+    if state.phase != Phase.LIVE:
+        return
+    stages: dict[str, list[int]] = {}
+    for slot, machine in sorted(state.membership.members.items()):
+        stages.setdefault(state.membership.hosts.get(machine, machine), []).append(slot)
+    arrived = {machine: place for place, machine in enumerate(_in_order(layouts, stages))}
+    named = {f"{chr(ord('A') + arrived[machine])} {machine}": slots for machine, slots in stages.items()}
+    if not layouts or layouts[-1].stages != named:
+        layouts.append(Layout(iteration, named))
+
+
+def _in_order(layouts: list[Layout], stages: dict[str, list[int]]) -> list[str]:
+    """All machines so far, in the order in which they were first seen."""
+    known = [name.partition(" ")[2] for layout in layouts for name in layout.stages]
+    return list(dict.fromkeys([*known, *stages]))
+
+
+def _watch(machines: Machines) -> Watch:
+    deadline = time.monotonic() + _STARTS_S
+    host, _, port = machines.endpoint.rpartition(":")
+    while not is_listening(host, int(port)):
+        if time.monotonic() > deadline:
+            raise CommandError(f"no machine has started within {_STARTS_S:g} s")
+        time.sleep(_LOOK_S)
+    return Watch(machines.endpoint, "elastic", View(ITERATIONS))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
