@@ -15,6 +15,7 @@ from typing import Any
 from torch.distributed import DistError
 
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.worker_record import sweep_records
 from swift_ft.config import WorkerContext
 from swift_ft.errors import (
     ForeignLogError,
@@ -159,10 +160,11 @@ def claim_store(
 def tidy_store(store: Store) -> None:
     """When all workers are done: remove what processes left that were killed while they wrote it.
 
-    These are probes, and files of the journal's archive.
+    These are probes, records of workers, and files of the journal's archive.
     """
     for name in store.temporary_files(""):
         store.delete(name)
+    sweep_records(store)
     for run in store.list(_RUNS_ROOT):
         store.sweep(f"{_RUNS_ROOT}/{run}/{_JOURNAL}")
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from swift_ft.storage.store import Store
 
-__all__ = ["WorkerRecord", "read_record", "write_record"]
+__all__ = ["WorkerRecord", "read_record", "sweep_records", "write_record"]
+
+_FOLDER = "workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +60,10 @@ def read_record(store: Store, rank: int) -> WorkerRecord | None:
     return WorkerRecord(**{**facts, **lists, "shapes": shapes})
 
 
+def sweep_records(store: Store) -> None:
+    """Delete what workers left that were killed while they wrote their records."""
+    store.sweep(_FOLDER)
+
+
 def _path(rank: int) -> str:
-    return f"workers/rank-{rank:05d}.json"
+    return f"{_FOLDER}/rank-{rank:05d}.json"

@@ -170,7 +170,9 @@ def test_all_replicas_are_lost(
     assert_identical(run, undisturbed(2))
     (recovery,) = run.recoveries
     before = [e["iteration"] for e in run.events("CheckpointCommitted") if e["at"] < recovery["detected"]]
-    assert (recovery["mode"], recovery["resume"]) == ("start", max(before))
+    # All start again where a replacement's script failed because the other machine died meanwhile.
+    assert recovery["mode"] in ("start", "restart")
+    assert recovery["resume"] == max(before)
 
 
 @pytest.mark.parametrize("slot", [0, 1])

@@ -208,8 +208,13 @@ def test_leftovers_of_killed_writers_go(archive: JournalArchive) -> None:
     path = archive.store.local_path(f"{archive.directory}/00000003-00000004.json.abc.tmp")
     assert path is not None
     path.write_text("{")
+    record = archive.store.local_path("workers/rank-00002.json.abc.tmp")
+    assert record is not None
+    record.parent.mkdir()
+    record.write_text("{")
     tidy_store(archive.store)
     assert files(archive) == ["00000000-00000002.json"]
+    assert not record.exists()
 
 
 def test_a_run_may_have_any_name(tmp_path: Path) -> None:
