@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic test test-unit test-packages test-support test-trainer test-gpu coverage lint bench bench-chaos bench-parallel bench-gpu bench-planning docs site recording pictures figures clean
+.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-gpu coverage lint bench bench-chaos bench-parallel bench-gpu bench-planning docs site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,8 +36,12 @@ demo-elastic: $(VENV)/.installed  ## kill two machines for which none comes, add
 	$(BIN)/python -m examples.demo_elastic
 
 # Two tests at a time: tests of whole clusters wait more than they compute.
-test: test-packages test-unit  ## run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --instafail -m "not whole_table and not every_point" \
+test: test-packages test-unit  ## run the tests, of many like cases a few
+	$(BIN)/python -m pytest -n 2 --dist loadfile --instafail tests/cluster tests/stores tests/deploy tests/gpu
+
+test-all: test-packages  ## run all tests with all their cases (an hour and a half)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --thorough --instafail tests/unit tests/simulation
+	$(BIN)/python -m pytest -n 2 --dist loadfile --thorough --instafail \
 		tests/cluster tests/stores tests/deploy tests/gpu
 
 # Debian packages for the HDFS tests, where they are missing and this user may install them.
@@ -48,16 +52,16 @@ test-unit: $(VENV)/.installed-dev  ## run the tests that need one process only
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --instafail tests/unit tests/simulation
 
 test-support: $(VENV)/.installed-dev  ## run all of docs/support.md (half an hour)
-	$(BIN)/python -m pytest -n 2 tests/cluster/test_support.py
+	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_support.py
 
 test-trainer: $(VENV)/.installed-dev  ## kill the trainer that is like torchtitan's at all points
-	$(BIN)/python -m pytest -n 2 tests/cluster/test_trainer.py
+	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_trainer.py
 
 test-gpu: $(VENV)/.installed-dev  ## run the tests that need a GPU; without one they are skipped
 	$(BIN)/python -m pytest tests/gpu
 
 coverage: $(VENV)/.installed-dev  ## measure which lines of the package all tests run
-	-$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-config=tests/coverage.ini --cov-report= tests
+	-$(BIN)/python -m pytest -n 2 --dist loadfile --thorough --cov --cov-config=tests/coverage.ini --cov-report= tests
 	$(BIN)/coverage report --rcfile=tests/coverage.ini --show-missing
 
 lint: $(VENV)/.installed-dev  ## check style and types

@@ -16,6 +16,10 @@ _DEFAULTS = {"dfs.client.failover.max.attempts": "2"}
 
 _BUFFER_BYTES = 1 << 20
 
+# fsspec drops its clients in every forked process. The end of a client waits for its threads, which a forked
+# process has not: nothing that forks, such as a DataLoader, would ever begin. So no client ends before its process.
+_clients: list[Any] = []
+
 
 @cache
 def hdfs_class() -> type[Any] | None:
@@ -28,6 +32,7 @@ def hdfs_class() -> type[Any] | None:
     class Hdfs(HdfsFileSystem):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**_DEFAULTS, **options})
+            _clients.append(self)
 
         def _open(self, path: str, mode: str = "rb", *args: Any, **options: Any) -> Any:
             if mode == "rb":

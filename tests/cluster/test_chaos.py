@@ -9,7 +9,7 @@ from swift_ft.testing.chaos.trial import Outcome, Training, run_trial
 from tests.support.cluster import EXAMPLES, SMALL
 
 PLACES = ("--iterations", "4", "--checkpoint-every", "2", "--store", "{folder}/store")
-LAUNCH = ("--standalone", "--machines", "2", "--heartbeat-timeout", "4", "--spares", "1")
+LAUNCH = ("--standalone", "--machines", "2", "--heartbeat-timeout", "8", "--spares", "1")
 
 
 def new(folder: Path) -> Path:

@@ -18,7 +18,7 @@ _DEADLINE_S = 90
 
 def start(host: Host, folder: Path, rendezvous: str, slot: int) -> subprocess.Popen[str]:
     """One machine of two. It trains for as long as the network lives."""
-    launcher = [sys.executable, "-m", "swift_ft.cli.run", "--nnodes", "2", "--rdzv-id", "cut"]
+    launcher = [sys.executable, "-m", "swift_ft.cli.run", "--nnodes", "2:2", "--rdzv-id", "cut"]
     launcher += ["--rdzv-endpoint", f"{rendezvous}:29444", "--local-addr", host.address]
     launcher += ["--node-rank", str(slot), "--log-dir", str(folder / "logs")]
     launcher += ["--heartbeat-timeout", "2", "--rendezvous-timeout", "5", "--join-timeout", "15"]

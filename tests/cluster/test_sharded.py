@@ -31,12 +31,13 @@ def run_sharded(
     machines: int = 4,
     ranks: tuple[int, ...] = (),
     point: str = "",
+    after: tuple[int, ...] = (),
 ) -> ClusterRun:
-    """Four workers, two replicas of two shards. Some of them die at a point of an iteration."""
+    """Four workers, two replicas of two shards. Some die at a point of an iteration, after the updates of others."""
     flags = ["--nproc-per-node", str(4 // machines)]
     script = [*training(folder, SCRIPT), *SMALLER]
     with pytest.MonkeyPatch.context() as environment:
-        death = {"ranks": ranks, "point": point, "iteration": ITERATION}
+        death = {"ranks": ranks, "point": point, "iteration": ITERATION, "after": after}
         environment.setenv("SWIFT_TEST_DEATH", json.dumps(death))
         return run_cluster(folder, *args, machines=machines, flags=flags, script=script)
 
@@ -118,7 +119,7 @@ AHEAD = "before all_reduce 3"
 def test_workers_with_another_shard_undo_the_step_that_the_others_miss(
     tmp_path: Path, undisturbed: Reference
 ) -> None:
-    run = run_sharded(tmp_path, "--no-clip", ranks=(3,), point=AHEAD)
+    run = run_sharded(tmp_path, "--no-clip", ranks=(3,), point=AHEAD, after=(0, 2))
     assert_restored(run, undisturbed("--no-clip"))
     plan = run.last_plan()
     assert plan.resume == ITERATION
@@ -128,7 +129,7 @@ def test_workers_with_another_shard_undo_the_step_that_the_others_miss(
 def test_workers_that_cannot_undo_that_step_go_back_to_the_checkpoint(
     tmp_path: Path, undisturbed: Reference
 ) -> None:
-    run = run_sharded(tmp_path, "--no-clip", "--plain-optimizer", ranks=(3,), point=AHEAD)
+    run = run_sharded(tmp_path, "--no-clip", "--plain-optimizer", ranks=(3,), point=AHEAD, after=(0, 2))
     assert_identical(run, undisturbed("--no-clip"))
     assert [recovery["mode"] for recovery in run.recoveries] == ["fallback"]
     assert "cannot undo it: wrap all optimizers with swift_ft.wrap_optimizer()" in run.output

@@ -22,7 +22,7 @@ def run_case(folder: Path, case: Case, inject: str = "") -> ClusterRun:
 
 def parameters() -> list[object]:
     def parameter(case: Case) -> object:
-        marks = [] if case.quick else [pytest.mark.whole_table]
+        marks = [] if case.quick else [pytest.mark.thorough]
         return pytest.param(case, id=f"{case.feature}, {case.parallelism}", marks=marks)
 
     return [parameter(case) for case in CASES if not (case.later or case.impossible)]

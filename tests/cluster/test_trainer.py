@@ -65,7 +65,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
     return run
 
 
-every_point = pytest.mark.every_point
+thorough = pytest.mark.thorough
 
 
 POINTS = {
@@ -82,7 +82,7 @@ POINTS = {
 
 @pytest.mark.parametrize(
     "point",
-    [pytest.param(p, marks=() if p in ("clip", "validation", "own save") else every_point) for p in POINTS],
+    [pytest.param(p, marks=() if p in ("clip", "validation", "own save") else thorough) for p in POINTS],
 )
 def test_a_loss(point: str, tmp_path: Path, undisturbed: ClusterRun) -> None:
     inject, death = POINTS[point]
@@ -137,7 +137,7 @@ CHOSEN = {("sharded and split", "validation"), ("replicated and split", "forward
 @pytest.mark.parametrize(
     ("name", "point"),
     [
-        pytest.param(name, point, marks=() if (name, point) in CHOSEN else every_point)
+        pytest.param(name, point, marks=() if (name, point) in CHOSEN else thorough)
         for name in LAYOUTS
         for point in POINTS
     ],

@@ -34,14 +34,9 @@ def start(command: Sequence[str], output: Path, env: dict[str, str]) -> subproce
 
     In the background of a shell, Ctrl-C is ignored, and a shell script cannot undo what it inherits.
     """
-
-    def heed_ctrl_c() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
+    heeding = ["env", "--default-signal=INT", *command]
     with output.open("wb") as log:
-        return subprocess.Popen(
-            command, stdout=log, stderr=log, env=env, start_new_session=True, preexec_fn=heed_ctrl_c
-        )
+        return subprocess.Popen(heeding, stdout=log, stderr=log, env=env, start_new_session=True)
 
 
 @contextmanager

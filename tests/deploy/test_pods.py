@@ -40,8 +40,8 @@ class Pods:
             lambda: "rendezvous store at" in (folder / "store.txt").read_text(), "the rendezvous store"
         )
         self.metrics = {number: free_port() for number in range(MACHINES + 1)}
-        script = [*training(folder, SLOW_UNTIL_TOLD, iterations=150), "--checkpoint-every", "20"]
-        self._args = ["--heartbeat-timeout", "4", "--log-dir", str(folder / "logs"), *script]
+        script = [*training(folder, SLOW_UNTIL_TOLD, iterations=40), "--checkpoint-every", "20"]
+        self._args = ["--heartbeat-timeout", "8", "--log-dir", str(folder / "logs"), *script]
 
     def env(self, number: int) -> dict[str, str]:
         state = self._folder / f"state{number}"

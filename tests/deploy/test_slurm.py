@@ -45,7 +45,7 @@ def test_a_job_survives_a_launcher_and_goes_on_after_its_time_limit(slurm: Slurm
         "SWIFT_STORE": module("swift_ft.cli.store", tmp_path),
     }
     script = [*training(tmp_path, iterations=260), "--checkpoint-every", "20"]
-    flags = ["--heartbeat-timeout", "4", "--log-dir", str(tmp_path / "logs")]
+    flags = ["--heartbeat-timeout", "8", "--log-dir", str(tmp_path / "logs")]
     with leaves_nothing(tmp_path):
         job = slurm.submit("--nodes=3", str(RECIPE), *flags, *script, **variables)
         output = slurm.folder / "jobs" / f"swift-{job}.out"

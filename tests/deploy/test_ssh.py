@@ -42,7 +42,7 @@ class Job:
             "SSH": ssh,
             "SWIFT_RUN": module("swift_ft.cli.run", folder),
         }
-        flags = ["--nproc-per-node", "1", "--heartbeat-timeout", "4", "--log-dir", str(folder / "logs")]
+        flags = ["--nproc-per-node", "1", "--heartbeat-timeout", "8", "--log-dir", str(folder / "logs")]
         command = [str(SCRIPT), str(folder / "hosts"), *flags, *training(folder, iterations=150)]
         self.process = start(command, self._output, environment(folder, **more))
 

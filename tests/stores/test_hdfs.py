@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import uuid
+import warnings
 
 import pytest
 
@@ -32,3 +35,19 @@ def test_a_create_whose_answer_was_lost_still_won(hdfs: HdfsCluster) -> None:
     with pytest.raises(FileExistsError):
         store._files.create(other, path, b"{}")
     assert store.list("") == ["claim.json"]
+
+
+def test_a_process_may_fork_after_a_store_is_dropped(hdfs: HdfsCluster) -> None:
+    """Fsspec forgets its clients in a forked process, where a client that ends waits for threads that it has not."""
+    Store(f"{hdfs.url}/{uuid.uuid4().hex}").write_json("a.json", {})
+    gc.collect()
+    child = multiprocessing.get_context("fork").Process(target=int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is the point
+        child.start()
+    try:
+        child.join(20)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
+        child.join()

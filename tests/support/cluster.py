@@ -106,7 +106,8 @@ def command(
     launcher = [sys.executable, "-m", "swift_ft.cli.run", "--standalone", "--machines", str(machines)]
     launcher += ["--spares", "1"]
     launcher += ["--log-dir", str(folder / "logs"), "--events-out", str(folder / "events.json")]
-    launcher += ["--heartbeat-timeout", "4", "--inject", inject, "--helpers", "0", *(flags or [])]
+    # A killed process is noticed at once. What is only silent on a busy machine shall not count as lost.
+    launcher += ["--heartbeat-timeout", "10", "--inject", inject, "--helpers", "0", *(flags or [])]
     return launcher + (script if script is not None else training(folder))
 
 

@@ -25,7 +25,7 @@ class Hosts:
     def start(self, name: str, node: int, *more: str) -> subprocess.Popen[str]:
         """A launcher that asks for a slot, with more flags."""
         flags = ["--nnodes", "2", "--rdzv-endpoint", self.endpoint, "--rdzv-id", "hosts"]
-        flags += ["--node-rank", str(node), "--heartbeat-timeout", "3"]
+        flags += ["--node-rank", str(node), "--heartbeat-timeout", "6"]
         flags += ["--log-dir", str(self.folder / "logs")]
         return self.start_command(name, "swift_ft.cli.run", *flags, *more, *self.script)
 
@@ -47,9 +47,9 @@ class Hosts:
         """All that a launcher has written so far."""
         return (self.folder / f"{name}.txt").read_text()
 
-    def wait_for(self, text: str, name: str) -> None:
-        """Wait until a launcher has written a text."""
-        wait_until(lambda: text in self.output(name), text)
+    def wait_for(self, text: str, *names: str) -> None:
+        """Wait until one of these launchers has written a text."""
+        wait_until(lambda: any(text in self.output(name) for name in names), text)
 
     def end(self) -> dict[str, int]:
         """The exit codes, once all have ended and left nothing behind."""

@@ -1,12 +1,14 @@
 """Trains a small GPT that FSDP2 has sharded within replicas (HSDP), and dies where it is told to.
 
-SWIFT_TEST_DEATH: as JSON, the ranks that die, the iteration, and the point in it.
+SWIFT_TEST_DEATH: as JSON, the ranks that die, the iteration, the point in it, and the ranks whose update of that
+iteration must be done before.
 """
 
 import argparse
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,14 @@ def die_at(point: str) -> None:
     """Die there, if this is the first worker of a rank that is to die."""
     due = DEATH.get("point") == point and DEATH["iteration"] == now["iteration"]
     if due and dist.get_rank() in DEATH["ranks"] and WorkerContext.from_env().started_in == 1:
+        while not all(updated(rank, now["iteration"]).exists() for rank in DEATH["after"]):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def updated(rank: int, iteration: int) -> Path:
+    """A file that tells of a rank's update."""
+    return Path(os.environ["SWIFT_TEST_FOLDER"]) / f"updated-{rank}-{iteration}"
 
 
 def die_around(module: Any, name: str) -> None:
@@ -96,6 +105,7 @@ def main() -> None:
         optimizer = swift_ft.wrap_optimizer(optimizer, exact=True)
     optimizer.register_step_pre_hook(lambda *_: die_at("before step"))
     optimizer.register_step_post_hook(lambda *_: die_at("after step"))
+    optimizer.register_step_post_hook(lambda *_: updated(rank, now["iteration"]).touch())
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=args.iterations)
     batches = Batches(config)
 
