@@ -17,7 +17,7 @@ _DEFAULTS = {"dfs.client.failover.max.attempts": "2"}
 _BUFFER_BYTES = 1 << 20
 
 # fsspec drops its clients in every forked process. The end of a client waits for its threads, which a forked
-# process has not: nothing that forks, such as a DataLoader, would ever begin. So no client ends before its process.
+# process has not: no worker of a DataLoader would ever begin. So no client ends before its process.
 _clients: list[Any] = []
 
 

@@ -33,7 +33,7 @@ def run_sharded(
     point: str = "",
     after: tuple[int, ...] = (),
 ) -> ClusterRun:
-    """Four workers, two replicas of two shards. Some die at a point of an iteration, after the updates of others."""
+    """Four workers, two replicas of two shards. Some die at a point, after the updates of others."""
     flags = ["--nproc-per-node", str(4 // machines)]
     script = [*training(folder, SCRIPT), *SMALLER]
     with pytest.MonkeyPatch.context() as environment:

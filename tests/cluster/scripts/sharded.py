@@ -1,7 +1,7 @@
 """Trains a small GPT that FSDP2 has sharded within replicas (HSDP), and dies where it is told to.
 
-SWIFT_TEST_DEATH: as JSON, the ranks that die, the iteration, the point in it, and the ranks whose update of that
-iteration must be done before.
+SWIFT_TEST_DEATH: as JSON, the ranks that die, the iteration, the point in it, and the ranks whose update must
+be done before.
 """
 
 import argparse
