@@ -1,4 +1,4 @@
-"""Shared by all tests: which are run, the import path of processes that they start, a report of missing parts."""
+"""Shared by all tests: which are run, the import path of what they start, what is missing."""
 
 from __future__ import annotations
 

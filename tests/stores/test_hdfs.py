@@ -38,7 +38,7 @@ def test_a_create_whose_answer_was_lost_still_won(hdfs: HdfsCluster) -> None:
 
 
 def test_a_process_may_fork_after_a_store_is_dropped(hdfs: HdfsCluster) -> None:
-    """Fsspec forgets its clients in a forked process, where a client that ends waits for threads that it has not."""
+    """There fsspec drops its clients, and the end of a client waits for threads that are not there."""
     Store(f"{hdfs.url}/{uuid.uuid4().hex}").write_json("a.json", {})
     gc.collect()
     child = multiprocessing.get_context("fork").Process(target=int)

@@ -1,8 +1,8 @@
 """Which tests `make test` runs: all kinds of cases, and of a long list of cases of one kind a few.
 
-Tests of whole clusters are many and slow. Of the cases of one parametrized test every third one is run, the first
-and the last among them, and none of those that are marked as thorough; ``--thorough`` runs all (`make test-all`).
-A test that is named on the command line is run anyway.
+Tests of whole clusters are many and slow. Of the cases of one parametrized test every third one is run, the
+first and the last among them, and none of those that are marked as thorough; ``--thorough`` runs all
+(`make test-all`). A test that is named on the command line is run anyway.
 """
 
 from __future__ import annotations
