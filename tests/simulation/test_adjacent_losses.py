@@ -41,6 +41,7 @@ def test_neighbouring_machines(machines: int) -> None:
     assert seen["finished"] > 4 * seen["gave up"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("machines", "seeds"), [(2, 600), (3, 500)])
 def test_machines_with_two_workers(machines: int, seeds: int) -> None:
     seen = run_jobs(machines, 2, seeds)

@@ -26,6 +26,7 @@ def test_three_machines() -> None:
     assert seen["finished"] > 4 * seen["gave up"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("machines", "workers", "seeds"), [(2, 1, 400), (2, 2, 200), (1, 2, 50)])
 def test_other_shapes(machines: int, workers: int, seeds: int) -> None:
     seen = run_jobs(machines, workers, seeds)

@@ -65,6 +65,7 @@ def test_a_pipeline_of_four() -> None:
     assert seen["finished"] > 5 * seen["gave up"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("machines", "workers", "seeds"), [(2, 1, 800), (3, 1, 900), (5, 1, 500)])
 def test_shorter_and_longer_pipelines(machines: int, workers: int, seeds: int) -> None:
     seen = run_pipelines(machines, workers, seeds)

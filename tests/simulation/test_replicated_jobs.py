@@ -51,6 +51,7 @@ def test_three_replicas() -> None:
     assert seen["finished"] > 5 * seen["gave up"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("machines", "workers", "seeds"), [(2, 1, 3_000), (4, 1, 1_000), (2, 2, 600)])
 def test_other_shapes(machines: int, workers: int, seeds: int) -> None:
     seen = run_jobs(machines, workers, seeds)

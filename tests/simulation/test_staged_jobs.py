@@ -36,6 +36,7 @@ def test_two_pipelines_of_two_stages() -> None:
     assert seen["finished"] > 5 * seen["gave up"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("machines", "workers", "seeds"), [(2, 2, 500), (6, 1, 300)])
 def test_other_shapes(machines: int, workers: int, seeds: int) -> None:
     seen = run_jobs(machines, workers, seeds)

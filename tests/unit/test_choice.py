@@ -1,0 +1,48 @@
+"""Which tests `make test` runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.choice import chosen, few
+
+
+@pytest.mark.parametrize(
+    ("count", "numbers"),
+    [(1, {0}), (2, {0, 1}), (3, {0, 2}), (5, {0, 3, 4}), (8, {0, 3, 6, 7}), (9, {0, 3, 6, 8})],
+)
+def test_the_cases_that_stand_for_all(count: int, numbers: set[int]) -> None:
+    assert few(count) == numbers
+
+
+class Item:
+    """What pytest has collected."""
+
+    def __init__(self, nodeid: str, *marks: str) -> None:
+        self.nodeid = nodeid
+        self.location = (nodeid.partition("::")[0], 0, "")
+        self._marks = marks
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name in self._marks
+
+
+def names(items: object) -> list[str]:
+    return [item.nodeid for item in items]  # type: ignore[attr-defined]
+
+
+CLUSTER = [Item(f"tests/cluster/test_a.py::test_kill[{number}]") for number in range(5)]
+UNIT = [Item(f"tests/unit/test_a.py::test_{number}") for number in range(5)]
+OWN = [Item("tests/cluster/test_b.py::test_x[0]", "thorough"), Item("tests/cluster/test_b.py::test_x[1]")]
+
+
+def test_of_many_like_cases_a_few_are_run() -> None:
+    run, left_out = chosen([*CLUSTER, *UNIT, *OWN], ["tests"])  # type: ignore[list-item]
+    assert names(run) == names([CLUSTER[0], CLUSTER[3], CLUSTER[4], *UNIT, OWN[1]])
+    assert names(left_out) == names([CLUSTER[1], CLUSTER[2], OWN[0]])
+
+
+def test_what_is_named_is_run() -> None:
+    run, left_out = chosen([CLUSTER[1], OWN[0]], ["tests/cluster/test_a.py::test_kill"])  # type: ignore[list-item]
+    assert names(run) == names([CLUSTER[1], OWN[0]])
+    assert not left_out
