@@ -59,6 +59,7 @@ def test_batches_by_index(example: str, fault: str, tmp_path: Path, monkeypatch:
     assert [recovery["mode"] for recovery in killed.recoveries] != []
 
 
+@pytest.mark.thorough
 def test_a_loader_that_stands_still(tmp_path: Path) -> None:
     """Only the worker speaks that all others wait for, and names the line."""
     script = training(tmp_path, Path(__file__).parent / "scripts" / "slow_batch.py")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from swift_ft.faults import fail_at
 from swift_ft.testing.chaos.trial import Outcome, Training, run_trial
 from tests.support.cluster import EXAMPLES, SMALL
@@ -32,6 +34,7 @@ def test_outcomes(tmp_path: Path) -> None:
     assert other.outcome == Outcome.WRONG
 
 
+@pytest.mark.thorough
 def test_a_failure_is_told_from_a_crash(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; sys.exit('no data')")

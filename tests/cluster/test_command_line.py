@@ -326,6 +326,7 @@ def is_free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+@pytest.mark.thorough
 def test_wrong_number_of_machines(tmp_path: Path) -> None:
     """A launcher with another number of machines is refused; the others continue, and say that they wait."""
     with socket.socket() as probe:

@@ -70,6 +70,7 @@ def test_a_machine_leaves_without_a_spare(
     assert "machine 0 runs the workers of machine 1, too" in run.output
 
 
+@pytest.mark.thorough
 def test_without_a_spare_a_machine_stays(
     tmp_path: Path, references: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

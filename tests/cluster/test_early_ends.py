@@ -70,6 +70,7 @@ def test_a_script_that_was_edited_replaces_no_machine(
     assert "no machine joined for slots [1]" in run.output
 
 
+@pytest.mark.thorough
 def test_a_machine_with_another_script_is_refused_and_the_job_goes_on(tmp_path: Path) -> None:
     port = free_port()
     other = tmp_path / BARE.name

@@ -43,6 +43,7 @@ def test_the_same_machine_again_during_its_replay(tmp_path: Path, references: An
     assert run.recoveries[0]["mode"] == "replay"
 
 
+@pytest.mark.thorough
 def test_a_replay_that_stands_still_twice(tmp_path: Path) -> None:
     """Neither the spare nor the machine after it ends the replay: all return to the checkpoint."""
     run = run_cluster(

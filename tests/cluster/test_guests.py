@@ -61,6 +61,7 @@ def test_a_guest_alone_is_lost(tmp_path: Path, references: Any) -> None:
     assert ways(run) == [("replay", (1,)), ("replay", (1,))], run.output[-3000:]
 
 
+@pytest.mark.thorough
 def test_the_first_machine_is_lost(tmp_path: Path, references: Any) -> None:
     run = run_alone(tmp_path, inject="kill machine=0 iteration=5 point=backward microbatch=1")
     assert_identical(run, references())

@@ -60,6 +60,7 @@ def test_gpt2_cut_by_the_tracer(fault: str, tmp_path: Path, undisturbed: Referen
 
 
 @needs("transformers")
+@pytest.mark.thorough
 def test_both_ends_of_a_connection_that_skips_a_stage(
     tmp_path: Path, undisturbed: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ ITERATIONS = 200
 """They take longer than the start of a machine."""
 
 
+@pytest.mark.thorough
 def test_a_machine_joins_by_hand(
     hosts: Hosts, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_machine_with_two_workers_under_other_schedules(
 
 
 @pytest.mark.parametrize(("machines", "workers", "slot"), [(2, 4, 1), (4, 2, 1)])
+@pytest.mark.thorough
 def test_eight_workers(machines: int, workers: int, slot: int, tmp_path: Path) -> None:
     run = run_cluster(
         tmp_path,

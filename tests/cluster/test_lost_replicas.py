@@ -78,6 +78,7 @@ def test_machines_that_die_together(
     assert_replayed(run, replayed, restored=restored, lost=lost)
 
 
+@pytest.mark.thorough
 def test_replicas_on_one_machine(tmp_path: Path) -> None:
     """They do not count (figure 2)."""
     undisturbed = run_replicas(tmp_path / "undisturbed", 2, workers=4, script=TOGETHER)

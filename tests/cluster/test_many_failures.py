@@ -58,6 +58,7 @@ def test_the_recovered_machine_fails_again(
     assert_replays(run, [slot] * 3 + [3] * bool(helpers), recoveries)
 
 
+@pytest.mark.thorough
 def test_the_recovered_machine_fails_twice(tmp_path: Path, references: Any) -> None:
     """Then another way back is taken: all return to the checkpoint, and nothing is wrong."""
     points = (MID, "iteration=3 point=load", "iteration=4 point=replay")
@@ -85,6 +86,7 @@ def test_survivors_fail_in_each_phase(tmp_path: Path, references: Any) -> None:
     assert_replays(run, [0, 1, 2, 3], 2)
 
 
+@pytest.mark.thorough
 def test_survivors_do_not_grow(tmp_path: Path, references: Any) -> None:
     """The same machine is lost five times, and the survivors help each time.
 
@@ -134,6 +136,7 @@ def test_the_rendezvous_store_is_lost(
     assert_identical(run_cluster(tmp_path, flags=["--resume"]), references())
 
 
+@pytest.mark.thorough
 def test_the_rendezvous_store_falls_silent(
     tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_what_followed_from_a_validation_between_steps_is_in_the_log(tmp_path: P
 
 
 @pytest.mark.parametrize("machine", range(4))
+@pytest.mark.thorough
 def test_every_worker_with_two_stages(machine: int, tmp_path: Path, made: Make) -> None:
     args = ("--schedule", "Interleaved1F1B")
     assert_rebuilt(made(*args), machine, tmp_path / "out", [machine], args=args)
@@ -133,11 +134,13 @@ def test_a_worker_with_two_stages_of_a_v(schedule: str, machine: int, tmp_path: 
 
 
 @pytest.mark.parametrize("machine", [0, 1, 3])
+@pytest.mark.thorough
 def test_tied_parameters(machine: int, tmp_path: Path, made: Make) -> None:
     """The first and the last stage send each other gradients, besides those of their neighbours."""
     assert_rebuilt(made(example="train_tied"), machine, tmp_path / "out", [machine], example="train_tied")
 
 
+@pytest.mark.thorough
 def test_a_module(tmp_path: Path, made: Make) -> None:
     """The run was started with ``-m``, and so is its replay."""
     assert_rebuilt(made(module=True), 2, tmp_path / "out", [2], module=True)
@@ -179,6 +182,7 @@ def test_what_a_live_recovery_produced(machine: int, tmp_path: Path, made: Make)
     assert_rebuilt(run, machine, tmp_path / "out", [machine])
 
 
+@pytest.mark.thorough
 def test_to_the_end_of_the_log(tmp_path: Path) -> None:
     """By default from the newest checkpoint as far as the log goes: here to the end of the run."""
     run = run_cluster(tmp_path / "run", inject="kill machine=2 iteration=7 point=backward microbatch=3")
@@ -241,6 +245,7 @@ def test_a_damaged_message(tmp_path: Path, made: Make) -> None:
 
 
 @pytest.mark.parametrize("machine", [1, 2])
+@pytest.mark.thorough
 def test_any_iteration(machine: int, tmp_path: Path, made: Make) -> None:
     """What worker 1 had at each iteration comes from its live replay; worker 2 survived."""
     run = made(inject="kill machine=1 iteration=4 point=forward microbatch=3")

@@ -157,6 +157,7 @@ def test_the_owner_is_lost(tmp_path: Path, references: Any) -> None:
     assert [(r["slots"], r["helpers"]) for r in run.recoveries] == [([1, 1], [0, 2, 3])]
 
 
+@pytest.mark.thorough
 def test_connections_break(tmp_path: Path, references: Any) -> None:
     """No machine is lost: the shared replay resumes from the iteration that it has reached."""
     run = run_helped(tmp_path, inject=f"kill machine=1 {MID}; break machine=2 iteration=4 point=help")
@@ -173,6 +174,7 @@ def test_the_neighbour_is_lost_next(tmp_path: Path, references: Any) -> None:
     assert_helped(run, [0, 2, 3], [0, 1, 3])
 
 
+@pytest.mark.thorough
 def test_two_distant_machines(tmp_path: Path) -> None:
     """Each replay gets its own helpers."""
     deep = ["--layers=16"]

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.cluster import ClusterRun, assert_identical, training
 from tests.support.network import Host, cut, two_hosts
 from tests.support.waiting import free_port, wait_until
@@ -55,6 +57,7 @@ def test_two_hosts_lose_sight_of_each_other(tmp_path: Path) -> None:
     assert "--resume" in last
 
 
+@pytest.mark.thorough
 def test_a_machine_that_nobody_reaches(tmp_path: Path, references: Any) -> None:
     """It reaches all others. Without a pause it would join and be lost until the job gives up."""
     port = free_port()

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.cluster import ITERATIONS, training
 
 BARE = Path(__file__).parent / "scripts" / "bare.py"
 
 
+@pytest.mark.thorough
 def test_a_name_is_used_again(tmp_path: Path) -> None:
     """After a failure, the next run succeeds. After a success, --fresh trains from the beginning."""
     with socket.socket() as probe:

@@ -9,6 +9,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from docs.reference import MEANINGS
 from swift_ft.cli.operator_events import OPERATOR_EVENTS
 from tests.cluster.test_log_settings import free_ports
@@ -90,6 +92,7 @@ def test_a_loss_is_seen_everywhere(tmp_path: Path) -> None:
     assert any("swift_ft_agent_worker_log_bytes{" in text for text in scraper.metrics)
 
 
+@pytest.mark.thorough
 def test_one_of_several_launchers_runs_the_command_for_an_event_of_the_journal(hosts: Hosts) -> None:
     """Events of a launcher and of its log are known to it alone: it runs the command for each of them."""
     names = ("first", "second", "third")

@@ -52,6 +52,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.thorough
 def test_a_stage_on_one_machine(loss: str, tmp_path: Path, undisturbed: ClusterRun) -> None:
     run = run_stages(tmp_path, inject=LOSSES[loss])
     assert_identical(run, undisturbed)

@@ -42,6 +42,7 @@ def test_signals_to_a_worker_and_to_an_agent(
     assert "KeyboardInterrupt" not in run.output
 
 
+@pytest.mark.thorough
 def test_a_stopped_launcher_hands_over_and_a_frozen_one_comes_back(
     hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -75,6 +76,7 @@ def test_ctrl_c_ends_the_run_on_all_hosts(hosts: Hosts) -> None:
         assert hosts.output(name).count("SIGINT") == 1
 
 
+@pytest.mark.thorough
 def test_the_last_stopped_launcher_ends_the_run(hosts: Hosts) -> None:
     """A scheduler stops all of them: no store is left that waits for more machines."""
     for node, name in enumerate(("first", "second")):

@@ -82,7 +82,7 @@ POINTS = {
 
 @pytest.mark.parametrize(
     "point",
-    [pytest.param(p, marks=() if p in ("clip", "validation", "own save") else thorough) for p in POINTS],
+    [pytest.param(p, marks=() if p in ("clip", "own save") else thorough) for p in POINTS],
 )
 def test_a_loss(point: str, tmp_path: Path, undisturbed: ClusterRun) -> None:
     inject, death = POINTS[point]
@@ -130,7 +130,7 @@ def undisturbed_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     return run
 
 
-CHOSEN = {("sharded and split", "validation"), ("replicated and split", "forward")}
+CHOSEN = {("sharded and split", "validation")}
 """Also in `make test`."""
 
 

@@ -66,6 +66,7 @@ def losses(path: Path, iteration: int) -> list[str]:
     return re.findall(rf"iteration {iteration}: loss (\S+)", path.read_text())
 
 
+@pytest.mark.thorough
 def test_all_trainings_end_alike(folder: Path) -> None:
     ends = [losses(folder / f"{name}.txt", 49) for name in ("plain", "injected", "resumed")]
     assert ends[0] == ends[1] == ends[2]

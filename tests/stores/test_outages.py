@@ -74,6 +74,7 @@ def writer_for(
     return LogWriter(store, LOG, SegmentIdentity("run", 1, 0), options, stats=stats)
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_killed_and_comes_back(own_seaweed: SeaweedServer, tmp_path: Path) -> None:
     store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
     stats = LogStats()
@@ -129,6 +130,7 @@ def test_on_failure_nothing_is_shipped_before_it(seaweed: SeaweedServer, tmp_pat
     writer.close(DEADLINE_S)
 
 
+@pytest.mark.thorough
 def test_a_data_node_is_killed(hdfs: HdfsCluster, tmp_path: Path) -> None:
     """The NameNode still counts on it, and a write right after the kill fails."""
     store = Store(f"{hdfs.url}/{uuid.uuid4().hex}")

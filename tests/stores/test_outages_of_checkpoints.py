@@ -34,6 +34,7 @@ def when(condition: Callable[[], bool], over: threading.Event) -> bool:
     return True
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_falls_due_in_an_outage_is_committed_after_it(
     own_seaweed: SeaweedServer, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def run_with(how: str, folder: Path, monkeypatch: pytest.MonkeyPatch, spares: in
     )
 
 
+@pytest.mark.thorough
 def test_peers_that_cannot_be_reached_or_give_other_bytes(
     seaweed: SeaweedServer, reference: ClusterRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,8 @@
 """Which tests `make test` runs: all kinds of cases, and of a long list of cases of one kind a few.
 
-Tests of whole clusters are many and slow. Of the cases of one parametrized test every third one is run, the
-first and the last among them, and none of those that are marked as thorough; ``--thorough`` runs all
-(`make test-all`). A test that is named on the command line is run anyway.
+Tests of whole clusters are many and slow. Of the cases of one parametrized test every third one is run, and
+none of those that are marked as thorough; ``--thorough`` runs all (`make test-all`). A test that is named on
+the command line is run anyway.
 """
 
 from __future__ import annotations
@@ -13,19 +13,11 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["MARK", "chosen", "few"]
+__all__ = ["MARK", "chosen"]
 
 MARK = "thorough"
 _OF_CLUSTERS = ("cluster", "stores")
 _EVERY = 3
-_FEW = 2
-
-
-def few(count: int) -> set[int]:
-    """The numbers of the cases that stand for all: at most every third, and always the first and the last."""
-    if count <= _FEW:
-        return set(range(count))
-    return {0, count - 1, *range(_EVERY, count - 1, _EVERY)}
 
 
 def chosen(items: Iterable[pytest.Item], named: Sequence[str]) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -42,7 +34,7 @@ def chosen(items: Iterable[pytest.Item], named: Sequence[str]) -> tuple[list[pyt
     for _, group in groupby(items, _function):
         cases = [*group]
         marked = any(case.get_closest_marker(MARK) for case in cases)
-        numbers = range(len(cases)) if marked or not _is_of_clusters(cases[0]) else few(len(cases))
+        numbers = range(0, len(cases), 1 if marked or not _is_of_clusters(cases[0]) else _EVERY)
         for number, case in enumerate(cases):
             out = number not in numbers or case.get_closest_marker(MARK)
             (left_out if out else run).append(case)
