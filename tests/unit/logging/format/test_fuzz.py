@@ -17,7 +17,7 @@ from swift_ft.logging.format.record import Record
 from swift_ft.storage.store import Store
 from tests.support.log import LOG, RUN, identity, key, message, receipt, write_segment
 
-MUTANTS = 10_000
+MUTANTS, ALL_MUTANTS = 2_000, 10_000
 
 ORIGINAL = [
     message(key(4, 0), torch.linspace(0, 1, 30).reshape(5, 6)),
@@ -69,15 +69,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@settings(
-    max_examples=MUTANTS,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+def mutants(count: int) -> settings:
+    return settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@mutants(MUTANTS)
 @given(st.lists(mutations(), min_size=1, max_size=3))
 def test_no_mutant_is_believed(folder: Path, changes: list[tuple[str, float, float, int]]) -> None:
+    assert_not_believed(folder, changes)
+
+
+@pytest.mark.thorough
+@mutants(ALL_MUTANTS)
+@given(st.lists(mutations(), min_size=1, max_size=3))
+def test_none_of_many_mutants_is_believed(folder: Path, changes: list[tuple[str, float, float, int]]) -> None:
+    assert_not_believed(folder, changes)
+
+
+def assert_not_believed(folder: Path, changes: list[tuple[str, float, float, int]]) -> None:
+    """A mutant is refused, or read as what it was made from."""
     store = Store(str(folder))
     path = folder / LOG / "g00000-s000000-i00000004-00000005.arrow"
     if not path.exists():
