@@ -106,6 +106,6 @@ def test_a_job_begins_with_fewer_machines(hosts: Hosts) -> None:
     hosts.wait_for("iteration 5:", "first", "second")  # one of them hosts the last stage
     hosts.processes["second"].send_signal(signal.SIGTERM)
     assert hosts.end() == {"first": 1, "second": 143}
-    assert "no machine joined for slots [1] within 25 s, and fewer than 2 machines are left" in hosts.output(
-        "first"
-    )
+    output = hosts.output("first")
+    assert "no machine joined for slots" in output
+    assert "within 25 s, and fewer than 2 machines are left" in output
