@@ -19,6 +19,7 @@ def new(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_outcomes(tmp_path: Path) -> None:
     script = (str(EXAMPLES / "train_ddp.py"), *SMALL, *PLACES)
     training = Training(LAUNCH, script, "{folder}/store", deadline_s=120)
@@ -34,7 +35,6 @@ def test_outcomes(tmp_path: Path) -> None:
     assert other.outcome == Outcome.WRONG
 
 
-@pytest.mark.thorough
 def test_a_failure_is_told_from_a_crash(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; sys.exit('no data')")

@@ -223,6 +223,7 @@ def test_stopped_by_signal(number: int, tmp_path: Path) -> None:
     assert not [*(tmp_path / "store" / "log").rglob("*.tmp")]
 
 
+@pytest.mark.thorough
 def test_thawed_machine_does_no_harm(tmp_path: Path, references: Any) -> None:
     """A machine that was frozen and replaced is fenced when it wakes up."""
     iterations = 120
@@ -268,6 +269,7 @@ def stopped_processes(folder: Path) -> list[int]:
 # --------------------------------------------------------------------------------------- several hosts
 
 
+@pytest.mark.thorough
 def test_one_launcher_per_host(tmp_path: Path, references: Any) -> None:
     """Started like torchrun, one launcher per machine. The launcher that started the store is replaced.
 

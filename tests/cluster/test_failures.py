@@ -89,6 +89,7 @@ def test_worker_alone(tmp_path: Path, references: Any) -> None:
     assert run.recoveries[0]["reasons"] == ["worker 1 was killed by SIGKILL"]
 
 
+@pytest.mark.thorough
 def test_a_call_that_holds_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is longer than the deadline, in each replacement, too. After two false alarms the deadline grows."""
     monkeypatch.setenv("HOLDS", "3")

@@ -98,6 +98,7 @@ def test_a_machine_that_comes_relieves_a_guest(
     assert_identical(ClusterRun(hosts.folder, 0, "", {}), reference_of(tmp_path_factory, 2))
 
 
+@pytest.mark.thorough
 def test_a_job_begins_with_fewer_machines(hosts: Hosts) -> None:
     """Two to three are allowed, and two come. One of them is stopped later: fewer than two are too few."""
     hosts.script = training(hosts.folder, SLOW_UNTIL_TOLD, iterations=LONG)

@@ -38,6 +38,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
         ("machine=2 iteration=6 point=optimizer", 0),
     ],
 )
+@pytest.mark.thorough
 def test_gpt2_cut_by_hand(fault: str, helpers: int, tmp_path: Path, undisturbed: Reference) -> None:
     run = train(tmp_path, "integrations/gpt2_stages.py", inject=f"kill {fault}", helpers=helpers)
     assert_same_state(run, undisturbed("integrations/gpt2_stages.py"))

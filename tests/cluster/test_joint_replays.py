@@ -138,6 +138,7 @@ def test_a_machine_with_two_workers_is_lost_again_in_its_replay(tmp_path: Path, 
     assert_only_replayed(run, {1}, workers=2)
 
 
+@pytest.mark.thorough
 def test_the_network_breaks_in_a_joint_replay(tmp_path: Path, references: Any) -> None:
     """No machine is dead: both resume from the iteration that they have reached."""
     faults = f"kill machine=1 {MID}; break worker=3 iteration=4 point=replay"

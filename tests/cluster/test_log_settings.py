@@ -42,6 +42,7 @@ def log_bytes(run: ClusterRun, rank: int) -> int:
     return sum(path.stat().st_size for path in (run.store / f"log/rank-{rank:05d}").iterdir())
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_is_taken_before_the_disk_budget_is_used_up(
     tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,11 +100,13 @@ def assert_rebuilt(run: ClusterRun, machine: int, out: Path, ranks: list[int], *
 
 
 @pytest.mark.parametrize("machine", range(4))
+@pytest.mark.thorough
 def test_every_stage(machine: int, tmp_path: Path, made: Make) -> None:
     assert_rebuilt(made(), machine, tmp_path / "out", [machine])
 
 
 @pytest.mark.parametrize("machine", [0, 2])
+@pytest.mark.thorough
 def test_what_the_script_communicated_is_in_the_log(machine: int, tmp_path: Path, made: Make) -> None:
     assert_rebuilt(made(example="talks"), machine, tmp_path / "out", [machine], example="talks")
 
@@ -152,6 +154,7 @@ def test_the_workers_of_a_machine_replay_together(machine: int, tmp_path: Path, 
     assert_rebuilt(run, machine, tmp_path / "out", [2 * machine, 2 * machine + 1])
 
 
+@pytest.mark.thorough
 def test_the_parts_of_a_stage_replay_together(tmp_path: Path, made: Make) -> None:
     """They are on one machine, and no neighbours in a pipeline."""
     args = ("--layers=2", "--microbatches=4")
@@ -161,6 +164,7 @@ def test_the_parts_of_a_stage_replay_together(tmp_path: Path, made: Make) -> Non
 
 
 @pytest.mark.parametrize("machine", [0, 1, 2])
+@pytest.mark.thorough
 def test_the_machines_of_a_group_replay_together(machine: int, tmp_path: Path, made: Make) -> None:
     session = {"groups": [[0], [1, 2], [3]]}
     ranks = [0] if machine == 0 else [1, 2]
@@ -175,6 +179,7 @@ def test_replicas_replay_together(tmp_path: Path, made: Make) -> None:
 
 
 @pytest.mark.parametrize("machine", [1, 2])
+@pytest.mark.thorough
 def test_what_a_live_recovery_produced(machine: int, tmp_path: Path, made: Make) -> None:
     """Machine 1 was replayed live; its part of the later checkpoint comes from that, and its log, too."""
     run = made(inject="kill machine=1 iteration=4 point=forward microbatch=3")
@@ -258,6 +263,7 @@ def test_any_iteration(machine: int, tmp_path: Path, made: Make) -> None:
         assert all(torch.equal(rebuilt[f"models.model.{name}"], live[name]) for name in live), iteration
 
 
+@pytest.mark.thorough
 def test_from_any_checkpoint(tmp_path: Path, made: Make) -> None:
     """A replay to an iteration, and one from a later checkpoint, end in the same state."""
     for name, checkpoint in (("first", 3), ("second", 6)):

@@ -151,11 +151,13 @@ def test_two_failures(second: str, tmp_path: Path, undisturbed: Reference) -> No
 
 
 @pytest.mark.parametrize("target", ["machine", "worker"])
+@pytest.mark.thorough
 def test_a_silent_replica(target: str, tmp_path: Path, undisturbed: Reference) -> None:
     run = run_replicas(tmp_path, 3, inject=f"stop {target}=1 iteration=5 point=reduce bucket=4")
     assert_restored(run, undisturbed(3), 1)
 
 
+@pytest.mark.thorough
 def test_broken_network(tmp_path: Path, undisturbed: Reference) -> None:
     run = run_replicas(tmp_path, 3, inject="break worker=1 iteration=5 point=reduce bucket=4")
     assert_identical(run, undisturbed(3))

@@ -98,6 +98,7 @@ def test_a_replica_of_a_sharded_stage(loss: str, tmp_path: Path, replicated: Clu
     assert recovery["restored"] == ([2, 3] if "machine=1" in REPLICATED[loss] else [4, 5])
 
 
+@pytest.mark.thorough
 def test_all_replicas_of_a_sharded_stage(
     tmp_path: Path, replicated: ClusterRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_loss(inject: str, helpers: int, tmp_path: Path, reference: ClusterRun
     assert {recovery["mode"] for recovery in run.recoveries} == {"replay"}, run.output[-3000:]
 
 
+@pytest.mark.thorough
 def test_both_at_once(tmp_path: Path, reference: ClusterRun) -> None:
     """The messages of each were lost with it, so they replay jointly."""
     inject = "; ".join(f"kill machine={slot} iteration=5 point=forward microbatch=3" for slot in (0, 3))

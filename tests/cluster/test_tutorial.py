@@ -73,6 +73,7 @@ def test_all_trainings_end_alike(folder: Path) -> None:
     assert len(ends[0]) == 1
 
 
+@pytest.mark.thorough
 def test_a_replay_prints_the_same_losses_again(folder: Path) -> None:
     first, again = losses(folder / "injected.txt", 31)
     assert first == again

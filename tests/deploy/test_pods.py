@@ -9,6 +9,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from tests.deploy.processes import environment, leaves_nothing, start
 from tests.deploy.recipes import scripts
 from tests.support.cluster import SLOW_UNTIL_TOLD, processes_of, training
@@ -83,6 +85,7 @@ class Pods:
             return ""
 
 
+@pytest.mark.thorough
 def test_a_pod_that_is_evicted_hands_over_and_the_others_stay_until_they_are_deleted(tmp_path: Path) -> None:
     with leaves_nothing(tmp_path):
         pods = Pods(tmp_path)

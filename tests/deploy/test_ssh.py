@@ -119,6 +119,7 @@ def test_a_host_that_is_lost_is_replaced(ssh: str, tmp_path: Path) -> None:
         assert "1 recovery, " in job.output()
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_the_run_on_all_hosts(fake_ssh: str, tmp_path: Path) -> None:
     with leaves_nothing(tmp_path):
         job = Job(tmp_path, fake_ssh)

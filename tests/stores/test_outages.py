@@ -93,6 +93,7 @@ def test_a_server_that_is_killed_and_comes_back(own_seaweed: SeaweedServer, tmp_
     assert list((tmp_path / "local").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_answers_of_503_and_silent_connections(network: BadNetwork, tmp_path: Path) -> None:
     store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
     network.busy, network.silent = 4, 1

@@ -119,6 +119,7 @@ def test_a_permission_that_is_lost_for_a_while_costs_no_checkpoint(own_seaweed: 
     assert torch.equal(model.weight, saved)
 
 
+@pytest.mark.thorough
 def test_a_data_node_is_killed_before_a_save(hdfs: HdfsCluster) -> None:
     """The NameNode still counts on it. The next attempt replaces the incomplete part."""
     store = Store(f"{hdfs.url}/{uuid.uuid4().hex}")
