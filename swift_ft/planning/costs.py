@@ -43,6 +43,18 @@ class Costs:
         sizes = [self.job.workers[rank].measured.state_bytes for rank in sorted(ranks)]
         return None if None in sizes else [size for size in sizes if size is not None]
 
+    def hosted_s(self, slot: int, host: int) -> float | None:
+        """Seconds of an iteration, at least, while a machine also runs the workers of another one.
+
+        Workers of the same place on both machines share a device, and compute one after the other.
+        """
+        pairs = zip(self.job.ranks(slot), self.job.ranks(host), strict=True)
+        spans = [[self.job.workers[rank].measured.compute_s for rank in pair] for pair in pairs]
+        sums = [total(*pair) for pair in spans]
+        if self.iteration_s is None or None in sums:
+            return None
+        return max(self.iteration_s, *(span for span in sums if span is not None))
+
     def load_s(self, ranks: Set[int]) -> float | None:
         """Seconds to load: each worker loads its own part, all in parallel, at the speed of writing."""
         sizes = self._state(ranks)

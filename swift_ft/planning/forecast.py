@@ -54,6 +54,8 @@ class MachineForecast:
         transfer_s: of these, receiving from replicas, or from the memory of another machine.
         again_s: of these, recomputing lost iterations: replayed by some workers, or repeated by all.
         checkpoint_s: seconds if all workers rolled back to the checkpoint.
+        host: the machine that runs its workers, too, if no other machine comes; None if it is the only one.
+        hosted_s: seconds of an iteration from then on, at least; None where something was not measured.
     """
 
     machine: int
@@ -65,6 +67,8 @@ class MachineForecast:
     transfer_s: float | None
     again_s: float | None
     checkpoint_s: float | None
+    host: int | None
+    hosted_s: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -128,11 +132,24 @@ class Forecast:
             for row in rows
         ]
         notes = [f"{fact.name}: {_amount(fact)} ({fact.source})" for fact in self.facts]
-        notes = [*map(str, self.script), *notes]
+        notes = [*self._without_spares(), *map(str, self.script), *notes]
         if self.logging is not None:
             worth = "is" if self.logging.worth_it else "is not"
             notes = [f"Logging {worth} worth it.", *self.logging.reasons, *notes]
         return "\n".join([*table, *notes, *self.unknown])
+
+    def _without_spares(self) -> list[str]:
+        """What happens if no machine comes in place of a lost one."""
+        hosted = [machine for machine in self.machines if machine.host is not None]
+        if not hosted:
+            return []
+        by_host: dict[int | None, list[int]] = {}
+        for machine in hosted:
+            by_host.setdefault(machine.host, []).append(machine.machine)
+        who = "; ".join(f"of {named('machine', lost)} machine {host}" for host, lost in by_host.items())
+        spans = [machine.hosted_s for machine in hosted if machine.hosted_s is not None]
+        span = f" An iteration then takes {format_seconds(max(spans))} or longer." if spans else ""
+        return [f"Without a spare, another machine runs the workers of a lost one, too: {who}.{span}"]
 
 
 def forecast(job: Job) -> Forecast:
@@ -186,7 +203,14 @@ def _machine_forecast(costs: Costs, slot: int) -> MachineForecast:
         transfer_s=transfer_s,
         again_s=again_s,
         checkpoint_s=total(costs.load_s(all_ranks), repeat_s),
+        host=(host := _host(job, slot)),
+        hosted_s=None if host is None else costs.hosted_s(slot, host),
     )
+
+
+def _host(job: Job, slot: int) -> int | None:
+    """The first of the others, as `recovery/guests.py` chooses where none has a guest."""
+    return next((other for other in range(job.machines) if other != slot), None)
 
 
 def _plan_of_loss(job: Job, slot: int) -> Plan:

@@ -238,6 +238,23 @@ def test_logging_that_is_not_worth_it() -> None:
     assert any("slow training down" in reason for reason in advice.reasons)
 
 
+def test_without_a_spare_another_machine_computes_for_two() -> None:
+    """The first one of the others, as in a job where no machine has a guest."""
+    answer = forecast(Job(chain((0.7, 0.5, 0.2), 50), 1, 20))
+    assert [machine.host for machine in answer.machines] == [1, 0, 0]
+    assert [machine.hosted_s for machine in answer.machines] == pytest.approx([1.2, 1.2, 1.0])
+    line = next(line for line in str(answer).splitlines() if line.startswith("Without a spare"))
+    assert line.endswith(
+        "of machine 0 machine 1; of machines 1 and 2 machine 0. An iteration then takes 1.20 s or longer."
+    )
+
+
+def test_a_machine_alone_has_no_host() -> None:
+    answer = forecast(Job(data_parallel(2), 2, 20))
+    assert [(machine.host, machine.hosted_s) for machine in answer.machines] == [(None, None)]
+    assert "Without a spare" not in str(answer)
+
+
 def test_nothing_is_measured_yet() -> None:
     """Before training: the protection, its reasons, and the missing measurements."""
     answer = forecast(Job(pipeline(3), 1, 20))
