@@ -53,7 +53,7 @@ def _in_words(feature: str) -> str:
 
 
 def _cell(case: Case | None, notes: dict[str, int]) -> str:
-    if case is None or case.later:
+    if case is None:
         return "not tried"
     word = "not in torch" if case.impossible else "refused" if case.refused else "works"
     note = case.note or case.impossible or (f"The line says: “{case.refused}”." if case.refused else "")

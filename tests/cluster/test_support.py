@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.cluster import ClusterRun, one_line, run_cluster
 from tests.support.integrations import assert_same_files
-from tests.support.support_table import CASES, PARALLELISMS, Case
+from tests.support.support_table import CASES, PARALLELISMS, TORCH_SAYS, Case
 
 SCRIPT = Path(__file__).parent / "scripts" / "supports.py"
 
@@ -22,14 +22,19 @@ def run_case(folder: Path, case: Case, inject: str = "") -> ClusterRun:
 
 def parameters() -> list[object]:
     def parameter(case: Case) -> object:
-        marks = [] if case.quick else [pytest.mark.thorough]
+        marks = [] if case.quick and not case.impossible else [pytest.mark.thorough]
         return pytest.param(case, id=f"{case.feature}, {case.parallelism}", marks=marks)
 
-    return [parameter(case) for case in CASES if not (case.later or case.impossible)]
+    return [parameter(case) for case in CASES]
 
 
 @pytest.mark.parametrize("case", parameters())
 def test_a_place(case: Case, tmp_path: Path) -> None:
+    if case.impossible:
+        run = run_case(tmp_path, case)
+        assert run.code == 1, run.output[-3000:]
+        assert TORCH_SAYS[case.impossible] in run.output
+        return
     if case.refused:
         run = run_case(tmp_path, case)
         assert run.code == 2, run.output[-3000:]

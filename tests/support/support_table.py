@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CASES", "FEATURES", "PARALLELISMS", "TOGETHER", "Case"]
+__all__ = ["CASES", "FEATURES", "PARALLELISMS", "TOGETHER", "TORCH_SAYS", "Case"]
 
 FEATURES = {
     "compile": "`torch.compile` of the module (backend `aot_eager`)",
@@ -47,12 +47,9 @@ PARALLELISMS = {
     "TP x pipeline": Parallelism(
         2, "kill machine=1 iteration=3 point=backward microbatch=1", "replay", workers=2
     ),
+    "TP, memory checkpoints": Parallelism(2, "kill machine=1 iteration=3 point=between", "memory"),
     "HSDP": Parallelism(4, "kill machine=1 iteration=3 point=between", "replica"),
     "FSDP2, memory checkpoints": Parallelism(2, "kill machine=1 iteration=3 point=between", "memory"),
-}
-
-_SHARDED_TRIED = {("autocast", "HSDP"), ("checkpointing", "HSDP"), ("tied", "HSDP")} | {
-    (feature, "TP x pipeline") for feature in ("autocast", "checkpointing", "tied", "fused", "foreach")
 }
 
 
@@ -66,7 +63,6 @@ class Case:
         refused: a part of the line that refuses it; empty if it works.
         note: what a user has to know.
         impossible: why torch itself cannot do it; empty if it can.
-        later: no test has tried it yet.
         quick: run by ``make test``; ``make test-support`` runs all.
     """
 
@@ -75,23 +71,27 @@ class Case:
     refused: str = ""
     note: str = ""
     impossible: str = ""
-    later: bool = False
     quick: bool = False
 
 
+_OF_FSDP = ("HSDP", "FSDP2, memory checkpoints")
+_OF_TP = ("TP x pipeline", "TP, memory checkpoints")
+_OVER_ALL = ("scaler", "EMA", "fused", "foreach", TOGETHER)
+"""What works on all parameters together."""
 _NOTES = {
     ("scaler", "pipeline"): "stages agree on overflows by an all-reduce",
     ("scaler", "DDP x pipeline"): "stages agree on overflows by an all-reduce",
     ("tied", "pipeline"): "`session.tie()`",
     ("tied", "DDP x pipeline"): "`session.tie()`",
 }
-_IMPOSSIBLE = {
-    ("EMA", "FSDP2, memory checkpoints"): "torch cannot copy a model of FSDP2, as `AveragedModel` does",
-    (TOGETHER, "FSDP2, memory checkpoints"): "torch cannot copy a model of FSDP2, as `AveragedModel` does",
-}
-_UNTRIED = {("inductor", "FSDP2, memory checkpoints")}
+_NO_COPY = "torch cannot copy a model of FSDP2, as `AveragedModel` does"
 _MIXED = "torch refuses to update sharded and whole parameters together"
-_IMPOSSIBLE.update({(feature, "TP x pipeline"): _MIXED for feature in ("fused", "foreach")})
+TORCH_SAYS = {_NO_COPY: "FSDP does not support deepcopy", _MIXED: "mixed torch.Tensor and DTensor"}
+"""How torch ends a script that tries what is impossible."""
+_IMPOSSIBLE = {
+    **{(name, parallelism): _NO_COPY for name in ("EMA", TOGETHER) for parallelism in _OF_FSDP},
+    **{(name, parallelism): _MIXED for name in _OVER_ALL for parallelism in _OF_TP},
+}
 _REFUSED: dict[tuple[str, str], str] = {}
 _QUICK = {("tied", "DDP x pipeline"), ("autocast", "FSDP2, memory checkpoints"), ("autocast", "HSDP")}
 
@@ -104,7 +104,6 @@ def _case(feature: str, parallelism: str) -> Case:
         refused=_REFUSED.get(place, ""),
         note=_NOTES.get(place, ""),
         impossible=_IMPOSSIBLE.get(place, ""),
-        later=place in _UNTRIED or (parallelism in ("HSDP", "TP x pipeline") and place not in _SHARDED_TRIED),
         quick=place in _QUICK or feature == TOGETHER,
     )
 

@@ -37,6 +37,7 @@ SIZES = {  # of pp, dp_replicate, dp_shard, tp
     "HSDP": (1, 2, 2, 1),
     "FSDP2, memory checkpoints": (1, 1, 2, 1),
     "TP x pipeline": (2, 1, 1, 2),
+    "TP, memory checkpoints": (1, 1, 1, 2),
 }[PARALLELISM]
 WORDS, WIDTH, BATCH, SEQUENCE = 32, 16, 4, 6
 
@@ -194,7 +195,7 @@ class Worker:
         """One stage that skips its update makes all others skip theirs."""
         if self.schedule is None or "scaler" not in FEATURES:
             return
-        grads = [p.grad for p in self.part.parameters() if p.grad is not None]
+        grads = [local(p.grad) for p in self.part.parameters() if p.grad is not None]
         bad = torch.stack([grad.isfinite().logical_not().any() for grad in grads]).any().float()
         dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=self.pp)
         if bad:
