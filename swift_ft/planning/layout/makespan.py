@@ -2,8 +2,8 @@
 
 A worker does its actions one after another. A forward pass waits for the output of the stage before, a
 backward pass for the gradient of the stage behind, and a transfer takes its time without holding a worker up.
-That is all that is assumed, and it is a longest path in integers. What papers use instead is in
-``estimates.py``.
+Neighbouring stages of one worker need no transfer. That is all that is assumed, and it is a longest path in
+integers. What papers use instead is in ``estimates.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.orders import Action, Kind, Schedule, check_size, worker_order
+from swift_ft.planning.layout.orders import Action, Kind, Schedule, check_size, stages_of, worker_order
 
 __all__ = ["Span", "StageTime", "makespan_ns", "one_f_one_b_ns", "spans"]
 
@@ -77,7 +77,7 @@ def makespan_ns(
         microbatches: of an iteration.
         schedule: which.
         workers: of the pipeline; one per stage by default.
-        transfer_ns: of one message between two stages, or one number per pair of neighbours.
+        transfer_ns: of one message between two workers, or one number per pair of neighbouring stages.
 
     Returns:
         Nanoseconds from the first forward to the last backward pass.
@@ -111,7 +111,15 @@ def spans(
         for worker in range(workers)
     ]
     borders = len(stages) - 1
-    transfers = [transfer_ns] * borders if isinstance(transfer_ns, int) else list(transfer_ns)
+    if isinstance(transfer_ns, int):
+        of_stage = {
+            stage: worker
+            for worker in range(workers)
+            for stage in stages_of(schedule, worker, workers=workers, chunks=chunks)
+        }
+        transfers = [transfer_ns if of_stage[k] != of_stage[k + 1] else 0 for k in range(borders)]
+    else:
+        transfers = list(transfer_ns)
     if len(transfers) != borders:
         raise UsageError(f"{len(transfers)} transfers for {len(stages)} stages: give {borders} or 1")
     return _Run(orders, stages, transfers).carry_out()

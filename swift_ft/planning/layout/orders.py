@@ -6,18 +6,20 @@ are computed here as well because planning knows nothing of torch.
 All schedules are one pattern: some forward passes to warm up, then one forward and one backward pass in turn,
 then the backward passes that are left. They differ in the number of warm-up passes (GPipe and LoopedBFS warm
 up with all), in which stage's turn it is, and in whether the backward pass is split into inputs and weights.
+The V schedules (ZBV and DualPipeV) are lists of phases instead: a worker has one stage on the way down and
+one on the way back, and the last worker hands its output to itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from swift_ft.errors import UsageError
 
-__all__ = ["Action", "Kind", "Schedule", "check_size", "in_flight", "is_allowed", "worker_order"]
+__all__ = ["Action", "Kind", "Schedule", "check_size", "in_flight", "is_allowed", "stages_of", "worker_order"]
 
 
 class Schedule(StrEnum):
@@ -28,11 +30,18 @@ class Schedule(StrEnum):
     LOOPED_BFS = "looped-bfs"
     INTERLEAVED = "interleaved-1f1b"
     ZERO_BUBBLE = "zero-bubble"
+    ZBV = "zbv"
+    DUAL_PIPE_V = "dualpipev"
 
     @property
     def is_single(self) -> bool:
         """Whether torch allows one stage per worker only."""
         return self in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
+
+    @property
+    def is_v(self) -> bool:
+        """Whether stages are placed as a V: worker w of W has stages w and 2W-1-w."""
+        return self in (Schedule.ZBV, Schedule.DUAL_PIPE_V)
 
 
 class Kind(StrEnum):
@@ -81,6 +90,16 @@ def check_size(schedule: Schedule, *, workers: int, chunks: int, microbatches: i
         raise UsageError(
             f"{schedule} takes one stage per worker, not {chunks}: use {Schedule.INTERLEAVED}, for example"
         )
+    if schedule.is_v and chunks != 2:
+        raise UsageError(
+            f"{schedule} takes 2 stages per worker, not {chunks}: "
+            f"{2 * workers} stages on {workers} workers would do"
+        )
+    if schedule is Schedule.DUAL_PIPE_V and microbatches < 2 * workers:
+        raise UsageError(
+            f"{schedule} needs at least as many microbatches as stages: {microbatches} are "
+            f"{2 * workers - microbatches} too few for {2 * workers} stages"
+        )
     if schedule is Schedule.ONE_F_ONE_B and microbatches < workers:
         raise UsageError(
             f"{schedule} needs at least as many microbatches as stages: {microbatches} are "
@@ -105,6 +124,13 @@ def is_allowed(schedule: Schedule, *, workers: int, microbatches: int) -> bool:
     return True
 
 
+def stages_of(schedule: Schedule, worker: int, *, workers: int, chunks: int) -> list[int]:
+    """The stages that torch places on a worker, ascending: every ``workers``-th, or both arms of the V."""
+    if schedule.is_v:
+        return [worker, 2 * workers - 1 - worker]
+    return [chunk * workers + worker for chunk in range(chunks)]
+
+
 def worker_order(
     schedule: Schedule, worker: int, *, workers: int, chunks: int = 1, microbatches: int
 ) -> list[Action]:
@@ -113,7 +139,7 @@ def worker_order(
     Args:
         schedule: which.
         worker: whose, counted from the first stage's.
-        workers: of the pipeline. Stage s is on worker s modulo ``workers``.
+        workers: of the pipeline. :func:`stages_of` says which stages each has.
         chunks: stages per worker.
         microbatches: of an iteration.
 
@@ -121,6 +147,8 @@ def worker_order(
         UsageError: if torch would refuse the sizes.
     """
     check_size(schedule, workers=workers, chunks=chunks, microbatches=microbatches)
+    if schedule.is_v:
+        return _v_order(schedule, worker, workers, microbatches)
     turns = _Turns(schedule, worker, workers, chunks, microbatches)
     if schedule is Schedule.ZERO_BUBBLE:
         return list(_zero_bubble(turns))
@@ -212,3 +240,78 @@ def _zero_bubble(turns: _Turns) -> Iterator[Action]:
             yield turns.backward(k - turns.worker, Kind.WEIGHT)
     for k in range(max(0, turns.passes - turns.worker), turns.passes):
         yield turns.backward(k, Kind.WEIGHT)
+
+
+def _v_order(schedule: Schedule, worker: int, workers: int, microbatches: int) -> list[Action]:
+    """A worker's actions under a V schedule.
+
+    ZBV's pattern fills the pipeline only from 2W-1 microbatches on; torch makes it for as many at least, and
+    leaves out the actions of those that are not there.
+    """
+    tape = _Tape(stages_of(schedule, worker, workers=workers, chunks=2))
+    if schedule is Schedule.ZBV:
+        _zbv(tape, worker, workers, max(2 * workers - 1, microbatches))
+    else:
+        _dual_pipe_v(tape, worker, workers, microbatches)
+    return [action for action in tape.actions if action.microbatch < microbatches]
+
+
+def _zbv(tape: _Tape, worker: int, workers: int, microbatches: int) -> None:
+    """ZB-V (Qi et al., "Zero Bubble Pipeline Parallelism", §6), as torch lays it out."""
+    behind = workers - 1 - worker
+    tape.repeat("F0", 2 * behind + 1)
+    tape.repeat("F1 F0", worker)
+    tape.repeat("F1 I1 W1", behind + 1)
+    tape.repeat("F0 I0 W0 F1 I1 W1", microbatches - 2 * workers + 1 + worker)
+    tape.repeat("I0 W0 F1 I1 W1", behind)
+    tape.repeat("I0 I1", worker)
+    tape.repeat("I0 W0", behind + 1)
+    tape.repeat("W1", worker)
+    tape.repeat("W0", worker)
+
+
+def _dual_pipe_v(tape: _Tape, worker: int, workers: int, microbatches: int) -> None:
+    """DualPipeV (DeepSeek), as torch lays it out: of passes that overlap, the forward one first."""
+    behind = workers - 1 - worker
+    tape.repeat("F0", 2 * behind)
+    tape.repeat("F0 F1", worker + 1)
+    tape.repeat("I1 W F1", behind)
+    tape.repeat("F0 B1 F1 B0", microbatches - 2 * workers + worker + 1)
+    tape.repeat("B1 F1 B0", behind)
+    for k in range(2 * (worker + 1)):  # the first half of these backward passes is whole, the second is split
+        tape.repeat(f"{'B' if k <= worker else 'I'}{1 - k % 2}", 1)
+    tape.repeat("W I0", behind)
+    tape.repeat("W", worker + 1)
+
+
+class _Tape:
+    """Writes down actions; each one takes the next microbatch of its kind and stage."""
+
+    def __init__(self, stages: Sequence[int]) -> None:
+        self.actions: list[Action] = []
+        self._stages = stages
+        self._forward = [0, 0]
+        self._backward = [0, 0]
+        self._split: list[tuple[int, int]] = []
+        """Arm and microbatch of the weights' gradients that are left, the oldest first."""
+
+    def repeat(self, phase: str, times: int) -> None:
+        """Do a phase some times: F0 is the forward pass of the first stage, W1 the weights of the second.
+
+        W alone computes the oldest weights' gradients that are left, of either stage.
+        """
+        for step in phase.split() * times:
+            self._do(Kind(step[0]), int(step[1]) if len(step) > 1 else None)
+
+    def _do(self, kind: Kind, arm: int | None) -> None:
+        if kind is Kind.WEIGHT:
+            taken = next(one for one in self._split if arm is None or one[0] == arm)
+            self._split.remove(taken)
+            self.actions.append(Action(kind, self._stages[taken[0]], taken[1]))
+            return
+        assert arm is not None, "only the weights' gradients have a queue"
+        counts = self._forward if kind is Kind.FORWARD else self._backward
+        self.actions.append(Action(kind, self._stages[arm], counts[arm]))
+        if kind is Kind.INPUT:
+            self._split.append((arm, counts[arm]))
+        counts[arm] += 1

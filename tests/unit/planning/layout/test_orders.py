@@ -8,10 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining._utils import generate_rank_to_stage_mapping
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.orders import Kind, Schedule, check_size, in_flight, worker_order
+from swift_ft.planning.layout.orders import Kind, Schedule, check_size, in_flight, stages_of, worker_order
 
 OF_TORCH: dict[Schedule, Any] = {
     Schedule.GPIPE: schedules.ScheduleGPipe,
@@ -19,6 +20,8 @@ OF_TORCH: dict[Schedule, Any] = {
     Schedule.LOOPED_BFS: schedules.ScheduleLoopedBFS,
     Schedule.INTERLEAVED: schedules.ScheduleInterleaved1F1B,
     Schedule.ZERO_BUBBLE: schedules.ScheduleInterleavedZeroBubble,
+    Schedule.ZBV: schedules.ScheduleZBVZeroBubble,
+    Schedule.DUAL_PIPE_V: schedules.ScheduleDualPipeV,
 }
 KINDS = {kind.value: kind for kind in Kind}
 
@@ -32,14 +35,18 @@ def of_torch(schedule: Schedule, workers: int, chunks: int, microbatches: int) -
     if schedule.is_single:
         return {worker: carried_out(schedule, worker, workers, microbatches) for worker in range(workers)}
     stages = [stage_of(chunk * workers, 0, workers, workers * chunks) for chunk in range(chunks)]
-    return {
-        worker: [
-            (KINDS[action.computation_type.value], action.stage_index, action.microbatch_index)
-            for action in actions
-            if action is not None and action.computation_type.value in KINDS
-        ]
-        for worker, actions in OF_TORCH[schedule](stages, microbatches).pipeline_order.items()
-    }
+    orders = OF_TORCH[schedule](stages, microbatches).pipeline_order
+    return {worker: list(flat(actions)) for worker, actions in orders.items()}
+
+
+def flat(actions: list[Any]) -> Iterator[tuple[Kind, int, int]]:
+    """The computations among torch's actions; those that it overlaps stand one after the other."""
+    for action in actions:
+        if action is None:
+            continue
+        for one in action.sub_actions or (action,):
+            if one.computation_type.value in KINDS:
+                yield KINDS[one.computation_type.value], one.stage_index, one.microbatch_index
 
 
 def carried_out(schedule: Schedule, worker: int, workers: int, microbatches: int) -> list[Any]:
@@ -75,7 +82,7 @@ def sizes() -> Iterator[tuple[Schedule, int, int, int]]:
     for schedule in Schedule:
         for workers in (1, 2, 3, 4, 5, 8):
             for chunks in (1,) if schedule.is_single else (1, 2, 3):
-                for microbatches in (1, 2, 3, 4, 6, 8, 9, 12, 16, 25):
+                for microbatches in (1, 2, 3, 4, 6, 8, 9, 10, 12, 16, 17, 25, 32):
                     yield schedule, workers, chunks, microbatches
 
 
@@ -98,6 +105,14 @@ def test_orders_are_those_of_torch(schedule: Schedule) -> None:
     assert refused or schedule in (Schedule.GPIPE, Schedule.LOOPED_BFS)
 
 
+@pytest.mark.parametrize("schedule", [one for one in Schedule if not one.is_single])
+def test_stages_are_placed_as_torch_places_them(schedule: Schedule) -> None:
+    style = "v" if schedule.is_v else "loop"
+    for workers in (1, 2, 3, 5):
+        placed = {one: stages_of(schedule, one, workers=workers, chunks=2) for one in range(workers)}
+        assert placed == generate_rank_to_stage_mapping(workers, 2 * workers, style=style)
+
+
 @pytest.mark.parametrize(
     "schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE]
 )
@@ -117,6 +132,8 @@ def test_microbatches_in_flight_are_those_of_the_order(schedule: Schedule) -> No
         (Schedule.GPIPE, (2, 2, 4), "takes one stage per worker, not 2"),
         (Schedule.ONE_F_ONE_B, (4, 1, 3), "3 are 1 too few for 4 stages"),
         (Schedule.INTERLEAVED, (4, 2, 9), "into 2 rounds, and 1 are over: 8 would do"),
+        (Schedule.ZBV, (2, 1, 4), "takes 2 stages per worker, not 1: 4 stages on 2 workers"),
+        (Schedule.DUAL_PIPE_V, (4, 2, 7), "7 are 1 too few for 8 stages"),
         (Schedule.ZERO_BUBBLE, (0, 1, 1), "each must be at least 1"),
     ],
 )
