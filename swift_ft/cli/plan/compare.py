@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.table import Table
 
 from swift_ft.cli.plan.arguments import costs_of, declare_model, options_of
+from swift_ft.cli.plan.picture import draw_bars
 from swift_ft.cli.plan.templates import console
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.planning.layout.estimates import autohet_ns, oobleck_ns
@@ -37,6 +39,7 @@ class _Row:
 def _declare(parser: argparse.ArgumentParser) -> None:
     declare_model(parser)
     parser.add_argument("--nodes", type=int, required=True, help="of the pipeline")
+    parser.add_argument("--plot", type=Path, help="draw what is computed and what is idle into this file")
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
@@ -59,6 +62,8 @@ def _run(args: argparse.Namespace) -> ExitCode:
                     autohet_ns(stages, template.microbatches) / exact - 1,
                 )
             )
+    if args.plot:
+        draw_bars([_bar(row) for row in rows], "seconds of an iteration, of a worker on average", args.plot)
     if args.json:
         print_json({"schedules": [_to_json(row) for row in rows], "microbatches": template.microbatches})
     else:
@@ -74,6 +79,11 @@ def _to_json(row: _Row) -> dict[str, object]:
         "oobleck_error": row.oobleck,
         "autohet_error": row.autohet,
     }
+
+
+def _bar(row: _Row) -> tuple[str, list[tuple[str, float]]]:
+    idle_s = row.bubble * row.iteration_s
+    return str(row.schedule), [("computing", row.iteration_s - idle_s), ("idle", idle_s)]
 
 
 def _print(rows: list[_Row], stages: int, microbatches: int) -> None:

@@ -64,6 +64,8 @@ def draw_bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], axis: str
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(axis)
+    if all(float(width).is_integer() for _, parts in rows for _, width in parts):
+        axes.xaxis.get_major_locator().set_params(integer=True)  # it counts something
     save_plot(figure, path)
     plt.close(figure)
 

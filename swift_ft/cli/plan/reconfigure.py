@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +13,7 @@ from rich.table import Table
 
 from swift_ft.cli.common import unit
 from swift_ft.cli.plan.arguments import MOST_NODES, costs_of, declare_model, microbatches, options_of
+from swift_ft.cli.plan.picture import draw_bars
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.instantiate import PipelineTime, best_instantiation, deal
@@ -76,6 +79,7 @@ def _declare(parser: argparse.ArgumentParser) -> None:
         "--change", type=unit(parse_seconds), default=30.0, help="how long a change takes (default 30s)"
     )
     declare_model(parser, required=False)
+    parser.add_argument("--plot", type=Path, help="draw which nodes stay in which pipeline into this file")
     parser.add_argument(
         "--tolerate", type=int, default=0, help="losses to survive next: keep one pipeline more (default 0)"
     )
@@ -88,6 +92,8 @@ def _run(args: argparse.Namespace) -> ExitCode:
     change = None
     if args.added:
         after, change = _grown(after, args)
+    if args.plot:
+        draw_bars(_bars(args.pipelines, after), "nodes, by the pipeline that they come from", args.plot)
     if args.json:
         print_json({"pipelines": after, **(_to_json(change) if change else {})})
     else:
@@ -125,8 +131,25 @@ def _to_json(change: Change) -> dict[str, object]:
     }
 
 
+def _bars(before: Pipelines, after: Pipelines) -> list[tuple[str, list[tuple[str, float]]]]:
+    """For each pipeline, how many of its nodes come from which."""
+    home = _homes(before)
+    bars = []
+    for number, nodes in enumerate(after):
+        origins = Counter(home.get(node, len(before)) for node in nodes)
+        names = {origin: "new" if origin == len(before) else f"from {origin}" for origin in origins}
+        parts = [(names[origin], float(count)) for origin, count in sorted(origins.items())]
+        bars.append((f"pipeline {number}\n{len(nodes)} nodes", parts))
+    return bars
+
+
+def _homes(pipelines: Pipelines) -> dict[int, int]:
+    """By node, its pipeline."""
+    return {node: number for number, nodes in enumerate(pipelines) for node in nodes}
+
+
 def _print(before: Pipelines, after: Pipelines, change: Change | None) -> None:
-    home = {node: number for number, nodes in enumerate(before) for node in nodes}
+    home = _homes(before)
     table = Table("pipeline", "nodes", "from pipelines")
     for number, nodes in enumerate(after):
         origins = sorted({home[node] for node in nodes if node in home})
@@ -136,7 +159,8 @@ def _print(before: Pipelines, after: Pipelines, change: Change | None) -> None:
     console.print(table)
     console.print(f"{len(after)} pipelines: they survive the loss of any {len(after) - 1} of their nodes")
     left = [[node for node in nodes if any(node in one for one in after)] for nodes in before]
-    console.print(f"{moved(left, after)} nodes come to another pipeline")
+    count = moved(left, after)
+    console.print(f"{count} node{'s come' if count != 1 else ' comes'} to another pipeline")
     if change is not None:
         console.print(_in_words(change))
 

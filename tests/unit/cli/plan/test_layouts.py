@@ -75,8 +75,9 @@ def test_compare(layers: str, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("templates", "--nodes", "4", "--min-nodes", "2", "--tolerate", "1"),
         ("instantiate", "--nodes", "4", "--min-nodes", "2", "--tolerate", "1", "--global-batch", "16"),
+        ("compare", "--nodes", "4"),
     ],
-    ids=["templates", "instantiate"],
+    ids=lambda argv: argv[0],
 )
 def test_tables_and_pictures(
     argv: tuple[str, ...], layers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

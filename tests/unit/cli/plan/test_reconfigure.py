@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.cli.plan.main import main
+from tests.support.pictures import texts_of
 
 FOUR = "[[0,1],[2,3,4],[5,6,7,8],[9,10,11,12,13]]"
 
@@ -24,6 +25,13 @@ def test_a_table_says_where_nodes_come_from(capsys: pytest.CaptureFixture[str]) 
     assert "0 0 13 0 3" in shown
     assert "4 pipelines: they survive the loss of any 3 of their nodes" in shown
     assert "2 nodes come to another pipeline" in shown
+
+
+def test_a_picture_says_where_nodes_come_from(tmp_path: Path) -> None:
+    picture = tmp_path / "nodes.svg"
+    argv = ["reconfigure", "--pipelines", "[[0,1],[2,3,4]]", "--lost", "1,3", "--min-nodes", "3"]
+    assert main([*argv, "--plot", str(picture)]) == 0
+    assert {"from 0", "from 1", "3 nodes"} <= texts_of(picture)
 
 
 @pytest.mark.parametrize(

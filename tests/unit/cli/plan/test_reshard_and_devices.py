@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from swift_ft.cli.plan.main import main
+from tests.support.pictures import texts_of
 
 
 @pytest.fixture
@@ -70,15 +70,10 @@ def test_pictures(layers: str, cluster: str, tmp_path: Path) -> None:
     moved, grouped = tmp_path / "moved.svg", tmp_path / "grouped.svg"
     layouts = ["--from", "tp=2,pp=2", "--to", "tp=2,pp=4", "--lost", "0", "--devices-per-node", "2"]
     assert main(["reshard", *layouts, "--layers", layers, "--plot", str(moved), "--json"]) == 0
-    assert "from the checkpoint" in _texts(moved)
+    assert "from the checkpoint" in texts_of(moved)
     command = ["devices", "--cluster", cluster, "--layers", layers, "--microbatches", "16", "--json"]
     assert main([*command, "--plot", str(grouped)]) == 0
-    assert {"10-31", "A100", "pipeline 1"} <= _texts(grouped)
-
-
-def _texts(picture: Path) -> set[str]:
-    """The texts of a drawing, which matplotlib keeps as comments beside the letters' paths."""
-    return {text.strip() for text in re.findall(r"<!-- (.*?) -->", picture.read_text())}
+    assert {"10-31", "A100", "pipeline 1"} <= texts_of(grouped)
 
 
 @pytest.mark.parametrize(
