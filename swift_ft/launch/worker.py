@@ -32,7 +32,7 @@ __all__ = ["WorkerJob", "run_worker"]
 
 _logger = logging.getLogger(__name__)
 
-_FOLLOWS_S = 1.0
+_FOLLOWS_S = 2.0
 """Wait after a broken connection. Another worker's failure may have caused it: that worker reports first."""
 
 
@@ -127,9 +127,9 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        traceback.print_exc()
         if is_broken_communication(error):
-            time.sleep(_FOLLOWS_S)
+            time.sleep(_FOLLOWS_S)  # this process is ended meanwhile if another worker's failure ends the job
+        traceback.print_exc()
         channel.send(failed=f"{type(error).__name__}: {error}"[:2000], exit_code=1)
         return 1
     _run_exit_handlers()

@@ -105,6 +105,15 @@ def test_misuse_of_a_session(kind: str, words: str, tmp_path: Path) -> None:
     assert words in one_line(run)
 
 
+def test_what_follows_from_the_misuse_of_another_worker_is_not_told(tmp_path: Path) -> None:
+    """The other one waits for it, and its connection breaks."""
+    flags = ["--machines", "2", "--spares", "0"]
+    script = [str(MISUSE), "two sessions on one worker", str(tmp_path / "store")]
+    run = run_cluster(tmp_path, flags=flags, script=script)
+    assert run.code == 2
+    assert "has a session already" in one_line(run)
+
+
 # ------------------------------------------------------------------------------------------ old stores
 
 

@@ -22,8 +22,10 @@ state: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": sc
 if kind.endswith(" left out"):
     del state[kind.removesuffix(" left out").rpartition(" ")[2]]
 session = swift_ft.Session(state, store=store)
-if kind == "two sessions":
+if kind == "two sessions" or (kind == "two sessions on one worker" and rank == 0):
     swift_ft.Session(state, store=store)
+if kind == "two sessions on one worker":
+    dist.barrier()
 if kind == "not attached":
     next(iter(session.steps(1)))
 if kind == "no schedule":
