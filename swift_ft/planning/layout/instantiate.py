@@ -11,6 +11,7 @@ be looked at by itself, however many there are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -168,8 +169,9 @@ def best_instantiation(
             f"the pipelines need {needed}, one per stage"
         )
     search = _Search(times, nodes, fewest, microbatches)
-    low = search.smallest(0, search.upper(least), exact=False)
-    return search.dealt(search.smallest(low, search.upper(least), exact=True))
+    high = search.upper(least)
+    low = search.smallest(0, high, exact=False)
+    return search.dealt(search.smallest(low, high, exact=True))
 
 
 class _Packed(NamedTuple):
@@ -182,6 +184,10 @@ class _Packed(NamedTuple):
 
 def _pack(nodes: int, fewest: int, values: dict[int, int]) -> tuple[int, ...] | None:
     """The sizes that use all nodes, are at least ``fewest``, and have the greatest sum of values."""
+    if fewest > 1:  # of many nodes the best sizes are many anyway, and to find them is faster
+        sizes = _pack(nodes, 1, values)
+        if sizes is None or len(sizes) >= fewest:
+            return sizes
     best: list[list[_Packed | None]] = [[None] * (nodes + 1) for _ in range(fewest + 1)]
     best[0][0] = _Packed(0)
     for size, value in sorted(values.items()):
@@ -191,13 +197,13 @@ def _pack(nodes: int, fewest: int, values: dict[int, int]) -> tuple[int, ...] | 
                     rest, old = best[before][used - size], best[count][used]
                     if rest is not None and (old is None or rest.value + value > old.value):
                         best[count][used] = _Packed(rest.value + value, size, rest)
-    found, sizes = best[fewest][nodes], list[int]()
+    found, chosen = best[fewest][nodes], list[int]()
     if found is None:
         return None
     while found.rest is not None:
-        sizes.append(found.size)
+        chosen.append(found.size)
         found = found.rest
-    return tuple(reversed(sizes))
+    return tuple(reversed(chosen))
 
 
 class _Search:
@@ -230,6 +236,9 @@ class _Search:
             capacity = within(time_ns, self._microbatches)
             if capacity:
                 capacities[size] = capacity
+        # No set does more than all nodes would at the rate of the best size.
+        if all(done * self._nodes < self._microbatches * size for size, done in capacities.items()):
+            return None
         sizes = _pack(self._nodes, self._fewest, capacities)
         return sizes if sizes and sum(capacities[size] for size in sizes) >= self._microbatches else None
 
@@ -262,13 +271,20 @@ def deal(times: Sequence[PipelineTime], microbatches: int) -> tuple[int, ...]:
         raise UsageError(
             f"{microbatches} microbatches are {needed - microbatches} too few: the pipelines need {needed}"
         )
-    low, high = 0, max(time.exact(microbatches) for time in times)
+    alike = Counter(map(id, times))  # there are few templates, and many pipelines of each
+    kinds = {id(time): time for time in times}
+    even = -(-microbatches // len(times))
+    low, high = 0, max(time.exact(max(even, time.least)) for time in kinds.values())
     while low < high:
         middle = (low + high) // 2
-        enough = sum(time.exact_within(middle, microbatches) or time.least for time in times) >= microbatches
-        feasible = enough and all(time.exact(time.least) <= middle for time in times)
-        low, high = (low, middle) if feasible else (middle + 1, high)
-    shares = [time.exact_within(low, microbatches) for time in times]
+        feasible = all(time.exact(time.least) <= middle for time in kinds.values())
+        within = (
+            alike[kind] * (time.exact_within(middle, microbatches) or time.least)
+            for kind, time in kinds.items()
+        )
+        low, high = (low, middle) if feasible and sum(within) >= microbatches else (middle + 1, high)
+    most = {kind: time.exact_within(low, microbatches) for kind, time in kinds.items()}
+    shares = [most[id(time)] for time in times]
     for _ in range(sum(shares) - microbatches):
         slowest = max(
             (one for one, time in enumerate(times) if shares[one] > time.least),
