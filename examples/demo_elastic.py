@@ -33,16 +33,15 @@ from rich.table import Table
 
 from examples.demo import compare_weights
 from swift_ft.cli.watch import View, Watch
-from swift_ft.launch.store_service import is_listening
 from swift_ft.recovery.job_state import Phase
 
 SCRIPT = Path(__file__).with_name("train_swift.py")
-MACHINES, ITERATIONS = 4, 120
+MACHINES, ITERATIONS = 4, 80
 KILLS = {15: 1, 30: 2}
 """By iteration, the slot whose first machine dies."""
 NEW_MACHINES_AT = 40
 _LOOK_S = 0.02
-_STARTS_S = 60.0
+_STARTS_S, _ENDS_S = 60.0, 60.0
 
 
 @dataclass
@@ -63,14 +62,21 @@ class Machines:
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
 
+    @property
+    def joined(self) -> Path:
+        """Where the machines write the endpoint and the name of the run that they joined."""
+        return self.folder / "joined.txt"
+
     def start(self) -> None:
         """One more machine."""
         number = next(self.numbers)
         command = [sys.executable, "-m", "swift_ft.cli.run", "--nnodes", f"1:{MACHINES}"]
         command += ["--rdzv-endpoint", self.endpoint, "--rdzv-id", "elastic", "--elastic-wait", "2"]
         command += ["--node-rank", str(number % MACHINES), "--log-dir", str(self.folder / "logs")]
+        command += ["--endpoint-out", str(self.joined), *script(self.folder)]
         output = self.folder / f"machine{number}.txt"
-        self.processes[number] = self.stack.enter_context(started([*command, *script(self.folder)], output))
+        # Machines of their own would have their own cores; these share the host's.
+        self.processes[number] = self.stack.enter_context(started(command, output, OMP_NUM_THREADS="1"))
 
     def kill(self, number: int) -> None:
         """A machine loses its power."""
@@ -83,7 +89,10 @@ class Machines:
             CommandError: if one has not ended well.
         """
         for number, process in self.processes.items():
-            process.wait()
+            try:
+                process.wait(_ENDS_S)
+            except subprocess.TimeoutExpired as error:
+                raise CommandError(f"machine {number} has not ended within {_ENDS_S:g} s") from error
             check(process, self.folder / f"machine{number}.txt")
 
 
@@ -118,6 +127,9 @@ def run(folder: Path, console: Console) -> int:
     with console.status("trains ..."):
         undisturbed(folder / "undisturbed")
     console.rule("[bold]Which machine ran which stages", align="left")
+    if not layouts:
+        console.print("the run was over before anything was seen of it", style="red")
+        return 1
     console.print(picture(layouts))
     compared, different = compare_weights(
         folder / "disturbed" / "weights", folder / "undisturbed" / "weights"
@@ -210,12 +222,11 @@ def _in_order(layouts: list[Layout], stages: dict[str, list[int]]) -> list[str]:
 
 def _watch(machines: Machines) -> Watch:
     deadline = time.monotonic() + _STARTS_S
-    host, _, port = machines.endpoint.rpartition(":")
-    while not is_listening(host, int(port)):
+    while not machines.joined.exists() or not machines.joined.read_text().endswith("\n"):
         if time.monotonic() > deadline:
-            raise CommandError(f"no machine has started within {_STARTS_S:g} s")
+            raise CommandError(f"no machine has joined a run within {_STARTS_S:g} s")
         time.sleep(_LOOK_S)
-    return Watch(machines.endpoint, "elastic", View(ITERATIONS))
+    return Watch(*machines.joined.read_text().split(), View(ITERATIONS))
 
 
 def _free_port() -> int:
