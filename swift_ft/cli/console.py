@@ -305,8 +305,7 @@ def _narrate(
                 if hook is not None:
                     hook.agree_in(partial(connect, host, port, run_id, timeout_s=_CLAIM_S))
             case _Order({"hook": reason, "at": at}):
-                story.warn(reason)
-                stream.add("hook_failed", reason, at=at)
+                _tell_failed_hook(reason, at, story, stream)
             case _Order({"failed": reason, "at": at}):
                 stream.add("launcher_failed", reason, at=at)
             case _Order(order) if not order:
@@ -325,7 +324,11 @@ def _tell_rest(inbox: _Inbox, story: _Story, stream: EventStream) -> None:
             case _Record(record):
                 stream.add_record(record)
             case _Order({"hook": reason, "at": at}):
-                story.warn(reason)
-                stream.add("hook_failed", reason, at=at)
+                _tell_failed_hook(reason, at, story, stream)
             case _:
                 pass
+
+
+def _tell_failed_hook(reason: str, at: float, story: _Story, stream: EventStream) -> None:
+    story.warn(reason)
+    stream.add("hook_failed", reason, at=at)

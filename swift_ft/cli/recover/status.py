@@ -92,7 +92,7 @@ def _table(status: RunStatus) -> Table:
 
 def _row(machine: MachineStatus) -> Iterator[str]:
     yield str(machine.machine)
-    yield f"{machine.name}{f' ({machine.address})' if machine.address else ''}" or "nobody"
+    yield f"{machine.name}{f' ({machine.address})' if machine.address else ''}" or "none"
     yield "\n".join(_spans(log.coverage.spans) for log in machine.logs)
     yield "\n".join(_spans(log.coverage.gaps) for log in machine.logs)
     yield format_bytes(sum(log.size_bytes for log in machine.logs))

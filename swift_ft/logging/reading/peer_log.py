@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import pyarrow as pa
 
-from swift_ft.logging.reading.segment_server import READ_TIMEOUT_S
+from swift_ft.token_server import READ_TIMEOUT_S
 
 __all__ = ["PeerLog"]
 

@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 import torch
 
 from swift_ft.checkpoint.memory_copy import Block
-from swift_ft.logging.reading.segment_server import READ_TIMEOUT_S
 from swift_ft.runtime.memory.holder import DIGEST, Held
+from swift_ft.token_server import READ_TIMEOUT_S
 
 __all__ = ["fetch_copy", "send_copy"]
 

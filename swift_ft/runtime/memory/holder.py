@@ -12,29 +12,21 @@ dropped: the next report must not name it again.
 
 from __future__ import annotations
 
-import hmac
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import torch
 
-from swift_ft.addresses import family_of, listen_address
 from swift_ft.checkpoint.memory_copy import Block, digest_of
-from swift_ft.logging.reading.segment_server import READ_TIMEOUT_S
+from swift_ft.token_server import TokenHandler, TokenServer
 
 __all__ = ["DIGEST", "CopyServer", "Held", "HeldCopies"]
 
 DIGEST = "X-Digest"
-
-_POLL_S = 0.02  # how often a server checks whether it was closed
 
 _logger = logging.getLogger(__name__)
 
@@ -138,8 +130,8 @@ class HeldCopies:
         self._unused = [self._copies.pop(iteration).block.data]  # one is enough: the other one is in use
 
 
-class CopyServer:
-    """Takes and gives back copies, in threads, until it is closed.
+class CopyServer(TokenServer):
+    """Takes and gives back copies.
 
     Args:
         host: by which other machines know this one (see :func:`swift_ft.addresses.listen_address`).
@@ -151,61 +143,34 @@ class CopyServer:
     """
 
     def __init__(self, host: str, token: str, held: HeldCopies) -> None:
-        self._server = _Server(host, token, held)
-        self.address = f"{host}:{self._server.server_port}"
-        threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), name="swift-copy-server", daemon=True
-        ).start()
-
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, host: str, token: str, held: HeldCopies) -> None:
-        address = listen_address(host)
-        self.address_family = family_of(address)
-        self.expected = f"Bearer {token}".encode()
         self.held = held
-        super().__init__((address, 0), _Handler)
+        super().__init__(host, token, _Handler, name="swift-copy-server")
 
-    def server_bind(self) -> None:
-        """Binds as TCPServer does. HTTPServer would first look up its own name, which can take long."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = "", self.server_address[1]
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores a broken connection, which the client sees as well. Logs any other error."""
-        error = sys.exception()
-        if not isinstance(error, OSError):
-            _logger.error(
-                "The request of %s for a copy of its state failed: %s",
-                client_address,
-                error,
-                exc_info=error,
-                extra={"event": "copy_request_failed"},
-            )
+    def log_failure(self, client_address: object, error: BaseException) -> None:
+        """Log that a request could not be answered."""
+        _logger.error(
+            "The request of %s for a copy of its state failed: %s",
+            client_address,
+            error,
+            exc_info=error,
+            extra={"event": "copy_request_failed"},
+        )
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = READ_TIMEOUT_S
+class _Handler(TokenHandler):
+    server: CopyServer
 
     def do_GET(self) -> None:
-        if not self._may():
+        if not self.may():
             return
         try:
             found = self.server.held.give(int(self.path.removeprefix("/")))
         except ValueError as error:
             _logger.error("%s", error, extra={"event": "copy_damaged"})  # noqa: TRY400  (the line is enough)
-            self._answer(HTTPStatus.GONE)
+            self.answer(HTTPStatus.GONE)
             return
         if found is None:
-            self._answer(HTTPStatus.NOT_FOUND)
+            self.answer(HTTPStatus.NOT_FOUND)
             return
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Length", str(found.block.length))
@@ -214,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.sendall(found.block.view)
 
     def do_PUT(self) -> None:
-        if not self._may():
+        if not self.may():
             return
         parts = urlsplit(self.path)
         facts = {name: int(values[0]) for name, values in parse_qs(parts.query).items()}
@@ -227,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
             length=int(self.headers["Content-Length"]),
             read=self._read,
         )
-        self._answer(HTTPStatus.OK if taken else HTTPStatus.CONFLICT)
+        self.answer(HTTPStatus.OK if taken else HTTPStatus.CONFLICT)
 
     def _read(self, into: memoryview) -> None:
         at = 0
@@ -236,19 +201,3 @@ class _Handler(BaseHTTPRequestHandler):
             if not read:
                 raise ConnectionError(f"the sender broke off after {at} of {len(into)} bytes")
             at += read
-
-    def _may(self) -> bool:
-        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
-        if hmac.compare_digest(given, self.server.expected):
-            return True
-        self._answer(HTTPStatus.FORBIDDEN)
-        return False
-
-    def _answer(self, status: HTTPStatus) -> None:
-        self.close_connection = True  # of a refused copy, the rest is not read
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing."""

@@ -203,4 +203,4 @@ def test_an_own_log_is_read_where_it_is(writer: Worker, store: SlowStore) -> Non
 @pytest.fixture(autouse=True)
 def _listens_only_where_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that an address of another host cannot be listened at."""
-    monkeypatch.setattr("swift_ft.logging.reading.segment_server.listen_address", lambda host: host)
+    monkeypatch.setattr("swift_ft.token_server.listen_address", lambda host: host)
