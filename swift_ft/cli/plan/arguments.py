@@ -9,10 +9,10 @@ from pathlib import Path
 from swift_ft.cli.common import unit
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
-from swift_ft.planning.layout.misfit import least_nodes
 from swift_ft.planning.layout.orders import Schedule
+from swift_ft.planning.layout.pipeline_template import Template, TemplateOptions
 from swift_ft.planning.layout.profile import NANOSECONDS, read_layers
-from swift_ft.planning.layout.templates import SINGLE, Template, TemplateOptions, node_counts, templates_for
+from swift_ft.planning.layout.templates import node_counts, smallest_pipeline, templates_for
 from swift_ft.units import parse_bytes, parse_seconds
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
 
 MOST_NODES = 4_096
 _MOST_MICROBATCHES = 65_536
+_MOST_STAGES = 64
 
 
 def at_most(most: int) -> Callable[[str], int]:
@@ -62,7 +63,7 @@ def declare_model(parser: argparse.ArgumentParser, *, required: bool = True) -> 
     parser.add_argument(
         "--microbatches",
         type=microbatches,
-        help="of a pipeline's iteration, for templates (default: 4 per stage)",
+        help="of a pipeline's iteration, for templates (default: 4 per worker)",
     )
     parser.add_argument(
         "--transfer", type=unit(parse_seconds), default=0.0, help="of a message: 2ms (default 0)"
@@ -80,7 +81,12 @@ def declare_cluster(parser: argparse.ArgumentParser) -> None:
     declare_model(parser)
     parser.add_argument("--nodes", type=at_most(MOST_NODES), required=True, help="that are there")
     parser.add_argument(
-        "--schedule", choices=[str(one) for one in SINGLE], default="1f1b", help="(default 1f1b)"
+        "--schedule", choices=[str(one) for one in Schedule], default="1f1b", help="(default 1f1b)"
+    )
+    parser.add_argument(
+        "--stages-per-worker",
+        type=at_most(_MOST_STAGES),
+        help="(default: 2 for schedules that have several, else 1)",
     )
     parser.add_argument(
         "--tolerate", type=int, default=1, help="losses at once that leave a copy of all (default 1)"
@@ -109,7 +115,12 @@ def options_of(args: argparse.Namespace, schedule: str | None = None) -> Templat
     if args.microbatches is not None and args.microbatches < 1:
         raise UsageError(f"--microbatches is {args.microbatches}: it must be at least 1")
     transfer_ns = round(args.transfer * NANOSECONDS)
-    return TemplateOptions(args.microbatches, Schedule(schedule or args.schedule), transfer_ns)
+    if schedule is not None:
+        return TemplateOptions(args.microbatches, Schedule(schedule), transfer_ns)
+    if args.stages_per_worker is not None and args.stages_per_worker < 1:
+        raise UsageError(f"--stages-per-worker is {args.stages_per_worker}: it must be at least 1")
+    chunks = args.stages_per_worker or 0
+    return TemplateOptions(args.microbatches, Schedule(args.schedule), transfer_ns, chunks)
 
 
 def templates_of(args: argparse.Namespace) -> tuple[Template, ...]:
@@ -121,6 +132,6 @@ def templates_of(args: argparse.Namespace) -> tuple[Template, ...]:
     costs, options = costs_of(args), options_of(args)
     smallest = args.min_nodes
     if smallest is None:
-        smallest = least_nodes(costs, args.nodes, options.microbatches, options.schedule)
-    counts = node_counts(args.nodes, args.tolerate, smallest, len(costs.layers))
+        smallest = smallest_pipeline(costs, args.nodes, options)
+    counts = node_counts(args.nodes, args.tolerate, smallest, len(costs.layers) // options.stages_per_worker)
     return templates_for(costs, counts, options)

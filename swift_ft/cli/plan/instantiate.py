@@ -12,11 +12,10 @@ from swift_ft.cli.plan.arguments import costs_of, declare_cluster, microbatches,
 from swift_ft.cli.plan.picture import draw_stages
 from swift_ft.cli.plan.templates import console
 from swift_ft.cli.verb import ExitCode, Verb, print_json
-from swift_ft.errors import UsageError
-from swift_ft.planning.layout.instantiate import Instantiation, PipelineTime, best_instantiation
-from swift_ft.planning.layout.orders import Schedule
+from swift_ft.planning.layout.instantiate import Instantiation, best_instantiation
+from swift_ft.planning.layout.pipeline_template import Template
+from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.planning.layout.profile import NANOSECONDS
-from swift_ft.planning.layout.templates import Template
 from swift_ft.units import format_seconds
 
 __all__ = ["VERB"]
@@ -32,8 +31,6 @@ def _declare(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> ExitCode:
     options, costs = options_of(args), costs_of(args)
-    if options.schedule is Schedule.ZERO_BUBBLE:
-        raise UsageError("zero-bubble does not take every number of microbatches: use 1f1b or gpipe")
     templates = {one.nodes: one for one in templates_of(args)}
     times = {
         nodes: PipelineTime.of(costs, one, options.schedule, options.transfer_ns)

@@ -6,24 +6,23 @@ pipeline: there is a solution wherever there are microbatches enough. The global
 
 The smallest time is found by bisection. Whether some set of templates can do the batch in a given time is a
 knapsack: each template takes its nodes and does as many microbatches as fit into the time. So no set has to
-be looked at by itself, however many there are.
+be looked at by itself, however many there are. Schedules that do not take every number of microbatches are
+dealt with in ``rounds.py``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.costs import StageCosts
-from swift_ft.planning.layout.estimates import lower_bound_ns
-from swift_ft.planning.layout.makespan import StageTime, makespan_ns, one_f_one_b_ns
 from swift_ft.planning.layout.orders import Schedule
-from swift_ft.planning.layout.templates import Template
+from swift_ft.planning.layout.pipeline_time import PipelineTime
+from swift_ft.planning.layout.rounds import best_dealt
 
-__all__ = ["Instantiation", "PipelineTime", "best_instantiation", "count_sets", "deal", "node_sets"]
+__all__ = ["Instantiation", "best_instantiation", "count_sets", "deal", "node_sets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,73 +74,6 @@ def node_sets(sizes: Sequence[int], nodes: int, fewest: int) -> Iterator[tuple[i
     return grow(nodes, 0, ())
 
 
-@dataclass(slots=True)
-class PipelineTime:
-    """The time of a template's pipeline by its number of microbatches.
-
-    Attributes:
-        stages: their times.
-        schedule: GPipe or 1F1B; others do not take every number of microbatches.
-        transfer_ns: of one message between two stages.
-    """
-
-    stages: tuple[StageTime, ...]
-    schedule: Schedule = Schedule.ONE_F_ONE_B
-    transfer_ns: int = 0
-    _exact: dict[int, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls, costs: StageCosts, template: Template, schedule: Schedule, transfer_ns: int = 0
-    ) -> PipelineTime:
-        """The time of a template."""
-        return cls(tuple(costs.time(*stage) for stage in template.stages), schedule, transfer_ns)
-
-    @property
-    def least(self) -> int:
-        """Microbatches that the schedule demands."""
-        return len(self.stages) if self.schedule is Schedule.ONE_F_ONE_B else 1
-
-    def exact(self, microbatches: int) -> int:
-        """The exact makespan."""
-        if microbatches not in self._exact:
-            self._exact[microbatches] = (
-                one_f_one_b_ns(self.stages, microbatches, self.transfer_ns)
-                if self.schedule is Schedule.ONE_F_ONE_B
-                else makespan_ns(self.stages, microbatches, self.schedule, transfer_ns=self.transfer_ns)
-            )
-        return self._exact[microbatches]
-
-    def bound(self, microbatches: int) -> int:
-        """A lower bound that is found faster."""
-        if self.schedule is Schedule.ONE_F_ONE_B:
-            return lower_bound_ns(self.stages, microbatches, self.transfer_ns)
-        return microbatches * max(stage.compute_ns for stage in self.stages)
-
-    def bound_within(self, time_ns: int, most: int) -> int:
-        """Microbatches, ``most`` at most, that the bound allows within a time; 0 if not :attr:`least`."""
-        if self.bound(self.least) > time_ns:
-            return 0
-        low, high = self.least, most + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.bound(middle) <= time_ns else (low, middle)
-        return low
-
-    def exact_within(self, time_ns: int, most: int) -> int:
-        """As :meth:`bound_within`, exactly."""
-        high = self.bound_within(time_ns, most)
-        if not high or self.exact(self.least) > time_ns:
-            return 0
-        low, step = high, 1
-        while low > self.least and self.exact(low) > time_ns:  # the bound is nearly exact: begin there
-            high, low, step = low, max(self.least, low - step), 2 * step
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.exact(middle) <= time_ns else (low, middle)
-        return low
-
-
 def best_instantiation(
     times: dict[int, PipelineTime], nodes: int, fewest: int, microbatches: int
 ) -> Instantiation:
@@ -156,6 +88,11 @@ def best_instantiation(
     Raises:
         UsageError: if no set of templates uses all nodes, or the batch is too small.
     """
+    if any(time.schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE) for time in times.values()):
+        dealt = best_dealt(times, nodes, fewest, microbatches)
+        sizes, shares = (tuple(column) for column in zip(*dealt, strict=True))
+        slowest = max(times[size].exact(share) for size, share in dealt)
+        return Instantiation(sizes, shares, slowest)
     least = _pack(nodes, fewest, {size: -time.least for size, time in times.items()})
     if least is None:
         raise UsageError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.orders import Action, Kind, Schedule, check_size, stages_of, worker_order
@@ -106,10 +107,7 @@ def spans(
     chunks, over = divmod(len(stages), workers)
     if over:
         raise UsageError(f"{len(stages)} stages cannot be spread evenly over {workers} workers")
-    orders = [
-        worker_order(schedule, worker, workers=workers, chunks=chunks, microbatches=microbatches)
-        for worker in range(workers)
-    ]
+    orders = _orders(schedule, workers, chunks, microbatches)
     borders = len(stages) - 1
     if isinstance(transfer_ns, int):
         of_stage = {
@@ -123,6 +121,17 @@ def spans(
     if len(transfers) != borders:
         raise UsageError(f"{len(transfers)} transfers for {len(stages)} stages: give {borders} or 1")
     return _Run(orders, stages, transfers).carry_out()
+
+
+@lru_cache(maxsize=8)
+def _orders(
+    schedule: Schedule, workers: int, chunks: int, microbatches: int
+) -> tuple[tuple[Action, ...], ...]:
+    """The actions of all workers. Searches ask for the same again and again."""
+    return tuple(
+        tuple(worker_order(schedule, worker, workers=workers, chunks=chunks, microbatches=microbatches))
+        for worker in range(workers)
+    )
 
 
 def one_f_one_b_ns(stages: Sequence[StageTime], microbatches: int, transfer_ns: int = 0) -> int:

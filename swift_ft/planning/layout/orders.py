@@ -19,7 +19,17 @@ from typing import NamedTuple
 
 from swift_ft.errors import UsageError
 
-__all__ = ["Action", "Kind", "Schedule", "check_size", "in_flight", "is_allowed", "stages_of", "worker_order"]
+__all__ = [
+    "Action",
+    "Kind",
+    "Schedule",
+    "check_size",
+    "in_flight",
+    "is_allowed",
+    "most_kept",
+    "stages_of",
+    "worker_order",
+]
 
 
 class Schedule(StrEnum):
@@ -42,6 +52,16 @@ class Schedule(StrEnum):
     def is_v(self) -> bool:
         """Whether stages are placed as a V: worker w of W has stages w and 2W-1-w."""
         return self in (Schedule.ZBV, Schedule.DUAL_PIPE_V)
+
+    @property
+    def least_chunks(self) -> int:
+        """Stages per worker with which it is what it is: 2 if it loops or turns."""
+        return 1 if self.is_single or self is Schedule.ZERO_BUBBLE else 2
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights may be computed after those of inputs."""
+        return self.is_v or self is Schedule.ZERO_BUBBLE
 
 
 class Kind(StrEnum):
@@ -98,12 +118,12 @@ def check_size(schedule: Schedule, *, workers: int, chunks: int, microbatches: i
     if schedule is Schedule.DUAL_PIPE_V and microbatches < 2 * workers:
         raise UsageError(
             f"{schedule} needs at least as many microbatches as stages: {microbatches} are "
-            f"{2 * workers - microbatches} too few for {2 * workers} stages"
+            f"{2 * workers - microbatches} too few for {2 * workers} stages; {2 * workers} would do"
         )
     if schedule is Schedule.ONE_F_ONE_B and microbatches < workers:
         raise UsageError(
             f"{schedule} needs at least as many microbatches as stages: {microbatches} are "
-            f"{workers - microbatches} too few for {workers} stages"
+            f"{workers - microbatches} too few for {workers} stages; {workers} would do"
         )
     if schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE):
         rounds = _rounds(workers, microbatches)
@@ -115,10 +135,10 @@ def check_size(schedule: Schedule, *, workers: int, chunks: int, microbatches: i
             )
 
 
-def is_allowed(schedule: Schedule, *, workers: int, microbatches: int) -> bool:
-    """Whether torch takes a schedule with one stage per worker."""
+def is_allowed(schedule: Schedule, *, workers: int, microbatches: int, chunks: int = 1) -> bool:
+    """Whether torch takes a schedule of such a size."""
     try:
-        check_size(schedule, workers=workers, chunks=1, microbatches=microbatches)
+        check_size(schedule, workers=workers, chunks=chunks, microbatches=microbatches)
     except UsageError:
         return False
     return True
@@ -168,6 +188,35 @@ def in_flight(schedule: Schedule, worker: int, *, workers: int, microbatches: in
     if schedule is Schedule.INTERLEAVED:
         return min(microbatches, 2 * behind + 1)
     return microbatches
+
+
+def most_kept(
+    schedule: Schedule, worker: int, *, workers: int, chunks: int, microbatches: int
+) -> list[tuple[int, ...]]:
+    """What a worker with several stages keeps at the same time: microbatches, by its stages, ascending.
+
+    Those moments to which no other has more of all stages: memory is largest in one of them.
+
+    Args:
+        schedule: which.
+        worker: whose.
+        workers: of the pipeline.
+        chunks: stages per worker.
+        microbatches: of an iteration.
+    """
+    place = {s: k for k, s in enumerate(stages_of(schedule, worker, workers=workers, chunks=chunks))}
+    kept, moments = [0] * chunks, set[tuple[int, ...]]()
+    for action in worker_order(schedule, worker, workers=workers, chunks=chunks, microbatches=microbatches):
+        if action.kind is Kind.FORWARD:
+            kept[place[action.stage]] += 1
+        elif action.kind is not Kind.INPUT:
+            moments.add(tuple(kept))
+            kept[place[action.stage]] -= 1
+    return [one for one in sorted(moments) if not any(_covers(other, one) for other in moments)]
+
+
+def _covers(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
+    return more != less and all(a >= b for a, b in zip(more, less, strict=True))
 
 
 def _rounds(workers: int, microbatches: int) -> int:

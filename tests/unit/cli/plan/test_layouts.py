@@ -62,10 +62,31 @@ def test_instantiate(layers: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(pipelines) >= 2
 
 
+@pytest.mark.parametrize("schedule", ["zero-bubble", "interleaved-1f1b", "zbv", "looped-bfs", "dualpipev"])
+def test_instantiate_under_other_schedules(
+    schedule: str, layers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("instantiate", "--layers", layers, "--nodes", "4", "--min-nodes", "2", "--schedule", schedule)
+    found = answer(capsys, *argv, "--global-batch", "16")
+    assert sum(one["microbatches"] for one in found["pipelines"]) == 16
+    per_worker = 1 if schedule == "zero-bubble" else 2
+    assert [len(one["stages"]) for one in found["pipelines"]] == [2 * per_worker] * 2
+
+
 def test_compare(layers: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "compare", "--layers", layers, "--nodes", "4", "--microbatches", "16")
     rows = {row["schedule"]: row for row in found["schedules"]}
-    assert list(rows) == ["gpipe", "1f1b", "looped-bfs", "interleaved-1f1b", "zero-bubble"]
+    assert list(rows) == [
+        "gpipe",
+        "1f1b",
+        "looped-bfs",
+        "interleaved-1f1b",
+        "zero-bubble",
+        "zbv",
+        "dualpipev",
+    ]
+    assert rows["zbv"]["bubble"] < rows["1f1b"]["bubble"]
+    assert [rows[name]["stages_per_worker"] for name in ("1f1b", "zero-bubble", "zbv")] == [1, 1, 2]
     assert rows["zero-bubble"]["iteration_s"] < rows["1f1b"]["iteration_s"]
     assert 0 < rows["1f1b"]["bubble"] < 1
 
@@ -91,7 +112,7 @@ def test_tables_and_pictures(
 
 def test_a_table_of_schedules(layers: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--layers", layers, "--nodes", "4"]) == 0
-    assert "4 stages, one per worker, 16 microbatches; the times are exact" in capsys.readouterr().out
+    assert "16 microbatches; the times are exact" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -123,8 +144,12 @@ def test_a_table_of_schedules(layers: str, capsys: pytest.CaptureFixture[str]) -
             "global batch of 3 microbatches is 1 too small",
         ),
         (
-            ("instantiate", "--nodes", "4", "--global-batch", "8", "--schedule", "zero-bubble"),
-            "use 1f1b or gpipe",
+            ("instantiate", "--nodes", "4", "--global-batch", "1", "--schedule", "zero-bubble"),
+            "a global batch of 1 microbatches is too small",
+        ),
+        (
+            ("templates", "--nodes", "2", "--schedule", "zbv", "--stages-per-worker", "3"),
+            "zbv takes 2 stages per worker, not 3",
         ),
     ],
 )

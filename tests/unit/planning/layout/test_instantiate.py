@@ -11,15 +11,10 @@ from hypothesis import strategies as st
 
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
-from swift_ft.planning.layout.instantiate import (
-    PipelineTime,
-    best_instantiation,
-    count_sets,
-    deal,
-    node_sets,
-)
+from swift_ft.planning.layout.instantiate import best_instantiation, count_sets, deal, node_sets
 from swift_ft.planning.layout.makespan import StageTime
 from swift_ft.planning.layout.orders import Schedule
+from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.planning.layout.templates import node_counts, templates_for
 

@@ -13,15 +13,10 @@ from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.makespan import makespan_ns
 from swift_ft.planning.layout.orders import Schedule, is_allowed
+from swift_ft.planning.layout.pipeline_template import PER_WORKER, TemplateOptions
 from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.planning.layout.search import Stage
-from swift_ft.planning.layout.templates import (
-    PER_STAGE,
-    TemplateOptions,
-    best_template,
-    node_counts,
-    templates_for,
-)
+from swift_ft.planning.layout.templates import best_template, node_counts, templates_for
 
 LAYERS = st.builds(
     LayerProfile, st.integers(1, 30), st.integers(1, 60), st.integers(0, 20), st.integers(0, 5)
@@ -48,7 +43,7 @@ def brute_force(costs: StageCosts, nodes: int, options: TemplateOptions) -> int 
     layers, times = len(costs.layers), []
     for devices in fills(nodes, costs.devices_per_node):
         count = len(devices)
-        microbatches = options.microbatches or PER_STAGE * count
+        microbatches = options.microbatches or PER_WORKER * count
         if not is_allowed(options.schedule, workers=count, microbatches=microbatches):
             continue
         for borders in combinations(range(1, layers), count - 1):
@@ -99,7 +94,7 @@ def test_a_bound_is_below_the_time(layers: list[LayerProfile], nodes: int) -> No
     assert found.bound_ns <= found.iteration_ns
     assert found.gap < 0.01
     times = [costs.time(*stage) for stage in found.stages]
-    assert found.iteration_ns == makespan_ns(times, PER_STAGE * len(found.stages))
+    assert found.iteration_ns == makespan_ns(times, PER_WORKER * len(found.stages))
 
 
 def test_memory_moves_a_border() -> None:
@@ -164,7 +159,7 @@ def test_clusters_that_are_too_small(arguments: tuple[int, int, int, int], messa
             StageCosts([LayerProfile(1, 1, 1)]),
             1,
             TemplateOptions(schedule=Schedule.INTERLEAVED),
-            "takes several",
+            "1 layers make no 2 stages",
         ),
     ],
 )

@@ -1,0 +1,106 @@
+"""The time of a pipeline by its number of microbatches, and how many it does within a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swift_ft.planning.layout.costs import StageCosts
+from swift_ft.planning.layout.estimates import lower_bound_ns
+from swift_ft.planning.layout.makespan import StageTime, makespan_ns, one_f_one_b_ns
+from swift_ft.planning.layout.orders import Schedule, is_allowed, stages_of
+from swift_ft.planning.layout.pipeline_template import Template
+
+__all__ = ["PipelineTime"]
+
+
+@dataclass(slots=True)
+class PipelineTime:
+    """The time of a template's pipeline by its number of microbatches.
+
+    Attributes:
+        stages: their times.
+        schedule: which.
+        transfer_ns: of one message between two workers.
+        stages_per_worker: how many.
+    """
+
+    stages: tuple[StageTime, ...]
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    transfer_ns: int = 0
+    stages_per_worker: int = 1
+    _exact: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, costs: StageCosts, template: Template, schedule: Schedule, transfer_ns: int = 0
+    ) -> PipelineTime:
+        """The time of a template."""
+        stages = tuple(costs.time(*stage) for stage in template.stages)
+        return cls(stages, schedule, transfer_ns, template.stages_per_worker)
+
+    @property
+    def workers(self) -> int:
+        """Of the pipeline."""
+        return len(self.stages) // self.stages_per_worker
+
+    @property
+    def least(self) -> int:
+        """Microbatches that the schedule demands: one per stage, or one."""
+        demanding = (Schedule.ONE_F_ONE_B, Schedule.DUAL_PIPE_V)
+        return len(self.stages) if self.schedule in demanding else 1
+
+    def counts(self, most: int) -> list[int]:
+        """All numbers of microbatches that the schedule takes, up to ``most``."""
+        sizes = {"workers": self.workers, "chunks": self.stages_per_worker}
+        return [n for n in range(1, most + 1) if is_allowed(self.schedule, microbatches=n, **sizes)]
+
+    def exact(self, microbatches: int) -> int:
+        """The exact makespan."""
+        if microbatches not in self._exact:
+            self._exact[microbatches] = (
+                one_f_one_b_ns(self.stages, microbatches, self.transfer_ns)
+                if self.schedule is Schedule.ONE_F_ONE_B
+                else makespan_ns(
+                    self.stages,
+                    microbatches,
+                    self.schedule,
+                    workers=self.workers,
+                    transfer_ns=self.transfer_ns,
+                )
+            )
+        return self._exact[microbatches]
+
+    def bound(self, microbatches: int) -> int:
+        """A lower bound that is found faster."""
+        if self.schedule is Schedule.ONE_F_ONE_B:
+            return lower_bound_ns(self.stages, microbatches, self.transfer_ns)
+        return microbatches * self._busiest_ns()
+
+    def _busiest_ns(self) -> int:
+        """A microbatch's time on the worker that computes longest."""
+        chunks, workers = self.stages_per_worker, self.workers
+        placed = (stages_of(self.schedule, w, workers=workers, chunks=chunks) for w in range(workers))
+        return max(sum(self.stages[stage].compute_ns for stage in own) for own in placed)
+
+    def bound_within(self, time_ns: int, most: int) -> int:
+        """Microbatches, ``most`` at most, that the bound allows within a time; 0 if not :attr:`least`."""
+        if self.bound(self.least) > time_ns:
+            return 0
+        low, high = self.least, most + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.bound(middle) <= time_ns else (low, middle)
+        return low
+
+    def exact_within(self, time_ns: int, most: int) -> int:
+        """As :meth:`bound_within`, exactly."""
+        high = self.bound_within(time_ns, most)
+        if not high or self.exact(self.least) > time_ns:
+            return 0
+        low, step = high, 1
+        while low > self.least and self.exact(low) > time_ns:  # the bound is nearly exact: begin there
+            high, low, step = low, max(self.least, low - step), 2 * step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.exact(middle) <= time_ns else (low, middle)
+        return low
