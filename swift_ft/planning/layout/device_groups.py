@@ -5,8 +5,8 @@ A group is written as counts of each kind, since devices of a kind are interchan
 microbatches. Sought is the largest number of groups times the least effective power among them.
 
 ``S K / (K + P - 1) >= z`` is linear in the counts: ``sum of (g K - z) x >= z (K - 1)``. So the groups that
-reach z have a few smallest members, and whether D of them fit into the cluster is a sum of D such sets: a
-(min, +) power, computed by doubling. No group needs all devices; those that would help none are left over.
+reach z have a few smallest members, and ``group_packing.py`` finds whether D of them fit into the cluster. No
+group needs all devices; those that would help none are left over.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import prod
-
-import numpy as np
 
 from swift_ft.planning.layout.group_bound import product_bound
-from swift_ft.planning.layout.group_tables import NONE, Kind, Table, Task, frontier, smallest_groups
+from swift_ft.planning.layout.group_packing import Groups, Packing
+from swift_ft.planning.layout.group_tables import Kind, Task, smallest_groups
 
 __all__ = ["Grouping", "group_devices", "power_of"]
 
-Groups = tuple[tuple[int, ...], ...]
 _OPERATIONS = 1_500_000_000  # of the exact search: some seconds
-
-_LARGEST_TABLE = 1_000_000  # entries; more kinds than that are dealt out
 _FAST = 96  # devices that are searched in less than a second
 
 
@@ -96,7 +91,7 @@ class _Search:
 
     def __init__(self, kinds: Sequence[Kind], task: Task) -> None:
         self.kinds, self.task = kinds, task
-        self.left = _OPERATIONS
+        self.packing = Packing([kind.count for kind in kinds], _OPERATIONS)
         memory = sum(kind.memory_bytes * kind.count for kind in kinds)
         devices = sum(kind.count for kind in kinds)
         self.most_groups = min(devices, memory // task.memory_bytes if task.memory_bytes else devices)
@@ -131,14 +126,10 @@ class _Search:
 
     def bounded(self, found: Sequence[Grouping]) -> list[Grouping]:
         """The same with a smaller bound, where there are few enough kinds to find one."""
-        if self._entries() > _LARGEST_TABLE:
+        if self.packing.is_too_large:
             return list(found)
         bound = Fraction(product_bound(self.kinds, self.task, float(found[0].product)))
         return [replace(one, bound=max(one.product, min(one.bound, bound))) for one in found]
-
-    def _entries(self) -> int:
-        """Of a table."""
-        return prod(kind.count + 1 for kind in self.kinds[:-1])
 
     def _with_rest(self, groups: Groups) -> Groups:
         """The groups with the devices that are left, each where it makes the weakest group stronger."""
@@ -202,12 +193,15 @@ class _Search:
 
     def _improved(self, number: int, floor: Fraction) -> tuple[Groups | None, bool]:
         """The best so many groups if all are stronger than a floor; and whether the search was cut short."""
+        if self.packing.is_too_large:
+            return None, True
         found, low = None, int(floor)
         high = self._limit(number)
         while low < high:
             z = low + 1 if found is None else (low + high + 1) // 2
-            groups, unknown = self._packed(number, z)
-            if unknown:
+            try:
+                groups = self.packing.packed(smallest_groups(self.kinds, self.task, z), number)
+            except OverflowError:
                 return found, True
             if groups is None:
                 high = z - 1
@@ -216,71 +210,3 @@ class _Search:
         if found is not None and self._least(found) <= floor:
             found = None
         return found, False
-
-    def _packed(self, number: int, z: int) -> tuple[Groups | None, bool]:
-        """So many groups of at least that power, if they fit into the cluster."""
-        self.left -= self._entries()
-        if self.left < 0 or self._entries() > _LARGEST_TABLE:
-            return None, True
-        powers, tables = {1: smallest_groups(self.kinds, self.task, z)}, [1]
-        while tables[-1] * 2 <= number:
-            tables.append(tables[-1] * 2)
-            powers[tables[-1]] = self._sum(powers[tables[-2]], powers[tables[-2]])
-            if self.left < 0:
-                return None, True
-        total, parts = None, []
-        for size in reversed(tables):
-            if number & size:
-                total = powers[size] if total is None else self._sum(total, powers[size])
-                parts.append((size, total))
-        if self.left < 0:
-            return None, True
-        assert total is not None
-        if total.min(initial=NONE) >= NONE:
-            return None, False
-        at = tuple(int(i) for i in np.unravel_index(int(np.argmin(total)), total.shape))
-        return tuple(self._unpacked(powers, parts, at)), False
-
-    def _unpacked(
-        self, powers: dict[int, Table], parts: list[tuple[int, Table]], at: tuple[int, ...]
-    ) -> list[tuple[int, ...]]:
-        """The single groups of a sum."""
-        groups = []
-        due = []
-        for i in range(len(parts) - 1, 0, -1):
-            own, at = _split(parts[i][1], powers[parts[i][0]], parts[i - 1][1], at)
-            due.append((parts[i][0], own))
-        due.append((parts[0][0], at))
-        while due:
-            size, at = due.pop()
-            if size == 1:
-                groups.append((*at, int(powers[1][at])))
-                continue
-            one, other = _split(powers[size], powers[size // 2], powers[size // 2], at)
-            due += [(size // 2, one), (size // 2, other)]
-        return groups
-
-    def _sum(self, one: Table, other: Table) -> Table:
-        """Pairs of an entry of each, with the counts added."""
-        total = np.full_like(one, NONE)
-        entries = np.argwhere(one < NONE)
-        self.left -= len(entries) * (other.size + 1000)
-        if self.left < 0:
-            return total
-        for at in entries.tolist():
-            there = tuple(slice(i, None) for i in at)
-            here = tuple(slice(n - i) for n, i in zip(one.shape, at, strict=True))
-            total[there] = np.minimum(total[there], other[here] + one[tuple(at)])
-        total[total > self.kinds[-1].count] = NONE
-        return frontier(total)
-
-
-def _split(
-    total: Table, one: Table, other: Table, at: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two entries whose sum is an entry of their sum."""
-    for part in np.argwhere(one < NONE).tolist():
-        rest = tuple(a - b for a, b in zip(at, part, strict=True))
-        if min(rest, default=0) >= 0 and one[tuple(part)] + other[rest] == total[at]:
-            return tuple(part), rest
-    raise AssertionError("an entry of a sum has two parts")

@@ -10,18 +10,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.cluster import Cluster, Node
 from swift_ft.planning.layout.device_groups import Grouping, group_devices
+from swift_ft.planning.layout.group_packing import Groups
 from swift_ft.planning.layout.group_tables import Kind, Task
 from swift_ft.planning.layout.layer_balance import Balance, Stage, balance
 from swift_ft.planning.layout.profile import NANOSECONDS, LayerProfile
+from swift_ft.planning.layout.timed_groups import can_time_all, fastest_groups
 from swift_ft.units import format_bytes
 
 __all__ = ["DevicePlan", "Pipeline", "plan_devices"]
 
 _WHOLE = 1000
+_MOST_GROUPINGS = 20  # of which the layers are dealt
 _GRADIENTS = 8  # 2 of the 16 bytes per parameter of mixed-precision Adam are gradients
 
 
@@ -55,7 +59,8 @@ class DevicePlan:
         pipelines: replicas of each other.
         iteration_ns: of the slowest pipeline, with averaging gradients.
         idle: devices of each kind that would make nothing faster.
-        gap: by which share another grouping may have more effective power at most; 0.0 if it is proven best.
+        gap: by which share another grouping may have more effective power at most; 0.0 if it is proven best,
+            in small clusters by time.
     """
 
     tp: int
@@ -104,7 +109,7 @@ def plan_devices(
             plans.append(plan)
     if not plans:
         raise UsageError(_why_not(cluster, layers, degrees))
-    return max(plans, key=lambda plan: (len(plan.pipelines) / plan.iteration_ns, -plan.tp))
+    return max(plans, key=_throughput)
 
 
 class _Units:
@@ -141,52 +146,93 @@ def _degrees(cluster: Cluster, tp: int | None) -> list[int]:
 def _planned(
     units: _Units, layers: Sequence[LayerProfile], microbatches: int, reference: int
 ) -> DevicePlan | None:
-    """The best plan for a degree of tensor parallelism; None if nothing fits."""
+    """The best plan for a degree of tensor parallelism; None if nothing fits.
+
+    By AutoHet's effective power, and where all groups can be timed, by time if that is faster.
+    """
+    cuts = _Cuts(units, layers, microbatches, reference)
     kinds = [Kind(units.power[n.kind], units.memory[n.kind], units.count[n.kind]) for n in units.kinds]
+    counts = [kind.count for kind in kinds]
     state = sum(layer.state_bytes for layer in layers)
-    for grouping in group_devices(kinds, Task(state, microbatches, len(layers))):
-        cuts = _balanced(units, grouping, layers, microbatches, reference)
-        if cuts is not None:
-            return _plan(units, grouping, cuts, layers, microbatches)
-    return None
+    found = group_devices(kinds, Task(state, microbatches, len(layers)))
+    all_timed = can_time_all(counts)
+    groupings = [(one.groups, 0.0 if all_timed else _gap(one)) for one in found[:_MOST_GROUPINGS]]
+    if all_timed:
+        groupings += [(groups, 0.0) for groups in fastest_groups(counts, len(layers), cuts.time_of)]
+    plans = (_plan(cuts, groups, gap) for groups, gap in groupings)
+    return max((plan for plan in plans if plan), key=_throughput, default=None)
 
 
-def _balanced(
-    units: _Units, grouping: Grouping, layers: Sequence[LayerProfile], microbatches: int, reference: int
-) -> list[Balance] | None:
-    """The layers of each group; None if those of one do not fit."""
-    made: dict[tuple[int, ...], Balance | None] = {}
-    for group in grouping.groups:
-        if group not in made:
-            stages = [units.stage(kind) for kind in _ordered(units.kinds, group)]
-            made[group] = balance(layers, stages, reference=reference, microbatches=microbatches)
-            if made[group] is None:
-                return None
-    return [cut for group in grouping.groups if (cut := made[group]) is not None]
+def _gap(grouping: Grouping) -> float:
+    return 0.0 if grouping.is_proven else float(grouping.bound / grouping.product - 1)
+
+
+def _throughput(plan: DevicePlan) -> tuple[float, int]:
+    """Samples by time; among equals the plan with the fewest devices in a stage comes first."""
+    return len(plan.pipelines) / plan.iteration_ns, -plan.tp
+
+
+class _Cuts:
+    """The layers of groups, each found once."""
+
+    def __init__(
+        self, units: _Units, layers: Sequence[LayerProfile], microbatches: int, reference: int
+    ) -> None:
+        self.units, self.layers, self.microbatches = units, layers, microbatches
+        self._reference = reference
+        self._made: dict[tuple[int, ...], _Cut | None] = {}
+
+    def of(self, group: tuple[int, ...]) -> _Cut | None:
+        """None if the layers do not fit.
+
+        Activations need most memory in the first stages: the weakest devices come first (§III-C), or where
+        the layers do not fit so, those with the most memory.
+        """
+        if group not in self._made:
+            kinds = _ordered(self.units.kinds, group)
+            roomy = sorted(kinds, key=lambda kind: -self.units.memory[kind])
+            self._made[group] = self._cut(kinds) or self._cut(roomy)
+        return self._made[group]
+
+    def time_of(self, group: tuple[int, ...]) -> int | None:
+        """Of an iteration, in nanoseconds; None if the layers do not fit."""
+        cut = self.of(group)
+        return None if cut is None else cut.balance.iteration_ns(self.microbatches)
+
+    def _cut(self, kinds: list[str]) -> _Cut | None:
+        stages = [self.units.stage(kind) for kind in kinds]
+        found = balance(self.layers, stages, reference=self._reference, microbatches=self.microbatches)
+        return None if found is None else _Cut(tuple(kinds), found)
+
+
+class _Cut(NamedTuple):
+    """A pipeline's kinds of devices in order, and their layers."""
+
+    kinds: tuple[str, ...]
+    balance: Balance
 
 
 def _ordered(kinds: Sequence[Node], group: Sequence[int]) -> list[str]:
-    """The kinds of a group's stages: the weakest first, where activations need most memory (§III-C)."""
+    """The kinds of a group's devices, the weakest first."""
     return [node.kind for node, count in zip(kinds, group, strict=True) for _ in range(count)]
 
 
-def _plan(
-    units: _Units,
-    grouping: Grouping,
-    cuts: Sequence[Balance],
-    layers: Sequence[LayerProfile],
-    microbatches: int,
-) -> DevicePlan:
-    kinds = [_ordered(units.kinds, group) for group in grouping.groups]
+def _plan(found: _Cuts, groups: Groups, gap: float) -> DevicePlan | None:
+    """The plan with these groups; None if the layers of one do not fit."""
+    cuts = [cut for group in groups if (cut := found.of(group)) is not None]
+    if len(cuts) < len(groups):
+        return None
+    units, microbatches = found.units, found.microbatches
+    kinds = [cut.kinds for cut in cuts]
     nodes = _on_nodes(units, kinds)
     pipelines = tuple(
         Pipeline(
             devices={kind: n * units.tp for kind, n in sorted(Counter(mine).items())},
-            stages=cut.stages,
-            times_ns=cut.times_ns,
+            stages=cut.balance.stages,
+            times_ns=cut.balance.times_ns,
             kinds=tuple(mine),
             nodes=tuple(where),
-            iteration_ns=cut.iteration_ns(microbatches),
+            iteration_ns=cut.balance.iteration_ns(microbatches),
         )
         for mine, where, cut in zip(kinds, nodes, cuts, strict=True)
     )
@@ -196,9 +242,9 @@ def _plan(
     return DevicePlan(
         tp=units.tp,
         pipelines=pipelines,
-        iteration_ns=slowest + _averaging_ns(units, cuts, layers),
+        iteration_ns=slowest + _averaging_ns(units, pipelines, found.layers),
         idle=idle,
-        gap=0.0 if grouping.is_proven else float(grouping.bound / grouping.product - 1),
+        gap=gap,
     )
 
 
@@ -227,13 +273,22 @@ def _on_nodes(units: _Units, kinds: Sequence[Sequence[str]]) -> list[list[int]]:
     return chosen
 
 
-def _averaging_ns(units: _Units, cuts: Sequence[Balance], layers: Sequence[LayerProfile]) -> int:
-    """To average the gradients of the largest stage in a ring over the links; 0 if these are not known."""
-    link, replicas = units.cluster.link_bytes_per_s, len(cuts)
-    if link is None or replicas == 1:
+def _averaging_ns(units: _Units, pipelines: Sequence[Pipeline], layers: Sequence[LayerProfile]) -> int:
+    """To average the gradients of the stage that sends most, in a ring over the links; 0 without known links.
+
+    A layer whose replicas are all on one node needs no link.
+    """
+    link, replicas = units.cluster.link_bytes_per_s, len(pipelines)
+    if link is None:
         return 0
-    stages = {stage for cut in cuts for stage in cut.stages}
-    largest = max(sum(layer.state_bytes for layer in layers[first : last + 1]) for first, last in stages)
+    holders: list[set[int]] = [set() for _ in layers]
+    for pipeline in pipelines:
+        for (first, last), node in zip(pipeline.stages, pipeline.nodes, strict=True):
+            for layer in range(first, last + 1):
+                holders[layer].add(node)
+    state = [layer.state_bytes if len(nodes) > 1 else 0 for layer, nodes in zip(layers, holders, strict=True)]
+    stages = {stage for pipeline in pipelines for stage in pipeline.stages}
+    largest = max(sum(state[first : last + 1]) for first, last in stages)
     volume = 2 * (replicas - 1) * largest // (_GRADIENTS * units.tp * replicas)
     return volume * NANOSECONDS // link
 

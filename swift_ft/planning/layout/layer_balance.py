@@ -64,7 +64,10 @@ def balance(
     high = -(-work * reference // min(stage.power for stage in stages))
     if cut.at_most(high) is None:
         return None
-    low = -1
+    low = work * reference // sum(stage.power for stage in stages) - 1  # no cut has a faster slowest stage
+    near = low + 1 + max(layer.compute_ns for layer in layers) * reference // min(s.power for s in stages)
+    if near < high:
+        low, high = (low, near) if cut.at_most(near) is not None else (near, high)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if cut.at_most(middle) is not None else (middle, high)

@@ -149,6 +149,57 @@ def test_sixty_four_devices_of_three_types_are_proven() -> None:
     assert best.is_proven
 
 
+# ------------------------------------------------------------------------------------------- by time
+
+
+@given(
+    st.lists(
+        st.builds(LayerProfile, st.integers(1, 9), st.integers(1, 9), st.integers(0, 5), st.integers(0, 2)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(3, 30), st.integers(1, 3)), min_size=1, max_size=3),
+    st.integers(1, 9),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_grouping_of_a_small_cluster_has_a_larger_throughput(
+    layers: list[LayerProfile], types: list[tuple[int, int, int]], microbatches: int
+) -> None:
+    kinds = [Node(f"type{i}", 1, power, memory) for i, (power, memory, _) in enumerate(types)]
+    cluster = Cluster(tuple(kind for kind, (*_, n) in zip(kinds, types, strict=True) for _ in range(n)))
+    counts = tuple(n for *_, n in types)
+    reference = max(power for power, *_ in types)
+
+    def time_ns(group: tuple[int, ...]) -> int | None:
+        """The weakest first; the most memory first where the layers do not fit so."""
+        members = [kind for kind, n in zip(kinds, group, strict=True) for _ in range(n)]
+        weakest = sorted(members, key=lambda kind: (kind.power, kind.memory_bytes, kind.kind))
+        for order in (weakest, sorted(weakest, key=lambda kind: -kind.memory_bytes)):
+            stages = [Stage(kind.power, kind.memory_bytes) for kind in order]
+            cut = balance(layers, stages, reference=reference, microbatches=microbatches)
+            if cut is not None:
+                return cut.iteration_ns(microbatches)
+        return None
+
+    every = product(*(range(n + 1) for n in counts))
+    times = {group: time for group in every if sum(group) and (time := time_ns(group)) is not None}
+    best = max(
+        (
+            Fraction(len(groups), max(times[group] for group in groups))
+            for groups in partitions(counts, list(times))
+            if groups
+        ),
+        default=None,
+    )
+    if best is None:
+        with pytest.raises(UsageError):
+            plan_devices(cluster, layers, microbatches, tp=1)
+        return
+    plan = plan_devices(cluster, layers, microbatches, tp=1)
+    assert Fraction(len(plan.pipelines), plan.iteration_ns) == best
+    assert plan.gap == 0
+
+
 # --------------------------------------------------------------------------------------- all cuts
 
 
@@ -228,10 +279,24 @@ def test_times_are_those_of_the_type_they_were_measured_on() -> None:
 def test_averaging_gradients_counts_where_the_link_is_known() -> None:
     cluster = nodes((4, A100), (4, A100))
     plain = plan_devices(cluster, LLAMA, 16, tp=4)
-    linked = plan_devices(Cluster(cluster.nodes, 10**9), LLAMA, 16, tp=4)
+    linked = plan_devices(Cluster(cluster.nodes, 10**11), LLAMA, 16, tp=4)
     gradients = 6_700_000_000 * 2
-    largest = max(last - first + 1 for p in plain.pipelines for first, last in p.stages) / 32
-    assert (linked.iteration_ns - plain.iteration_ns) / 1e9 == pytest.approx(largest * gradients / 4 / 1e9)
+    assert len(linked.pipelines) == 2
+    largest = max(last - first + 1 for p in linked.pipelines for first, last in p.stages) / 32
+    assert (linked.iteration_ns - plain.iteration_ns) / 1e9 == pytest.approx(
+        largest * gradients / 4 / 1e11, rel=1e-3
+    )
+
+
+def test_a_slow_link_makes_one_pipeline_better_than_two() -> None:
+    cluster = nodes((4, A100), (4, A100))
+    assert len(plan_devices(Cluster(cluster.nodes, 10**8), LLAMA, 16, tp=4).pipelines) == 1
+
+
+def test_replicas_on_one_node_need_no_link() -> None:
+    plain = plan_devices(nodes((8, A100)), LLAMA, 16, tp=4)
+    linked = plan_devices(Cluster(nodes((8, A100)).nodes, 10**9), LLAMA, 16, tp=4)
+    assert linked.iteration_ns == plain.iteration_ns
 
 
 @pytest.mark.parametrize(
