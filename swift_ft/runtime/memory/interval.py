@@ -2,8 +2,10 @@
 
     memory/interval      from which iteration on there is one after every so many iterations
 
-With ``"auto"``, worker 0 measures and decides once. Until another worker knows, it may make a copy that no
-other one makes; that copy is never complete, and is dropped as soon as the worker knows.
+With ``"auto"``, worker 0 measures and decides once. A copy takes time of the training thread. Where the model
+computes on the processor, as the threads that send and receive do, their processor time counts as well. Until
+another worker knows, it may make a copy that no other one makes; that copy is never complete, and is dropped
+as soon as the worker knows.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ AUTO = "auto"
 _FIRST = 10
 """Iterations between copies until it is known what they cost."""
 _MEASURED = 8
-_SHARE = 0.01
+_SHARE = 0.015
 """Of the time of training that copies may take."""
 _AHEAD = 2
 """Iterations from the decision to its first: most workers have learned of it by then."""
@@ -45,7 +47,7 @@ class Interval:
         self._rank = rank
         self._at_most = at_most
         self._decided: tuple[int, int] | None = None  # from which iteration, and how many
-        self._copy_s = self._send_s = 0.0
+        self._copy_s = self._send_s = self._processor_s = 0.0
         self._steps_s: list[float] = []
         self._last: float | None = None
 
@@ -68,9 +70,14 @@ class Interval:
         """A copy took this long, of training."""
         self._copy_s, self._last = seconds, None
 
-    def sent(self, seconds: float) -> None:
-        """A copy was on its way for so long."""
-        self._send_s = seconds
+    def sent(self, seconds: float, processor_s: float) -> None:
+        """A copy was on its way for so long.
+
+        Args:
+            seconds: from the first byte to the last.
+            processor_s: that sending took from the training; receiving takes about as much.
+        """
+        self._send_s, self._processor_s = seconds, 2 * processor_s
 
     def look(self) -> None:
         """Learn what worker 0 has decided. Not in the training thread."""
@@ -90,7 +97,7 @@ class Interval:
         if self._rank != 0 or self._decided or not self._send_s or len(self._steps_s) < _MEASURED:
             return
         step_s = sorted(self._steps_s)[len(self._steps_s) // 2]
-        every = max(self._copy_s / (_SHARE * step_s), 2 * self._send_s / step_s)
+        every = max((self._copy_s + self._processor_s) / (_SHARE * step_s), 2 * self._send_s / step_s)
         decided = (iteration + _AHEAD, min(self._at_most, max(1, math.ceil(every))))
         self._rendezvous.set(_KEY, json.dumps(decided))
         self._decided = decided

@@ -303,6 +303,7 @@ class Snapshots:
 
     def _send(self, send: _Send) -> None:
         hit(Point.COPY, send.iteration)
+        computes_here, began_s = send.block.ready is None, time.thread_time()
         send.block.finish()
         copy = Held(send.block, digest_of(send.block))
         with self._changed:
@@ -313,7 +314,8 @@ class Snapshots:
         if send.again:
             return
         if sent and self._interval is not None:
-            self._interval.sent(time.monotonic() - began)
+            processor_s = time.thread_time() - began_s if computes_here else 0.0
+            self._interval.sent(time.monotonic() - began, processor_s)
         if sent:
             self._agreement.held(send.generation, send.iteration)
         elif self._current(send):
