@@ -145,7 +145,8 @@ def _status(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     config = config_from(args)
     if not args.no_python and not args.module and not is_readable_file(args.training_script):
-        raise UsageError(f"There is no script {args.training_script!r}: check the path.")
+        hint = " To scale a running job: swift-recover scale." if args.training_script == "scale" else ""
+        raise UsageError(f"There is no script {args.training_script!r}: check the path.{hint}")
     standalone = args.standalone or config.machines is not None or args.nnodes in ("1", "1:1")
     least, most = parse_min_max_nnodes(args.nnodes)
     machines = config.machines or most

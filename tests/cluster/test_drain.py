@@ -70,6 +70,21 @@ def test_a_machine_leaves_without_a_spare(
     assert "machine 0 runs the workers of machine 1, too" in run.output
 
 
+def test_a_job_goes_on_with_fewer_machines(
+    tmp_path: Path, references: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The spare leaves first. The last machine to leave is a host: its guest's slot goes with its own."""
+    running = Running(tmp_path, 1, "--elastic-wait", "0")
+    assert main(["scale", "1", "--rdzv-endpoint", running.endpoint]) == 0
+    told = capfd.readouterr().out.splitlines()
+    assert sum(" has left after " in line for line in told) == 4
+    assert told[-1].startswith("the job goes on with 1 machines: ")
+    run = running.end()
+    assert_identical(run, references(*LONG))
+    assert [recovery["slots"] for recovery in run.recoveries] == [[3], [2], [1, 2]]
+    assert not any(lost for recovery in run.recoveries for lost in recovery["iterations_lost"].values())
+
+
 @pytest.mark.thorough
 def test_without_a_spare_a_machine_stays(
     tmp_path: Path, references: Any, capfd: pytest.CaptureFixture[str]

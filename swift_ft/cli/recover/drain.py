@@ -18,7 +18,10 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import leaves_after_checkpoint
 from swift_ft.units import format_seconds
 
-__all__ = ["VERB"]
+__all__ = ["LEFT", "VERB", "leave"]
+
+LEFT = "left"
+"""The outcome that was asked for."""
 
 
 def _declare(parser: argparse.ArgumentParser) -> None:
@@ -39,21 +42,42 @@ def _run(args: argparse.Namespace) -> ExitCode:
 def _drain(run_id: str, follower: Follower, args: argparse.Namespace) -> ExitCode:
     machine = _named(follower.state, args.machine)
     slot = follower.state.slot_of(machine)
-    if slot is not None and follower.state.generation and not follower.state.has_sessions:
-        raise UsageError("the run's script has no session: all its workers would start again from nothing")
     began = time.monotonic()
-    state = follower.append(ev.DrainRequested(machine=machine, by=who_asks()))
-    outcome = _wait(follower, state, machine, slot, args)
+    outcome = leave(follower, machine, timeout_s=args.timeout, tell=not args.json)
     took_s = time.monotonic() - began
     if args.json:
         facts = {"run": run_id, "machine": machine, "slot": slot, "outcome": outcome, "seconds": took_s}
         print_json(facts)
-    elif outcome == "left":
+    return ExitCode.OK if outcome == LEFT else ExitCode.FINDINGS
+
+
+def leave(follower: Follower, machine: str, *, timeout_s: float, tell: bool) -> str:
+    """Ask a machine to leave, and wait until another one trains in its slot.
+
+    Args:
+        follower: of the run's journal.
+        machine: by its name.
+        timeout_s: how long to wait.
+        tell: whether to print what is waited for, and the outcome.
+
+    Returns:
+        What came of it, in words: :data:`LEFT` if it has left.
+
+    Raises:
+        UsageError: if the run's script has no session.
+    """
+    slot = follower.state.slot_of(machine)
+    if slot is not None and follower.state.generation and not follower.state.has_sessions:
+        raise UsageError("the run's script has no session: all its workers would start again from nothing")
+    began = time.monotonic()
+    state = follower.append(ev.DrainRequested(machine=machine, by=who_asks()))
+    outcome = _wait(follower, state, machine, slot, timeout_s, tell=tell)
+    if tell and outcome == LEFT:
         by = f", and {follower.state.membership.members[slot]} fills its slot" if slot is not None else ""
-        print(f"{machine} has left after {format_seconds(took_s)}{by}")
-    else:
+        print(f"{machine} has left after {format_seconds(time.monotonic() - began)}{by}")
+    elif tell:
         sys.stderr.write(f"swift-recover: {machine} {outcome}\n")
-    return ExitCode.OK if outcome == "left" else ExitCode.FINDINGS
+    return outcome
 
 
 def _named(state: State, text: str) -> str:
@@ -89,18 +113,19 @@ def _is_host(text: str, host: str) -> bool:
     return bool(text) and (text == host or (text == host.partition(".")[0] and not text.isdigit()))
 
 
-def _wait(follower: Follower, state: State, machine: str, slot: int | None, args: argparse.Namespace) -> str:
-    """Wait until the machine has left and another one trains in its slot. What came of it, in words."""
-    deadline = time.monotonic() + args.timeout
+def _wait(
+    follower: Follower, state: State, machine: str, slot: int | None, timeout_s: float, *, tell: bool
+) -> str:
+    deadline = time.monotonic() + timeout_s
     told = ""
     while True:
         if machine in state.membership.fenced and (slot is None or state.phase == Phase.LIVE):
-            return "left"
+            return LEFT
         if state.phase == Phase.ENDED:
             return "stayed: the run has ended"
         if (left_s := deadline - time.monotonic()) <= 0:
-            return f"has not left within {args.timeout:g} s: it {_what_for(state, machine)}"
-        if not args.json and (words := _what_for(state, machine)) != told:
+            return f"has not left within {timeout_s:g} s: it {_what_for(state, machine)}"
+        if tell and (words := _what_for(state, machine)) != told:
             told = words
             print(f"{machine} {told}", flush=True)
         follower.wait_for(partial(is_not, state), min(left_s, 1.0))

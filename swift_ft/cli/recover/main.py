@@ -9,7 +9,19 @@ from collections.abc import Sequence
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the end of a run closes connections: no warnings
 
 from swift_ft.cli.common import OneLineParser
-from swift_ft.cli.recover import drain, export, gc, inspect, join, plan, replay, status, timeline, verify
+from swift_ft.cli.recover import (
+    drain,
+    export,
+    gc,
+    inspect,
+    join,
+    plan,
+    replay,
+    scale,
+    status,
+    timeline,
+    verify,
+)
 from swift_ft.cli.verb import Verb, add_verbs, run_verb
 
 __all__ = ["main", "parser"]
@@ -25,6 +37,7 @@ VERBS: tuple[Verb, ...] = (
     gc.VERB,
     join.VERB,
     drain.VERB,
+    scale.VERB,
 )
 
 _EXIT_CODES = """\

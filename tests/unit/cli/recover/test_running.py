@@ -97,6 +97,42 @@ def test_no_other_machine_is_asked(
     assert asked(journal) == []
 
 
+@pytest.mark.parametrize(
+    ("machines", "words"),
+    [
+        ("7", "the job has 5 machines: start 2 more with swift-recover join"),
+        ("0", "the job needs at least 1 machines, not 0"),
+    ],
+)
+def test_a_number_of_machines_that_cannot_be(
+    service: StoreService, machines: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = opened(service)
+    assert main(["scale", machines, "--rdzv-endpoint", f"{service.host}:{service.port}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert asked(journal) == []
+
+
+def test_the_first_that_does_not_leave_ends_it(
+    service: StoreService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = opened(service)
+    endpoint = f"{service.host}:{service.port}"
+    assert main(["scale", "2", "--rdzv-endpoint", endpoint, "--timeout", "0.1"]) == 1
+    assert "m-4.0 has not left within 0.1 s" in capsys.readouterr().err
+    assert asked(journal) == ["m-4.0"]
+
+
+def test_as_many_as_there_are_is_nothing_to_do(
+    service: StoreService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = opened(service)
+    assert main(["scale", "5", "--rdzv-endpoint", f"{service.host}:{service.port}"]) == 0
+    assert "the job goes on with 5 machines: m-0.0, m-1.0, m-2.0, m-3.0, m-4.0" in capsys.readouterr().out
+    assert asked(journal) == []
+
+
 def test_a_rendezvous_store_that_ends_is_one_line(
     service: StoreService, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,33 @@
+"""Which machine leaves next when a run goes on with fewer, because somebody asked for it. Pure."""
+
+from __future__ import annotations
+
+from swift_ft.recovery.guests import guests_of
+from swift_ft.recovery.job_state import State
+
+__all__ = ["leaves_next", "machines_of"]
+
+
+def machines_of(state: State) -> list[str]:
+    """The machines of a run: those that fill a slot, in order of their slots, and then those that wait.
+
+    Guests are no machines of their own.
+    """
+    membership = state.membership
+    members = [machine for _, machine in sorted(membership.members.items())]
+    return [machine for machine in (*members, *membership.waiting()) if machine not in membership.hosts]
+
+
+def leaves_next(state: State) -> str:
+    """The machine that is missed least: one that waits, then one without guests, then the last slot's.
+
+    Raises:
+        ValueError: if the run has no machine.
+    """
+    membership = state.membership
+
+    def missed(machine: str) -> tuple[bool, int, int]:
+        slot = membership.slots.get(machine)
+        return slot is not None, len(guests_of(state, machine)), 0 if slot is None else -slot
+
+    return min(reversed(machines_of(state)), key=missed)
