@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
 import sys
 import tempfile
 from contextlib import suppress
@@ -23,11 +22,9 @@ from benchmarks.lib.results import Summary, Target, append_results, argument_par
 from examples.commands import ROOT, CommandError, finished, swift_run, torchrun
 
 SCRIPT = ROOT / "benchmarks" / "recovery" / "scripts" / "sharded.py"
-CHECKPOINT_EVERY, LOST = 50, 49
-CHOSEN, NEVER = "auto", "1000000"
-"""How often there is a copy: as what it costs suggests, and never."""
-UNDISTURBED, WARM_UP = 80, 30
-"""Iterations; the session has chosen after the first ones."""
+CHECKPOINT_EVERY, NEVER, LOST = 50, 10**6, 49
+BLOCK, PAIRS, WARM_UP = 40, 8, 80
+"""Iterations of a block, pairs of blocks with and without copies, and iterations before the first."""
 TRIES, WITHIN_S = 10, 180.0
 OVERHEAD, FASTER = 1.02, 5.0
 
@@ -37,18 +34,17 @@ def main() -> int:
     parser = argument_parser(__doc__, repetitions=3)
     parser.add_argument("--width", type=int, default=1024, help="of the model, default: %(default)s")
     args = parser.parse_args()
-    ratios, ours, theirs, bad = [], [], [], 0
+    ours, theirs, bad = [], [], 0
     try:
+        ratios = overheads(args.width)
         for number in range(args.repetitions):
-            pair = [iteration_s(every, args.width) for every in (CHOSEN, NEVER)]
-            ratios.append(pair[0] / pair[1])
             our = recovery_s("memory", args.width)
             assert our is not None  # a survivor's process goes on
             ours.append(our)
             seconds, failed = recovery_of_torchrun_s(args.width)
             theirs.append(seconds)
             bad += failed
-            print(f"# {number + 1}: {ratios[-1]:.3f}, {ours[-1]:.2f} s, {theirs[-1]:.2f} s", file=sys.stderr)
+            print(f"# {number + 1}: {ours[-1]:.2f} s, {theirs[-1]:.2f} s", file=sys.stderr)
     except CommandError as error:
         print(f"memory.py: {error}", file=sys.stderr)
         return 1
@@ -70,7 +66,8 @@ def main() -> int:
     body = (
         f"FSDP2 on two workers, copies as often as the session chooses, {LOST} iterations after a checkpoint "
         f"in the store. {args.repetitions} repetitions. Beside them, {bad} runs of torchrun started its "
-        f"workers again more than once, or hung.\n\n{table(['recovery', 'takes'], rows)}\n\n"
+        f"workers again more than once, or hung. What copies cost: in one run, {PAIRS} blocks of {BLOCK} "
+        f"iterations with copies alternate with as many without.\n\n{table(['recovery', 'takes'], rows)}\n\n"
         + table(["", "target", "measured"], [[t.name, t.limit, t.measured] for t in targets])
     )
     samples = {"overhead": ratios, "memory_s": ours, "torchrun_s": theirs, "torchrun_failed": bad}
@@ -80,14 +77,15 @@ def main() -> int:
     return 0
 
 
-def iteration_s(every: str, width: int) -> float:
-    """Mean seconds of an iteration, copies included."""
+def overheads(width: int) -> list[float]:
+    """In one run, the time of each block of iterations with copies by that of the next one without."""
     with tempfile.TemporaryDirectory(prefix="swift-memory-") as name:
         folder = Path(name)
-        training = command(folder, "memory", width, UNDISTURBED, every)
-        finished(training, folder / "output.txt", OMP_NUM_THREADS="1")
-        ends = [at for _, at in read_ends(folder)][WARM_UP:]
-        return statistics.mean(after - before for before, after in itertools.pairwise(ends))
+        training = command(folder, "memory", width, WARM_UP + 2 * PAIRS * BLOCK, NEVER)
+        finished([*training, "--turns", str(BLOCK)], folder / "output.txt", OMP_NUM_THREADS="1")
+        ends = [at for _, at in read_ends(folder)][WARM_UP - 1 :]
+    blocks = [after - before for before, after in itertools.pairwise(ends[::BLOCK])]
+    return [one / other for one, other in zip(blocks[::2], blocks[1::2], strict=True)]
 
 
 def recovery_of_torchrun_s(width: int) -> tuple[float, int]:
@@ -107,7 +105,7 @@ def recovery_s(way: str, width: int) -> float | None:
     dies_in = CHECKPOINT_EVERY + LOST
     with tempfile.TemporaryDirectory(prefix="swift-memory-") as name:
         folder = Path(name)
-        full = [*command(folder, way, width, dies_in + 3, CHOSEN), "--die", str(dies_in)]
+        full = [*command(folder, way, width, dies_in + 3, CHECKPOINT_EVERY), "--die", str(dies_in)]
         finished(full, folder / "output.txt", within_s=WITHIN_S, OMP_NUM_THREADS="1")
         if len((folder / "starts.txt").read_text().splitlines()) > 2:
             return None
@@ -115,13 +113,13 @@ def recovery_s(way: str, width: int) -> float | None:
         return next(at for iteration, at in read_ends(folder) if iteration == dies_in) - died
 
 
-def command(folder: Path, way: str, width: int, iterations: int, every: str) -> list[str]:
+def command(folder: Path, way: str, width: int, iterations: int, checkpoint_every: int) -> list[str]:
     """One training."""
     script = [str(SCRIPT), "--folder", str(folder), "--way", way, "--width", str(width)]
-    script += ["--iterations", str(iterations), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+    script += ["--iterations", str(iterations), "--checkpoint-every", str(checkpoint_every)]
     if way == "dcp":
         return torchrun("--nproc-per-node", "2", "--max-restarts", "3", *script)
-    return swift_run("--machines", "2", "--spares", "1", *script, "--snapshot-every", every)
+    return swift_run("--machines", "2", "--spares", "1", *script, "--snapshot-every", "auto")
 
 
 def read_ends(folder: Path) -> list[tuple[int, float]]:

@@ -1,7 +1,8 @@
 """A model sharded by FSDP2 on two workers, in a session with memory checkpoints or under torchrun with DCP.
 
 Worker 0 writes a line when an iteration ends: its number and the time. With ``--die N``, worker 1 gets
-SIGKILL in iteration N, once, and writes when. Each start of worker 0 is a line, too.
+SIGKILL in iteration N, once, and writes when. Each start of worker 0 is a line, too. With ``--turns N``,
+copies are made in every second block of N iterations only.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 
 import swift_ft
 from swift_ft.failpoints import Point, hit
+from swift_ft.runtime.memory.snapshots import Snapshots
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--folder", type=Path, required=True)
@@ -31,6 +33,7 @@ parser.add_argument("--checkpoint-every", type=int, required=True)
 parser.add_argument("--snapshot-every", default="auto")
 parser.add_argument("--width", type=int, default=1024)
 parser.add_argument("--die", type=int, default=-1)
+parser.add_argument("--turns", type=int, default=0, help="iterations with copies, and then without, in turn")
 args = parser.parse_args()
 
 if os.environ["RANK"] == "0":
@@ -45,6 +48,17 @@ for layer in (*layers, layers):
 model: nn.Module = layers
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 died = args.folder / "died"
+
+
+def copy_in_turns(block: int) -> None:
+    """Make no copy in every second block."""
+    take = Snapshots._take
+
+    def take_in_turns(self: Snapshots, iteration: int, *, by_plan: bool = False) -> None:
+        if by_plan or iteration // block % 2 == 0:
+            take(self, iteration, by_plan=by_plan)
+
+    Snapshots._take = take_in_turns  # type: ignore[method-assign]
 
 
 def iterate(iteration: int) -> None:
@@ -71,6 +85,8 @@ def note(iteration: int) -> None:
 
 def by_session() -> Iterator[tuple[int, AbstractContextManager[object]]]:
     """With memory checkpoints."""
+    if args.turns:
+        copy_in_turns(args.turns)
     session = swift_ft.Session(
         {"model": model, "optimizer": optimizer},
         store=str(args.folder / "store"),
