@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -57,6 +58,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     made = Hosts(tmp_path, 60)
     yield made
     for line in processes_of(tmp_path):
-        os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(line.partition(":")[0]), signal.SIGKILL)
     for process in made.processes.values():
         process.wait(timeout=30)

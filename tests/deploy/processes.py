@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -47,4 +48,5 @@ def leaves_nothing(folder: Path) -> Iterator[None]:
         wait_until(lambda: not processes_of(folder), lambda: f"the end of {processes_of(folder)}")
     finally:
         for line in processes_of(folder):
-            os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.partition(":")[0]), signal.SIGKILL)

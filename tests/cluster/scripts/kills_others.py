@@ -7,6 +7,7 @@ KILLS says as JSON which worker does so, and at the beginning of which step: ``{
 machine one worker is named; ``"store"`` is the rendezvous store, and the worker's own machine comes last.
 """
 
+import contextlib
 import json
 import os
 import runpy
@@ -39,7 +40,8 @@ def kill() -> None:
     for path in pids:
         path.unlink()
     for pid in doomed:
-        os.kill(pid, signal.Signals[KILLS["signal"]])
+        with contextlib.suppress(ProcessLookupError):  # a worker dies with its agent
+            os.kill(pid, signal.Signals[KILLS["signal"]])
 
 
 def pids_of(victim: int | str) -> Path:
