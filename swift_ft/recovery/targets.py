@@ -8,7 +8,7 @@ logs lack what a replay needs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swift_ft.recovery.events import StatusReported
@@ -16,6 +16,10 @@ from swift_ft.recovery.reconcile import Reconciliation, Transfer, reconcile_repl
 from swift_ft.recovery.topology import Topology
 
 __all__ = ["Target", "choose_replays", "reconcile"]
+
+
+_Reconciled = tuple[Mapping[int, StatusReported], Reconciliation | None]
+"""The reports of a part's replicas, and how they become equal; None if none of them is usable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +71,14 @@ def reconcile(
         By rank, the state that each worker then has; and the transfers that this takes, in order.
     """
     replica_sets = [{rank: statuses[rank] for rank in ranks} for ranks in topology.replica_sets]
-    results = [(replicas, reconcile_replicas(replicas)) for replicas in replica_sets]
+    results: list[_Reconciled] = [(replicas, reconcile_replicas(replicas)) for replicas in replica_sets]
     common = _common_iteration(statuses, topology, results)
-    ahead = _ahead_of_partners(topology, results)
+    results = _rolled_back(topology, results, common)
     targets = {rank: Target.reported(status) for rank, status in statuses.items()}
     transfers: list[Transfer] = []
     for replicas, result in results:
         if result is None:
             continue
-        alone = not any(status.stages for status in replicas.values())  # and nothing to send again from a log
-        apart = not ahead.isdisjoint(replicas)  # else all of them, and their replicas, would replay
-        if result.iteration > common and (alone or apart or result.transfers or result.undo):
-            result = roll_back_to(replicas, common) or result
         transfers += result.transfers
         received = {rank for transfer in result.transfers for rank in transfer.targets}
         for rank in replicas:
@@ -87,17 +87,34 @@ def reconcile(
     return targets, tuple(transfers)
 
 
+def _rolled_back(topology: Topology, results: Sequence[_Reconciled], common: int) -> list[_Reconciled]:
+    """Take back the iteration that some parts have completed and that cannot be made good for the others.
+
+    One part that goes back may leave others ahead that can only repeat the iteration with it.
+    """
+    results, done = list(results), -1
+    while done != (done := sum(result is not None and result.iteration > common for _, result in results)):
+        ahead = _ahead_of_partners(topology, results)
+        for number, (replicas, result) in enumerate(results):
+            if result is None or result.iteration <= common:
+                continue
+            alone = not any(status.stages for status in replicas.values())  # nothing to send from a log
+            apart = not ahead.isdisjoint(replicas)  # else all of them, and their replicas, would replay
+            if alone or apart or result.transfers or result.undo:
+                results[number] = replicas, roll_back_to(replicas, common) or result
+    return results
+
+
 def _common_iteration(
     statuses: Mapping[int, StatusReported],
     topology: Topology,
-    results: Iterable[tuple[Mapping[int, StatusReported], Reconciliation | None]],
+    results: Sequence[_Reconciled],
 ) -> int:
     """The latest iteration that all parts of the model can continue from.
 
     A neighbour of a lost part must not skip an iteration by receiving it from a replica: the replay of the
     lost part needs the messages of that iteration, and the neighbour's log would lack them.
     """
-    results = list(results)
     lost = {rank for replicas, result in results if result is None for rank in replicas}
     beside = {other for rank in lost for other in topology.neighbours[rank]} - lost
     own = [statuses[rank].iteration for rank in beside if statuses[rank].live]
@@ -105,9 +122,7 @@ def _common_iteration(
     return min([min(reconciled, default=0), *(iteration for iteration in own if iteration is not None)])
 
 
-def _ahead_of_partners(
-    topology: Topology, results: Iterable[tuple[Mapping[int, StatusReported], Reconciliation | None]]
-) -> set[int]:
+def _ahead_of_partners(topology: Topology, results: Sequence[_Reconciled]) -> set[int]:
     """Ranks that have completed an iteration which others have not that can only repeat it with them."""
     at = {rank: result.iteration for replicas, result in results if result is not None for rank in replicas}
     ahead: set[int] = set()

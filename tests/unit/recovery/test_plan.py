@@ -620,6 +620,26 @@ def test_replicated_parts_of_a_stage_undo_what_the_other_parts_have_not_complete
         assert {(t.source, t.targets) for t in plan.transfers} == {(0, (2,)), (1, (3,))}
 
 
+def test_one_shard_that_goes_back_takes_those_along_that_repeat_the_iteration_with_it() -> None:
+    """Sharded replicas: a worker's replica was cut off, so its part goes back, and so must the other shard."""
+    undoable = replace(live(48), undoable=(0, 1))
+    states = [live(47), live(47), NEW, NEW, undoable, undoable, live(47), undoable]
+    reports = {
+        rank: replace(
+            status,
+            rank=rank,
+            stages=(rank // 4,),
+            holds=(f"stage {rank // 4}, shard {rank % 2}",),
+            together=(rank ^ 1,),
+        )
+        for rank, status in enumerate(states)
+    }
+    plan = make_plan(reports, workers_per_machine=2, committed=20)
+    assert (plan.mode, plan.resume) == (RecoveryMode.REPLICA, 47), plan.reason
+    assert [plan.tasks[rank].undo for rank in (5, 7)] == [(0, 1), (0, 1)]
+    assert {(t.source, t.targets) for t in plan.transfers} == {(0, (2,)), (1, (3,)), (6, (4,))}
+
+
 def test_if_all_replay_together_the_reason_names_the_call() -> None:
     plan = mesh(NEW, live(47), live(47), live(47), tp=4)
     assert plan.mode == RecoveryMode.FALLBACK
