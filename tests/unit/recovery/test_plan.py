@@ -621,7 +621,7 @@ def test_replicated_parts_of_a_stage_undo_what_the_other_parts_have_not_complete
 
 
 def test_one_shard_that_goes_back_takes_those_along_that_repeat_the_iteration_with_it() -> None:
-    """Sharded replicas: a worker's replica was cut off, so its part goes back, and so must the other shard."""
+    """Of sharded replicas: one was cut off, so its part goes back, and so must the other shard."""
     undoable = replace(live(48), undoable=(0, 1))
     states = [live(47), live(47), NEW, NEW, undoable, undoable, live(47), undoable]
     reports = {
