@@ -62,6 +62,7 @@ MEANINGS = {
     "checkpoint_damaged": "A part of a checkpoint is not what was saved. All workers return to an older one.",
     "archive_failed": "The journal cannot be archived in the store now. It is tried again later.",
     "archive_left_to_agent": "A worker ends before it has archived the journal's end. Its agent does.",
+    "layers_received": "A worker has taken layers that moved to it: how many bytes, in how many seconds.",
     "batch_position_unknown": "A resumed script ignores `step.index`. It may begin with its first batch.",
     "buffer_differs": "A replacement made another buffer than the lost worker, and no state holds it.",
     "checkpoint_failed": "A part of a checkpoint could not be written. The previous checkpoint stays valid.",

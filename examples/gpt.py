@@ -17,7 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Batches", "Config", "argument_parser", "build_stage", "load_text", "loss_fn", "stages_of"]
+__all__ = [
+    "Batches",
+    "Config",
+    "argument_parser",
+    "build_layer",
+    "build_stage",
+    "load_text",
+    "loss_fn",
+    "stages_of",
+]
 
 VOCABULARY = 256  # bytes
 
@@ -141,6 +150,13 @@ def build_stage(stage_index: int, num_stages: int, config: Config) -> nn.Module:
     if stage_index == num_stages - 1:
         layers["head"] = _build_layer(Head, 1 + config.layers, config)
     return nn.Sequential(layers)
+
+
+def build_layer(number: int, config: Config) -> nn.Module:
+    """Builds a layer of the whole model: the embedding (0), a block, or the head (``config.layers + 1``)."""
+    if number == 0:
+        return _build_layer(Embedding, 0, config)
+    return _build_layer(Block if number <= config.layers else Head, number, config)
 
 
 def _build_layer(kind: Callable[[Config], nn.Module], position: int, config: Config) -> nn.Module:

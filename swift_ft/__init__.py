@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from swift_ft.optim import wrap_optimizer
     from swift_ft.runtime.metrics import SessionMetrics
     from swift_ft.session import Session, Step
+    from swift_ft.torch_adapters.layer_stack import LayerStack
     from swift_ft.undo.support import undo_support
 
 __all__ = [
+    "LayerStack",
     "LogBudget",
     "Session",
     "SessionMetrics",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "LayerStack": "swift_ft.torch_adapters.layer_stack",
     "LogBudget": "swift_ft.logging",
     "Session": "swift_ft.session",
     "SessionMetrics": "swift_ft.runtime.metrics",

@@ -50,6 +50,8 @@ class Point(StrEnum):
     """In a recovery, before the checkpoint is loaded."""
     TRANSFER = "transfer"
     """In a recovery, before a bucket of state travels from a replica to others."""
+    MOVE = "move"
+    """Before layers travel from one worker to another, in a change of the layout."""
     REPLAY = "replay"
     """In a replay, when ``iteration`` begins."""
     HELP = "help"

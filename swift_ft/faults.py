@@ -16,6 +16,9 @@ from swift_ft.failpoints import Point
 __all__ = ["Action", "Fault", "Point", "check_faults", "fail_at", "parse_faults"]
 
 
+_ANY = "any"
+
+
 class Action(StrEnum):
     """What happens to the target."""
 
@@ -48,7 +51,7 @@ class Fault:
         action: what happens.
         target: to what.
         index: the machine's slot, or the worker's rank.
-        iteration: the iteration in which it happens.
+        iteration: the iteration in which it happens; None for the first one that gets to the point.
         point: where in the iteration.
         microbatch: for ``forward`` and ``backward``: before which microbatch; None for the first one.
         bucket: for points of a bucket of gradients or of a transfer: which bucket; None for the first one.
@@ -57,7 +60,7 @@ class Fault:
     action: Action
     target: Target
     index: int
-    iteration: int
+    iteration: int | None
     point: Point = Point.BETWEEN
     microbatch: int | None = None
     bucket: int | None = None
@@ -69,7 +72,8 @@ class Fault:
 
     def __str__(self) -> str:
         """The text that :func:`parse_faults` reads."""
-        text = f"{self.action} {self.target}={self.index} iteration={self.iteration} point={self.point}"
+        iteration = _ANY if self.iteration is None else self.iteration
+        text = f"{self.action} {self.target}={self.index} iteration={iteration} point={self.point}"
         for name in ("microbatch", "bucket"):
             if (number := getattr(self, name)) is not None:
                 text += f" {name}={number}"
@@ -124,6 +128,10 @@ def _known(kind: type[StrEnum], value: str, what: str) -> str:
     return value
 
 
+def _iteration(value: str) -> int | None:
+    return None if value == _ANY else int(value)
+
+
 def _parse_one(text: str) -> Fault:
     try:
         action, *pairs = text.split()
@@ -133,7 +141,7 @@ def _parse_one(text: str) -> Fault:
             Action(_known(Action, action, "action")),
             target,
             int(facts.pop(target)),
-            int(facts.pop("iteration")),
+            _iteration(facts.pop("iteration")),
             Point(_known(Point, facts.pop("point", Point.BETWEEN), "point")),
             int(facts.pop("microbatch")) if "microbatch" in facts else None,
             int(facts.pop("bucket")) if "bucket" in facts else None,

@@ -401,6 +401,8 @@ class Session:
             runner.ready_to_step()
             if not runner.settle():
                 continue
+            if runner.stops_for_layout():
+                continue
             last = iterations if between.stop.at is None else min(iterations, between.stop.at)
             if runner.iteration >= last and not runner.replaying:
                 if runner.finish():

@@ -13,19 +13,20 @@ import math
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
 from swift_ft.checkpoint.folder import CheckpointFolder, Part
+from swift_ft.checkpoint.layered_part import kinds_of, load_layers, sources_of
+from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.state_digest import StateDigests, listed
-from swift_ft.checkpoint.state_payload import TensorKind
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWritableError, UsageError
 from swift_ft.failpoints import Point, hit
+from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.storage.retry import is_outage, is_transient, retry
 from swift_ft.torch_adapters.dcp import staged, write_part
 from swift_ft.waits import waiting
@@ -170,8 +171,13 @@ class Checkpointer:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def load(self, iteration: int, rank: int) -> None:
+    def load(self, iteration: int, rank: int, layout: StageLayers | None = None) -> None:
         """Load a worker's part of a committed checkpoint into the state, if it is the part that was saved.
+
+        Args:
+            iteration: of the checkpoint.
+            rank: the worker.
+            layout: for a LayerStack the number of layers of each stage. The checkpoint may have another one.
 
         Raises:
             DamagedCheckpointError: it is not, or it is gone.
@@ -179,7 +185,7 @@ class Checkpointer:
             TopologyMismatchError: if another model made it.
         """
         try:
-            part = self._read_twice(lambda: self._load(iteration, rank))
+            part = self._read_twice(lambda: self._load(iteration, rank, layout))
         except DamagedCheckpointError as error:
             raise self._damaged(iteration, rank, error) from error
         except (CheckpointError, UsageError):
@@ -225,33 +231,52 @@ class Checkpointer:
             **{**error.fields, "iteration": iteration, "rank": rank},
         )
 
-    def _load(self, iteration: int, rank: int) -> Part:
+    def _load(self, iteration: int, rank: int, layout: StageLayers | None) -> Part:
         store = self.folder.store
         store.check_anchor()
+        placed = self.folder.layers_of(iteration) if layout is not None else {}
+        if placed and layout is not None:
+            return self._load_layers(iteration, rank, layout, placed)
         part = self.folder.part_of(iteration, rank)
-        try:
+        with self._named(part):
             self._load_part(part)
+        return part
+
+    @contextmanager
+    def _named(self, part: Part) -> Iterator[None]:
+        """Say of which part something is wrong, and what."""
+        try:
+            yield
         except DamagedCheckpointError as error:
-            error.fields["path"] = part.path
+            error.fields.setdefault("path", part.path)
             raise
         except FileNotFoundError as error:
-            store.check_anchor()  # the file is gone, and not the whole store
+            self.folder.store.check_anchor()  # the file is gone, and not the whole store
             raise DamagedCheckpointError("a file of it is gone", path=part.path) from error
         except _UNREADABLE as error:
             if part.digest:  # it is what was saved, and does not fit this script
                 raise
             raise DamagedCheckpointError(f"it cannot be read ({error})", path=part.path) from error
-        return part
+
+    def _load_layers(
+        self, iteration: int, rank: int, layout: StageLayers, placed: Mapping[int, Sequence[int]]
+    ) -> Part:
+        """Load this worker's layers from the parts that have them."""
+        layered, parts = LayeredState(self._state), self.folder.parts_of(iteration)
+        sources = sources_of(layered.layers_in(layout), placed, rank)
+        first = parts[next(iter(sources))]
+        with self._named(first):
+            readers = {other: self.folder.reader(parts[other]) for other in sources}
+            names = load_layers(readers, sources, layout, layered, self._state)
+            if names:
+                raise DamagedCheckpointError(
+                    f"the loaded state is not what was saved: {listed(names)} differ"
+                )
+        return first
 
     def _load_part(self, part: Part) -> None:
         reader = self.folder.reader(part)
-        stored = reader.read_metadata()
-        paths = stored.planner_data or {}
-        kinds = {
-            paths.get(flat, tuple(flat.split("."))): TensorKind(meta.properties.dtype, tuple(meta.size))
-            for flat, meta in stored.state_dict_metadata.items()
-            if isinstance(meta, TensorStorageMetadata)
-        }
+        kinds = kinds_of(reader)
         self._state.check(kinds)
         state = self._state.to_load(kinds)
         reader.fill(state)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from swift_ft.checkpoint.manifest import read_manifest, read_sealed
@@ -53,7 +54,12 @@ class CheckpointFolder:
         return sorted(int(name) for name in self._all() if self.store.exists(f"{_ROOT}/{name}/{_MARKER}"))
 
     def commit(
-        self, iteration: int, parts: Mapping[int, str], run_id: str, digests: Mapping[str, str]
+        self,
+        iteration: int,
+        parts: Mapping[int, str],
+        run_id: str,
+        digests: Mapping[str, str],
+        layers: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         """Write the marker, last of all, unless the same marker is there.
 
@@ -65,15 +71,17 @@ class CheckpointFolder:
             parts: the place of each worker's part, by rank. Replicas share one.
             run_id: the run that saved it.
             digests: by place, the digest of the list of a part's files.
+            layers: by rank, the layers of a LayerStack in the worker's part.
         """
-        marker = sealed(
-            {
-                "iteration": iteration,
-                "run_id": run_id,
-                "parts": {str(rank): path for rank, path in parts.items()},
-                "digests": dict(digests),
-            }
-        )
+        content = {
+            "iteration": iteration,
+            "run_id": run_id,
+            "parts": {str(rank): path for rank, path in parts.items()},
+            "digests": dict(digests),
+        }
+        if layers:
+            content["layers"] = {str(rank): list(own) for rank, own in layers.items()}
+        marker = sealed(content)
         path = f"{_folder(iteration)}/{_MARKER}"
         with suppress(SwiftError):
             if self.store.read_json(path) == marker:
@@ -96,6 +104,11 @@ class CheckpointFolder:
             raise DamagedCheckpointError(f"the file {_MARKER} is gone", file=_MARKER)
         digests = marker.get("digests", {})
         return {int(rank): Part(path, digests.get(path, "")) for rank, path in marker["parts"].items()}
+
+    def layers_of(self, iteration: int) -> dict[int, tuple[int, ...]]:
+        """The layers of a LayerStack in each worker's part, by rank. Empty if the model was none."""
+        marker = self._intact_marker(iteration) or {}
+        return {int(rank): tuple(layers) for rank, layers in marker.get("layers", {}).items()}
 
     def part_of(self, iteration: int, rank: int) -> Part:
         """A worker's part of a committed checkpoint.

@@ -72,6 +72,11 @@ class Rollback:
                 )
         self._buffers = self._copies(before=self._buffers)
 
+    def forget(self) -> None:
+        """The tensors of the state are others from now on: no step before can be rolled back any more."""
+        self._iteration, self._previous_small, self._previous_buffers = -1, None, None
+        self._had_gradient, self._buffers, self._after = [], None, None
+
     def dirty(self) -> str | None:
         """Why the interrupted step can neither be repeated nor counted as done; None if it can."""
         if not self._updated:

@@ -52,6 +52,14 @@ class TrainingState:
             for parameter in group["params"]
         ]
 
+    def parameter_names(self) -> dict[torch.Tensor, tuple[str, str]]:
+        """By parameter of a module: the part that has it, and its name there."""
+        names: dict[torch.Tensor, tuple[str, str]] = {}
+        for part, module in self.modules.items():
+            for name, parameter in module.named_parameters():
+                names.setdefault(parameter, (part, name.removeprefix("module.").replace("_orig_mod.", "")))
+        return names
+
     def tensors(self) -> Iterator[torch.Tensor]:
         """All large state: of modules with their gradients, and of optimizers."""
         for module in self.modules.values():
@@ -107,12 +115,15 @@ class TrainingState:
         Args:
             digests: of :meth:`named_tensors`, for :meth:`take_over` to compare.
         """
-        optimizers, plain = {}, {}
+        optimizers, plain, names = {}, {}, self.parameter_names()
         for name, optimizer in self.optimizers.items():
             saved = optimizer.state_dict()
             tensors, values = _split_tensors(saved["state"])
             optimizers[name] = {"state": tensors}
-            plain[name] = {"state": values, "param_groups": saved["param_groups"]}
+            known_as = [
+                names.get(parameter) for group in optimizer.param_groups for parameter in group["params"]
+            ]
+            plain[name] = {"state": values, "param_groups": saved["param_groups"], "names": known_as}
         models = {name: get_model_state_dict(module) for name, module in self.modules.items()}
         shards = {name: _described(tensors) for name, tensors in models.items()}
         of_optimizers = {name: _described(saved) for name, saved in optimizers.items()}
@@ -134,10 +145,17 @@ class TrainingState:
         Raises:
             TopologyMismatchError: it was made by another model; names a tensor and both shapes.
         """
+        self._check({(path[1], path[2]): tuple(k.shape) for path, k in stored.items() if path[0] == "models"})
+
+    def check_models(self, models: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """As :meth:`check`, for tensors that were read, by part and name."""
+        self._check(
+            {(part, key): tuple(t.shape) for part, model in models.items() for key, t in model.items()}
+        )
+
+    def _check(self, stored: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
         for name, module in self.modules.items():
-            theirs = {
-                path[2]: tuple(kind.shape) for path, kind in stored.items() if path[:2] == ("models", name)
-            }
+            theirs = {key: shape for (part, key), shape in stored.items() if part == name}
             tensors = _localized(get_model_state_dict(module)).items()
             ours = {key: tuple(value.shape) for key, value in tensors if isinstance(value, torch.Tensor)}
             for key in sorted({*ours, *theirs}):

@@ -131,7 +131,7 @@ def _fact(before: State, after: State, event: ev.Event) -> tuple[str, Weight]:
             return f"a spare machine is lost: {event.reason}", Weight.NEWS
         case ev.CheckpointDamaged():
             return f"worker {event.rank}: {event.reason}", Weight.GRAVE
-        case ev.CommunicationFailed() | ev.ReplayFailed() | ev.HelpDeclined():
+        case ev.CommunicationFailed() | ev.ReplayFailed() | ev.HelpDeclined() | ev.LayoutDeclined():
             return f"worker {event.rank}: {event.reason}", Weight.NEWS
         case ev.ScriptFailed() | ev.DeadlinePassed() if after.phase != Phase.ENDED:
             return event.reason, Weight.NEWS
@@ -190,6 +190,8 @@ def _generation_in_words(before: State, after: State, event: ev.Event) -> tuple[
         for slot, host in hosts.items()
         if host is not None
     ]
+    if after.layouts.pending is not None:
+        return f"generation {after.generation}: all stop, since layers move", Weight.ROUTINE
     return f"generation {after.generation}: {', '.join(what) or 'all meet again'}", Weight.NEWS
 
 
@@ -213,6 +215,9 @@ def _plan_in_words(state: State) -> tuple[str, Weight]:
             return f"all workers start{source}", again
         case RecoveryMode.CONTINUE:
             return f"all workers have their state and continue with iteration {plan.resume}", again
+        case RecoveryMode.LAYOUT:
+            layers = ", ".join(map(str, plan.new_layout or ()))
+            return f"layers move after iteration {plan.resume - 1}: {layers} on the stages", Weight.NEWS
         case RecoveryMode.REPLAY:
             who = ", ".join(
                 f"worker {rank} replays iterations {task.begin} to {task.replay_until - 1}"

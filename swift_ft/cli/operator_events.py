@@ -35,6 +35,8 @@ OPERATOR_EVENTS = {
     "communication_failed": ("warning", "Connections broke, and no machine was found dead."),
     "replay_failed": ("warning", "A log cannot be replayed. The next way back is taken."),
     "help_declined": ("warning", "A survivor cannot help in a replay, which goes on without it."),
+    "layout_changed": ("info", "Layers have moved: how many are on each stage from now on."),
+    "layout_declined": ("warning", "A worker cannot take layers. They stay where they are."),
     "script_failed": ("warning", "The script raised or exited with an error. All start again."),
     "deadline_passed": ("warning", "Machines did not answer in time, and count as lost."),
     "drain_requested": ("info", "A machine is asked to hand over to a spare, and to leave."),
@@ -156,6 +158,8 @@ def _of_event(before: State, after: State, event: ev.Event) -> Iterator[Notice]:
             yield _of_worker("replay_failed", before, event.rank, event.reason)
         case ev.HelpDeclined():
             yield _of_worker("help_declined", before, event.rank, event.reason)
+        case ev.LayoutDeclined():
+            yield _of_worker("layout_declined", before, event.rank, event.reason)
         case ev.ScriptFailed() if after.phase != Phase.ENDED:
             slot = before.slot_of(event.machine)
             yield _notice("script_failed", event.reason, machine=slot, exit_code=event.exit_code)
@@ -208,13 +212,17 @@ def _of_state(before: State, after: State) -> Iterator[Notice]:
         reason = after.tries.fallback_reason or "there is no checkpoint to load, or the script has no session"
         facts = {"way": RecoveryMode.RESTART.value, "reason": reason, "resume": after.checkpoints.committed}
         yield _notice("fell_back", f"all processes start again: {reason}", **facts)
-    if plan is not None and before.plan is None and after.generation > 1:
+    if plan is not None and before.plan is None and after.generation > 1 and plan.new_layout is None:
         facts = {"way": plan.mode.value, "reason": plan.reason, "resume": plan.resume}
         text = f"{plan.mode.value}: all go on with iteration {plan.resume}"
         yield _notice("recovery_planned", f"{text}: {plan.reason}" if plan.reason else text, **facts)
         if plan.mode == RecoveryMode.FALLBACK:
             text = f"all workers return to the checkpoint of iteration {plan.resume}: {plan.reason}"
             yield _notice("fell_back", text, **facts)
+    if after.layouts.changes > before.layouts.changes:
+        layers = after.layouts.current
+        text = f"layers have moved: {', '.join(map(str, layers))} on the stages"
+        yield _notice("layout_changed", text, layers=list(layers), iteration=after.layouts.since)
     if after.phase == Phase.LIVE and before.phase != Phase.LIVE and after.generation == 1:
         resume = plan.resume if plan is not None else 0
         yield _notice("run_live", f"all train, from iteration {resume}", iteration=resume)

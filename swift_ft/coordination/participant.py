@@ -145,6 +145,22 @@ class Participant:
             if done is not None:
                 return done  # else another worker still computes; its heartbeat stops if it hangs
 
+    def wait_for_others(self) -> State:
+        """Wait until layers can move: all workers have stopped, and this generation is over.
+
+        It is also over if one of them is lost; a worker that hangs is found by its heartbeat. The wait ends
+        as well where the others have no further iteration, or where a script has left its loop.
+        """
+
+        def done(state: State) -> bool:
+            over = self.generation_over(state) or state.layouts.pending is None
+            return over or bool(state.membership.ended)
+
+        with waiting("all workers to stop, since layers move"):
+            while True:  # a worker that hangs is lost, and that ends the wait
+                if (state := self.wait_for(done, self.context.config.report_timeout_s)) is not None:
+                    return state
+
     def confirm_loss(self, cause: str) -> None:
         """After a broken connection, wait for the event of a loss. Without one, the network was at fault.
 

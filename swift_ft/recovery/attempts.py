@@ -44,7 +44,12 @@ class Way(StrEnum):
     @classmethod
     def of(cls, plan: Plan) -> Way:
         """The way that a plan takes."""
-        in_place = (RecoveryMode.CONTINUE, RecoveryMode.REPLICA, RecoveryMode.REPLAY)
+        in_place = (
+            RecoveryMode.CONTINUE,
+            RecoveryMode.LAYOUT,
+            RecoveryMode.REPLICA,
+            RecoveryMode.REPLAY,
+        )
         if plan.mode == RecoveryMode.MEMORY:
             return cls.MEMORY
         return cls.IN_PLACE if plan.mode in in_place else cls.CHECKPOINT

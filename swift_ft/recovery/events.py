@@ -31,6 +31,9 @@ __all__ = [
     "HelpDeclined",
     "JobClosed",
     "JobOpened",
+    "LayoutBoundaryReached",
+    "LayoutDeclined",
+    "LayoutRequested",
     "MachineJoined",
     "MachineLost",
     "PartPersisted",
@@ -178,6 +181,7 @@ class StatusReported:
         together_reason: which call of the script that is.
         parts_done: how many of the script's parts between the last completed iteration and the next it has
             done (``session.between()``); None if it has done all that are due.
+        layers: of the whole model, where it is a :class:`swift_ft.LayerStack`; 0 where it is none.
     """
 
     rank: int
@@ -205,6 +209,7 @@ class StatusReported:
     together: tuple[int, ...] = ()
     together_reason: str = ""
     parts_done: int | None = None
+    layers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +332,44 @@ class CheckpointRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRequested:
+    """Layers are to be shared anew among the stages, before an iteration that all workers are yet to begin.
+
+    Attributes:
+        rank: the worker that asks.
+        generation: the one in which it trains.
+        iteration: completed iterations at which all workers stop for it: :data:`REQUESTED_AHEAD` more than
+            that worker has completed.
+        layers: the number of layers of each stage, in the pipeline's order.
+        reason: why, in words.
+    """
+
+    rank: int
+    generation: int
+    iteration: int
+    layers: tuple[int, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutBoundaryReached:
+    """A worker has completed the iterations after which layers move, and waits for the others."""
+
+    rank: int
+    generation: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutDeclined:
+    """A worker cannot take or give layers: it has too little memory, or the script cannot build one."""
+
+    rank: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFinished:
     """A worker has completed its last iteration. It stays until all workers have."""
 
@@ -407,6 +450,9 @@ Event = (
     | PartPersisted
     | CheckpointCommitted
     | CheckpointRequested
+    | LayoutRequested
+    | LayoutBoundaryReached
+    | LayoutDeclined
     | WorkerFinished
     | ScriptExited
     | ScriptFailed
@@ -425,6 +471,9 @@ OF_A_GENERATION: frozenset[type[Event]] = frozenset(
         HelpDeclined,
         CommunicationFailed,
         CheckpointRequested,
+        LayoutRequested,
+        LayoutBoundaryReached,
+        LayoutDeclined,
         WorkerFinished,
         DeadlinePassed,
     }

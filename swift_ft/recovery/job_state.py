@@ -14,14 +14,17 @@ from immutables import Map
 
 from swift_ft.recovery.attempts import Attempts
 from swift_ft.recovery.events import StatusReported
+from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.plan import Plan
 
 __all__ = [
     "MAX_PATIENCE",
     "Checkpoints",
     "JobShape",
+    "Layouts",
     "Membership",
     "Numbers",
+    "PendingLayout",
     "Phase",
     "RecoveryRound",
     "SavedPart",
@@ -174,6 +177,7 @@ class RecoveryRound:
         plan: set exactly in RECOVERING and LIVE.
         ready: ranks that have done their part of the plan; all of them in LIVE.
         finished: ranks that have completed their last iteration.
+        stopped: ranks that wait for a change of the layout.
     """
 
     statuses: Map[int, StatusReported] = field(default_factory=Map)
@@ -181,6 +185,34 @@ class RecoveryRound:
     plan: Plan | None = None
     ready: Numbers = field(default_factory=Map)
     finished: Numbers = field(default_factory=Map)
+    stopped: Numbers = field(default_factory=Map)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLayout:
+    """A layout that was asked for, and the completed iterations at which all workers stop for it."""
+
+    iteration: int
+    layers: StageLayers
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Which layers of a LayerStack are on which stage.
+
+    Attributes:
+        current: the number of layers of each stage; empty for the layout with which the script began.
+        pending: what was asked for. A loss ends it: in the next generation it is asked for again, or not.
+        declined: layouts that a worker could not take.
+        since: iterations that were completed when the present layout began; 0 for the first.
+        changes: how often it has changed.
+    """
+
+    current: StageLayers = ()
+    pending: PendingLayout | None = None
+    declined: frozenset[StageLayers] = frozenset()
+    since: int = 0
+    changes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +297,7 @@ class State:
         round: what this generation has agreed on.
         checkpoints: which checkpoints and logs count.
         tries: counters and reasons that outlive a generation.
+        layouts: which layers are on which stage.
         has_sessions: some worker has reported: the script, which is the same for all, has a session.
         injected: faults of a test that have happened.
         verdict: set exactly in ENDED.
@@ -277,6 +310,7 @@ class State:
     round: RecoveryRound = field(default_factory=RecoveryRound)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     tries: Tries = field(default_factory=Tries)
+    layouts: Layouts = field(default_factory=Layouts)
     has_sessions: bool = False
     injected: frozenset[str] = frozenset()
     verdict: Verdict | None = None

@@ -38,6 +38,8 @@ class RecoveryMode(StrEnum):
     """No worker has state. All load the committed checkpoint, or begin from scratch if there is none."""
     CONTINUE = "continue"
     """All workers still have their state: the network broke, but no machine died."""
+    LAYOUT = "layout"
+    """All workers keep their state, and layers move between them: nothing was lost."""
     REPLICA = "replica"
     """Lost state comes from live replicas (§4). Only the interrupted iteration is computed again."""
     REPLAY = "replay"
@@ -106,6 +108,7 @@ class Plan:
         parallel_replays: replays in which survivors help.
         parts_from: before the consensus iteration, all workers do the script's parts between two steps from
             this one on (``session.between()``); None if they are done.
+        new_layout: the number of layers of each stage from now on; None if that stays as it is.
     """
 
     mode: RecoveryMode
@@ -116,6 +119,7 @@ class Plan:
     reason: str = ""
     parallel_replays: tuple[ParallelReplay, ...] = ()
     parts_from: int | None = None
+    new_layout: tuple[int, ...] | None = None
 
     def parallel_replay_of(self, rank: int) -> ParallelReplay | None:
         """The parallel replay in which a worker takes part, as an owner or a helper."""
@@ -131,6 +135,7 @@ def make_plan(
     allow_helpers: bool = True,
     log_gap_before: Mapping[int, int] | None = None,
     allow_memory: bool = True,
+    layout_since: int | None = None,
 ) -> Plan:
     """Choose the cheapest recovery mode that is possible, and what each worker does in it.
 
@@ -143,12 +148,15 @@ def make_plan(
         log_gap_before: by rank, the iteration before which a worker's log has gaps because a replica gave it
             its state. All these iterations are after ``committed``.
         allow_memory: workers may return to a state in memory. False once that has failed.
+        layout_since: the iteration at which the layers of a LayerStack moved last. Copies up to that one in
+            memory are of other layers.
 
     Returns:
         The plan. Its mode is ``RESTART`` if all processes have to start again.
     """
     memory = newest_in_memory(statuses) if allow_memory else None
-    if memory is not None and memory.iteration < (committed or 0):
+    oldest = max(committed or 0, 0 if layout_since is None else layout_since + 1)
+    if memory is not None and memory.iteration < oldest:
         memory = None
     if all(status.iteration is None for status in statuses.values()):
         if memory is not None:  # all were about to return to it, or to another one

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.handlers import checkpoints, guests, membership, recovery
+from swift_ft.recovery.handlers import checkpoints, guests, layouts, membership, recovery
 from swift_ft.recovery.job_state import Phase, State
 
 __all__ = ["TRANSITIONS", "step"]
@@ -48,6 +48,9 @@ TABLE = (
     (ANY,                      ev.PartPersisted,        (STAY,)),
     (ANY,                      ev.CheckpointCommitted,  (STAY,)),
     ((LIVE,),                  ev.CheckpointRequested,  (STAY,)),
+    ((LIVE,),                  ev.LayoutRequested,      (STAY,)),
+    ((LIVE,),                  ev.LayoutBoundaryReached, (STAY, AGREEING)),  # the last
+    ((RECOVERING,),            ev.LayoutDeclined,       (AGREEING,)),
     ((LIVE,),                  ev.WorkerFinished,       (STAY,)),
     ((FORMING, AGREEING, LIVE), ev.ScriptExited,        (STAY, ENDED)),      # the last one, or too early
     ((RECOVERING,),            ev.ScriptExited,         (ENDED,)),           # all others need it
@@ -83,6 +86,9 @@ _HANDLERS: Mapping[type[Any], Callable[[State, Any], State]] = {
     ev.CheckpointCommitted: checkpoints.checkpoint_committed,
     ev.CheckpointDamaged: checkpoints.checkpoint_damaged,
     ev.CheckpointRequested: checkpoints.checkpoint_requested,
+    ev.LayoutRequested: layouts.layout_requested,
+    ev.LayoutBoundaryReached: layouts.layout_boundary_reached,
+    ev.LayoutDeclined: layouts.layout_declined,
     ev.WorkerFinished: recovery.worker_finished,
     ev.ScriptExited: membership.script_exited,
     ev.ScriptFailed: membership.script_failed,

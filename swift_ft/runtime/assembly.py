@@ -14,6 +14,7 @@ from torch import nn
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.step_rollback import Rollback
 from swift_ft.checkpoint.store_claim import open_store
 from swift_ft.checkpoint.training_state import TrainingState
@@ -52,6 +53,8 @@ from swift_ft.runtime.pipeline.replay import Replays
 from swift_ft.runtime.pipeline.script_partners import ScriptPartners, groups_of_script
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
+from swift_ft.runtime.rebalance import Rebalance
+from swift_ft.runtime.repartition import Repartition
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
 from swift_ft.runtime.report import held_by
@@ -99,6 +102,7 @@ class Assembly:
         self._state = state
         self._settings = settings
         self._pipeline: LoggedPipeline | None = None
+        self._iterations: Iterations | None = None  # from the first step on
         self._setup: dict[str, str] = {}
         self._connect()
         self._open_store()
@@ -147,8 +151,17 @@ class Assembly:
 
     def _listeners(self) -> tuple[Callable[[State], None], ...]:
         """What the journal thread calls with each new state."""
-        always = (self._groups.on_change, self._commits.on_change, self._housekeeping.on_change)
+        always = (
+            self._groups.on_change,
+            self._commits.on_change,
+            self._housekeeping.on_change,
+            self._on_state,
+        )
         return always if self._archiver is None else (*always, self._archiver.on_change)
+
+    def _on_state(self, state: State) -> None:
+        if self._iterations is not None:
+            self._iterations.on_change(state)
 
     def _new_log(self) -> WorkerLog:
         store, is_cancelled = self._store, self._participant.replay_cancelled
@@ -245,9 +258,22 @@ class Assembly:
         )
         script = self._pipeline.script
         self.between.log = NotedResults(self._context.rank, self.log.messages, lambda: script.absence)
+        self._check_layers()
         for index, module in self._pipeline.modules.items():
             self._completeness.attach(f"stage {index}", module)
         self.profiler.attach_stages(self._pipeline.modules)
+
+    def _check_layers(self) -> None:
+        """What a LayerStack cannot do yet is refused before the first step."""
+        pipeline = self._pipeline
+        assert pipeline is not None
+        if pipeline.stack is None:
+            return
+        if len({*pipeline.holders().values()}) < self._context.world_size:
+            raise UnsupportedError(
+                "A LayerStack is for one pipeline of all workers: replicas and shards of its stages need "
+                "stages whose layers stay where they are."
+            )
 
     def _lost_with(self, rank: int) -> list[int]:
         groups, per_machine = self._settings.recovery_groups, self._context.workers_per_machine
@@ -337,6 +363,10 @@ class Assembly:
     @property
     def tied(self) -> TiedParameters | None:
         """Parameters that this worker's stages share with others; None without a pipeline."""
+        if self._pipeline is not None and self._pipeline.stack is not None:
+            raise UnsupportedError(
+                "Layers of a LayerStack move, so their parameters cannot be tied to stages."
+            )
         return self._pipeline.tied if self._pipeline is not None else None
 
     @property
@@ -363,7 +393,7 @@ class Assembly:
             inject_faults(collaborators, self._state.optimizers.values())
         self._snapshots.start()
         executor = self._new_executor(collaborators)
-        iterations = Iterations(collaborators, executor, seed=self._settings.seed)
+        self._iterations = iterations = Iterations(collaborators, executor, seed=self._settings.seed)
         noted = {
             "checkpoint_every": self._settings.checkpoint_every,
             "log_disk_bytes": self._settings.log.budget.disk_bytes,
@@ -416,7 +446,34 @@ class Assembly:
             history=self._history,
             pipeline=self._pipeline,
             replays=self._replays(self._pipeline) if self._pipeline is not None else None,
+            repartition=self._repartition(),
+            rebalance=self._rebalance(),
         )
+
+    def _repartition(self) -> Repartition | None:
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.stack is None:
+            return None
+        return Repartition(
+            pipeline,
+            LayeredState(self._state),
+            self.status,
+            self._participant,
+            self._groups,
+            self._progress,
+            self._layers_moved,
+        )
+
+    def _rebalance(self) -> Rebalance | None:
+        pipeline = self._pipeline
+        if self._context.rank or pipeline is None or pipeline.stack is None:
+            return None
+        return Rebalance(self._rendezvous, pipeline.stack.count)
+
+    def _layers_moved(self) -> None:
+        """What refers to tensors that are no longer here would keep them alive, or bring them back."""
+        self._rollback.forget()
+        self._replicas.forget_updates()
 
     def _replays(self, pipeline: LoggedPipeline) -> Replays:
         return Replays(

@@ -22,6 +22,8 @@ from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.replay import Replays
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
+from swift_ft.runtime.rebalance import Rebalance
+from swift_ft.runtime.repartition import Repartition
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
 from swift_ft.runtime.script_phases import ScriptPhases
@@ -63,6 +65,8 @@ class Collaborators:
         history: of its work, which the store keeps.
         pipeline: its stages, if it has any.
         replays: its part in replays; None without a pipeline.
+        repartition: moves its layers; None where the model is no LayerStack.
+        rebalance: says when layers should move; None on all workers but the first.
     """
 
     context: WorkerContext
@@ -91,6 +95,8 @@ class Collaborators:
     history: WorkHistory
     pipeline: LoggedPipeline | None
     replays: Replays | None
+    repartition: Repartition | None
+    rebalance: Rebalance | None
 
     @property
     def replaying(self) -> bool:

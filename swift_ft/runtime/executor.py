@@ -52,6 +52,7 @@ class Executor:
         self._profiler = collaborators.profiler
         self._pipeline = collaborators.pipeline
         self._replays = collaborators.replays
+        self._repartition = collaborators.repartition
 
     def recover(self) -> None:
         """Follow orders until there is a step to run, live or in a replay."""
@@ -92,6 +93,8 @@ class Executor:
             hit(Point.REPORT, self._status.iteration)
         # State that comes from a replica, and not from a replay, is not logged again, so the store must have
         # the log.
+        if self._repartition is not None:
+            self._repartition.settle(state)
         script = self._pipeline is not None and self._pipeline.script.logged
         self._log.seal_and_offer(state.generation, uploaded=self._replicas.attached or script)
         if self._pipeline is not None:
@@ -124,8 +127,10 @@ class Executor:
             if shared is not None and self._rank in shared.helpers:
                 self._help(state, shared)
                 return False
+            if plan.new_layout is not None and not self._move(state):
+                return False
             if task.load is not None:
-                self._load(task.load, task)
+                self._load(state, task.load, task)
                 self._status.parts_done = None  # a checkpoint comes after them
             self._status.iteration = task.begin
             self._log.open(state.generation, since=state.checkpoints.log_since, begin=task.begin)
@@ -144,12 +149,17 @@ class Executor:
         if self._replays.help(state, shared, self._status.iteration):
             self._ready(state.generation)
 
-    def _load(self, iteration: int, task: Task) -> None:
+    def _move(self, state: State) -> bool:
+        assert self._repartition is not None
+        return self._repartition.move(state)
+
+    def _load(self, state: State, iteration: int, task: Task) -> None:
         hit(Point.LOAD, iteration)
         self._progress.publish(self._status.iteration, "loading")
         self._status.known = False  # while only a part of it is there
+        layout = self._repartition.adopt(state) if self._repartition is not None else None
         if task.holder is None:
-            self._checkpointer.load(iteration, self._rank)
+            self._checkpointer.load(iteration, self._rank, layout)
         else:
             self._snapshots.load(task)
         self._status.dirty, self._status.updated = None, ()
@@ -199,6 +209,8 @@ class Executor:
                 source,
                 extra={"event": "statistics_lost"},
             )
+        if self._repartition is not None:
+            self._repartition.settle(state)
         if task.undo:
             self._undo(task)
         if plan.parts_from is not None and self._status.iteration == plan.resume:
@@ -220,6 +232,8 @@ class Executor:
             return True
         if state.checkpoints.committed is None and plan.mode in (RecoveryMode.START, RecoveryMode.MEMORY):
             self._saver.save(self._status.iteration)  # so that there is always a checkpoint to return to
+        elif plan.new_layout is not None:
+            self._saver.save(self._status.iteration)  # the logs of before are of no use
         elif self._saver.due(self._status.iteration) and saves_again(state, self._rank):
             self._saver.save(self._status.iteration)
         return True

@@ -66,7 +66,7 @@ class FaultInjector:
         if point in _LIVE_ONLY and self._replaying():
             return
         for fault in list(self._faults):
-            if (fault.point, fault.iteration) != (point, iteration):
+            if fault.point != point or fault.iteration not in (None, iteration):
                 continue
             if fault.part is not None and fault.part != part:
                 continue

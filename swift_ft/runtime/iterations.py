@@ -13,6 +13,7 @@ from swift_ft.determinism import seed_step
 from swift_ft.errors import DivergenceError, RecoveryError, first_line
 from swift_ft.failpoints import Point, hit
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import leaves_after_checkpoint
 from swift_ft.runtime.collaborators import Collaborators
 from swift_ft.runtime.data.check import BatchCheck
@@ -45,6 +46,7 @@ class Iterations:
         self._seed = seed
         self._rank = collaborators.context.rank
         self._stalls = StallWatch(self._rank, threading.get_ident())
+        self._next: int | None = None  # the iteration that is about to begin, or runs
 
     @property
     def iteration(self) -> int:
@@ -69,6 +71,8 @@ class Iterations:
             "workers": context.workers_per_machine,
             "stages": pipeline.num_stages if pipeline is not None else 1,
         }
+        if pipeline is not None and pipeline.stack is not None:
+            topology["layers"] = pipeline.stack.count
         found = claim_store(store, context, rendezvous, topology, context.config.report_timeout_s, settings)
         self._c.commits.found(found)
         self._archive_journal(store)
@@ -95,6 +99,37 @@ class Iterations:
         if over:
             self._stalls.pause()
             self._executor.recover()
+
+    def stops_for_layout(self) -> bool:
+        """Whether all workers stop before the next iteration, because layers move. If so, recover first."""
+        self._next = self.iteration  # before the look at the state: the journal thread looks here after it
+        pending = self._c.participant.state.layouts.pending
+        if self.replaying or pending is None or pending.iteration != self.iteration:
+            return False
+        return self._stop_for_layout()
+
+    def _stop_for_layout(self) -> bool:
+        """Wait for the others. False if layers do not move after all, and this generation goes on."""
+        c = self._c
+        self._next = None
+        self._stalls.pause()
+        c.progress.publish(self.iteration, "waiting")
+        c.participant.append(
+            ev.LayoutBoundaryReached(rank=self._rank, generation=c.log.generation, iteration=self.iteration)
+        )
+        state = c.participant.wait_for_others()
+        if not c.participant.generation_over(state):
+            if not state.membership.ended:
+                return False
+            c.groups.on_connection_broken("the script of another worker has left its loop")
+        self._executor.recover()
+        return True
+
+    def on_change(self, state: State) -> None:
+        """End an iteration that others do not begin, since layers move before it. In the journal thread."""
+        pending = state.layouts.pending
+        if pending is not None and pending.iteration == self._next and not self.replaying:
+            self._c.groups.abort()
 
     def begin(self) -> None:
         """The step of the current iteration begins."""
@@ -130,6 +165,7 @@ class Iterations:
         c.replicas.completed()
         if c.pipeline is not None:
             c.pipeline.completed()
+        self._next = None
         c.status.iteration += 1
         if (channel := agent_channel()) is not None:
             channel.progress(iteration=c.status.iteration, **c.log.heartbeat())
@@ -201,7 +237,23 @@ class Iterations:
         c.snapshots.completed(self.iteration)
         if reason := self._why_checkpoint():
             c.saver.request(self.iteration, c.log.generation, reason)
+        self._rebalance()
         hit(Point.BETWEEN, self.iteration - 1)
+
+    def _rebalance(self) -> None:
+        """Ask for another layout, if that is due, and this is the worker that asks."""
+        c = self._c
+        if c.rebalance is None:
+            return
+        if (layout := c.rebalance.wanted(c.participant.state, self.iteration)) is not None:
+            c.participant.append(
+                ev.LayoutRequested(
+                    rank=self._rank,
+                    generation=c.log.generation,
+                    iteration=self.iteration + ev.REQUESTED_AHEAD,
+                    layers=layout,
+                )
+            )
 
     def _save_if_due(self) -> bool:
         """False if the state turned out not to be what a replay has to rebuild."""
@@ -273,6 +325,10 @@ class Iterations:
         if c.pipeline is not None:
             c.pipeline.reset()
         c.rollback.back()
+        pending, self._next = c.participant.state.layouts.pending, None
+        others_stop = pending is not None and pending.iteration == self.iteration
+        if failure is None and others_stop and self._stop_for_layout():
+            return
         if failure is not None:
             c.participant.append(failure_event(failure, self._rank, generation, c.checkpointer.unverified))
         else:

@@ -17,7 +17,10 @@ from swift_ft.planning.layout.profile import LayerProfile, write_layers
 from swift_ft.runtime.layer_times import LayerTimes
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["LayerProfiler"]
+__all__ = ["LAYERS_KEY", "LayerProfiler"]
+
+LAYERS_KEY = "layers/{}"
+"""Where the rendezvous store has what a worker has measured of its layers."""
 
 _logger = logging.getLogger(__name__)
 
@@ -32,17 +35,17 @@ class LayerProfiler:
         context: the worker's place.
         rendezvous: where all workers publish their measurements.
         state: what the session protects.
-        out: the file.
+        out: the file; None to publish only.
     """
 
     def __init__(
-        self, context: WorkerContext, rendezvous: RendezvousStore, state: TrainingState, out: Path
+        self, context: WorkerContext, rendezvous: RendezvousStore, state: TrainingState, out: Path | None
     ) -> None:
         self._rank = context.rank
         self._ranks = range(context.world_size)
         self._rendezvous = rendezvous
         self._state = state
-        self._out: Path | None = out
+        self._out = out
         self._stages: dict[int, LayerTimes] = {}
         self._seen = 0
 
@@ -99,4 +102,4 @@ def joined(stages: Mapping[int, list[LayerProfile]]) -> list[LayerProfile]:
 
 
 def _key(rank: int) -> str:
-    return f"layers/{rank}"
+    return LAYERS_KEY.format(rank)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.torch_adapters.layer_stack import stack_of
 
 __all__ = ["LayerTimes", "layers_of"]
 
@@ -24,6 +25,8 @@ def layers_of(module: nn.Module) -> dict[str, nn.Module]:
 
     Children without parameters count as well: they take time. A module without children is a layer itself.
     """
+    if stack_of(module) is not None:
+        return dict(module.named_children())
     return _inside(module) or {"whole": module}
 
 

@@ -25,6 +25,7 @@ from swift_ft.planning.job import Job, Measured, Worker
 from swift_ft.planning.profile import Profile, write_profile
 from swift_ft.runtime.layer_profiler import LayerProfiler
 from swift_ft.torch_adapters.communication import begin, device_of, wait_for
+from swift_ft.torch_adapters.layer_stack import stack_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.waits import waiting
 
@@ -75,12 +76,15 @@ class Profiler:
         self._measured: Measured | None = None
         out = context.config.profile_out
         self._out = Path(out) if out and context.rank == 0 else None
-        layers_out = context.config.layers_out
-        self._layers = LayerProfiler(context, rendezvous, state, Path(layers_out)) if layers_out else None
+        self._layers: LayerProfiler | None = None
 
     def attach_stages(self, stages: Mapping[int, nn.Module]) -> None:
-        """Measure the layers of this worker's stages as well, if that was asked for."""
-        if self._layers is not None:
+        """Measure the layers of this worker's stages as well, if that was asked for, or if they can move."""
+        out = self._context.config.layers_out
+        if out or any(stack_of(module) is not None for module in stages.values()):
+            self._layers = LayerProfiler(
+                self._context, self._rendezvous, self._state, Path(out) if out else None
+            )
             self._layers.attach(stages)
 
     def publish_place(self, worker: Worker) -> None:

@@ -114,6 +114,7 @@ def status_report(
         log_gap_reason=log.why_gap,
         together=tuple(sorted(pipeline.script.together)),
         together_reason=pipeline.script.why,
+        layers=pipeline.stack.count if pipeline.stack is not None else 0,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from immutables import Map
 
 from swift_ft.recovery.early_ends import why_too_early
-from swift_ft.recovery.job_state import Membership, Phase, RecoveryRound, Spare, State, Verdict
+from swift_ft.recovery.job_state import Layouts, Membership, Phase, RecoveryRound, Spare, State, Verdict
 from swift_ft.recovery.maps import without
 
 __all__ = ["end_job", "fill_slots", "open_generation", "restart_all"]
@@ -83,6 +83,7 @@ def open_generation(state: State, started: Iterable[int] = ()) -> State:
         membership=membership,
         round=RecoveryRound(),
         checkpoints=replace(state.checkpoints, requested=None),
+        layouts=replace(state.layouts, pending=None),
     )
 
 
@@ -94,6 +95,7 @@ def restart_all(state: State, reason: str) -> State:
         round=replace(state.round, plan=None),
         checkpoints=replace(state.checkpoints, parts=Map()),
         tries=replace(state.tries, fallback_reason=reason),
+        layouts=Layouts(),
     )
     if len(state.membership.members) < state.shape.machines:
         waiting = replace(state.membership, restart_all=True)

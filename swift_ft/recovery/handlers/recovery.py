@@ -13,8 +13,9 @@ from swift_ft.recovery.early_ends import why_too_early
 from swift_ft.recovery.handlers.checkpoints import give_up_checkpoint
 from swift_ft.recovery.handlers.failures import note_failure
 from swift_ft.recovery.handlers.generations import end_job, open_generation, restart_all
+from swift_ft.recovery.handlers.layouts import in_layout, with_new_layout
 from swift_ft.recovery.handlers.newcomers import refuse_other_steps
-from swift_ft.recovery.job_state import Checkpoints, Phase, SavedPart, State
+from swift_ft.recovery.job_state import Checkpoints, Layouts, Phase, SavedPart, State
 from swift_ft.recovery.maps import kept, without
 from swift_ft.recovery.plan import Plan, RecoveryMode, make_plan
 from swift_ft.recovery.topology import replica_sets
@@ -54,7 +55,7 @@ def _decide(state: State) -> State:
         if last := attempts.exhausted(Way.of(plan)):
             return end_job(state, f"no other way back is left: {last}")
     state = replace(state, tries=replace(state.tries, attempts=attempts.count(Way.of(plan))))
-    return _follow(state, plan, statuses)
+    return _follow(state, with_new_layout(state, plan, statuses), statuses)
 
 
 def _plan(
@@ -72,6 +73,7 @@ def _plan(
         allow_helpers=state.tries.no_helpers_reason is None,
         log_gap_before=state.checkpoints.log_gap_before,
         allow_memory=allow_memory and not state.tries.distrusts_memory,
+        layout_since=state.layouts.since if state.layouts.changes else None,
     )
 
 
@@ -93,6 +95,8 @@ def _follow(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported])
         checkpoints = _from_memory(state.checkpoints, plan, state.generation)
     else:
         checkpoints = _after_partial_recovery(state, plan, statuses)
+    if plan.mode == RecoveryMode.START and state.checkpoints.committed is None:
+        state = replace(state, layouts=Layouts())  # all scripts begin anew
     return _carry_out(replace(state, checkpoints=checkpoints), plan)
 
 
@@ -102,8 +106,11 @@ def _carry_out(state: State, plan: Plan) -> State:
     tries = replace(state.tries, replay_targets=Map(replays), fallback_reason=plan.reason or None)
     helpers = {rank for replay in plan.parallel_replays for rank in replay.helpers}
     idle = [rank for rank, task in plan.tasks.items() if task.idle and rank not in helpers]
+    if plan.new_layout is not None:  # all take part in the group in which layers move
+        idle = []
     agreed = replace(state.round, plan=plan, ready=Map(dict.fromkeys(idle)))
-    return _live_if_ready(replace(state, phase=Phase.RECOVERING, round=agreed, tries=tries))
+    layouts = replace(state.layouts, pending=None)  # the plan has it
+    return _live_if_ready(replace(state, phase=Phase.RECOVERING, round=agreed, tries=tries, layouts=layouts))
 
 
 def _began_apart(state: State, statuses: Mapping[int, ev.StatusReported]) -> bool:
@@ -134,6 +141,9 @@ def _in_new_epoch(checkpoints: Checkpoints, generation: int) -> Checkpoints:
 
 def _from_memory(checkpoints: Checkpoints, plan: Plan, generation: int) -> Checkpoints:
     """All workers begin from a state in memory, which is as good as a checkpoint but in no store.
+
+    So it is after a change of the layout: what stages have logged before is of no use to stages of other
+    layers.
 
     Logs of the iterations before it count as gone, so no replay goes across it before the next commit. If it
     is a checkpoint's iteration, all workers save it again: their earlier parts are of another epoch.
@@ -254,13 +264,18 @@ def _live_if_ready(state: State) -> State:
         distrusts_memory=False,
         replay_targets=Map(),
     )
-    return replace(state, phase=Phase.LIVE, tries=tries)
+    live = replace(state, phase=Phase.LIVE, tries=tries)
+    if (layout := state.plan.new_layout) is None:
+        return live
+    checkpoints = _from_memory(state.checkpoints, state.plan, state.generation)
+    return replace(live, checkpoints=checkpoints, layouts=in_layout(state.layouts, layout, state.plan.resume))
 
 
 def worker_finished(state: State, event: ev.WorkerFinished) -> State:
-    """Note that a worker has completed its last iteration."""
+    """Note that a worker has completed its last iteration: layers do not move any more."""
     finished = state.round.finished.set(event.rank, None)
-    return replace(state, round=replace(state.round, finished=finished))
+    layouts = replace(state.layouts, pending=None)
+    return replace(state, round=replace(state.round, finished=finished), layouts=layouts)
 
 
 def replay_failed(state: State, event: ev.ReplayFailed) -> State:

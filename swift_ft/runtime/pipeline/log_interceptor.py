@@ -22,7 +22,10 @@ from swift_ft.logging import (
 from swift_ft.torch_adapters.core.tensors import version_of
 from swift_ft.torch_adapters.pipelining.interceptor import Message
 
-__all__ = ["LogInterceptor"]
+__all__ = ["LogInterceptor", "RetainedSends"]
+
+_LAYER = -2
+"""In seeds, where the ones of stages have a stage."""
 
 
 class RetainedSends:
@@ -87,6 +90,7 @@ class LogInterceptor:
         inexact_from: the iteration from which a replay's messages may differ from the original's, because it
             adds up gradients in another order; None if they are identical.
         expected: while an earlier iteration is resent, returns the checksum that was received with a key.
+        computing: the iteration and the microbatch that a stage computes; None outside of steps.
     """
 
     rank: int
@@ -102,6 +106,7 @@ class LogInterceptor:
     retained_sends: RetainedSends = field(default_factory=RetainedSends)
     inexact_from: int | None = None
     expected: Callable[[MessageKey], int | None] | None = None
+    computing: tuple[int, int] | None = None
 
     def on_send(self, message: Message) -> bool:
         """Log a message. In a replay, compare it and do not send it."""
@@ -145,10 +150,17 @@ class LogInterceptor:
 
     def on_compute(self, stage: int, microbatch: int, direction: Direction) -> None:
         """Derive the random state, so that a replay on any worker draws the same numbers."""
+        self.computing = self.iteration, microbatch
         if direction == Direction.FORWARD:
             seed_torch(derive_seed(self.seed, self.iteration, stage, microbatch, self.replica))
         point = Point.FORWARD if direction == Direction.FORWARD else Point.BACKWARD
         hit(point, self.iteration, microbatch)
+
+    def on_layer(self, layer: int) -> None:
+        """Derive the random state for a layer of a LayerStack: it does not depend on the layer's stage."""
+        if self.computing is not None:
+            iteration, microbatch = self.computing
+            seed_torch(derive_seed(self.seed, iteration, _LAYER, layer, microbatch, self.replica))
 
     def _crosses(self, message: Message) -> bool:
         return (

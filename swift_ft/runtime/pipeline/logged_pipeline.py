@@ -11,20 +11,22 @@ from torch import nn
 
 from swift_ft.config import WorkerContext
 from swift_ft.determinism import derive_seed, seed_torch
-from swift_ft.errors import RecoveryError, first_line
+from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.failpoints import Point, hit
 from swift_ft.logging import LogReader, MessageKey
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.runtime.helpers.member import GradientReduction, Helping, Member, own_random_state
 from swift_ft.runtime.helpers.offload import offload
-from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor
+from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor, RetainedSends
 from swift_ft.runtime.pipeline.script_communication import Absence, GroupUse, ScriptCommunication
 from swift_ft.runtime.pipeline.script_partners import ScriptPartners
 from swift_ft.runtime.pipeline.worker_log import WorkerLog, sent_tensor
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
 from swift_ft.torch_adapters.fsdp import is_sharded
+from swift_ft.torch_adapters.layer_stack import LayerStack, stack_of
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.microbatch import StageChain
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
@@ -37,9 +39,9 @@ _SEVERAL = "pipeline/several-calls"
 """In the rendezvous store, from the first step on that calls its schedule more than once."""
 
 
-def shapes_key(stage: int) -> str:
-    """Where the rendezvous store has the shapes of a stage's messages."""
-    return f"stage/{stage}"
+def shapes_key(stage: int, layout: StageLayers = ()) -> str:
+    """Where the rendezvous store has the shapes of a stage's messages, in a layout of its layers."""
+    return f"stage/{stage}/{'-'.join(map(str, layout))}" if layout else f"stage/{stage}"
 
 
 class LoggedPipeline:
@@ -101,6 +103,10 @@ class LoggedPipeline:
             on_several=lambda: rendezvous.set(_SEVERAL, "1"),
             in_step=in_step,
         )
+        self.stack = self._stack_of_stages()
+        if self.stack is not None:
+            self.stack.on_layer(self._interceptor.on_layer)
+        self._layout: StageLayers = ()
         self.tied = TiedParameters(self._hook, self._interceptor)
         group.follow(self._hook.group, self._hook.renew)
         self._partners = partners
@@ -112,6 +118,32 @@ class LoggedPipeline:
         if self._hook.device.type == "cpu":  # elsewhere the training thread's stream is what waits
             group.waits.install()
         hide_broken_schedules()
+
+    def _stack_of_stages(self) -> LayerStack | None:
+        """The stack that has the layers of all stages here; None if the script divides its model itself.
+
+        Raises:
+            UsageError: if the stages are not those of the stack.
+        """
+        stacks = {index: stack_of(module) for index, module in self.modules.items()}
+        found = next((stack for stack in stacks.values() if stack is not None), None)
+        if found is None:
+            return None
+        if any(stack is not found for stack in stacks.values()) or found.stages != self.stages:
+            raise UsageError(
+                "A LayerStack has all stages of its worker: PipelineStage(model, model.stage, "
+                "model.num_stages, ...), or one for each of model.parts and model.stages."
+            )
+        if found.num_stages != self.num_stages:
+            raise UsageError(f"The LayerStack is one of {found.num_stages} stages, not {self.num_stages}.")
+        return found
+
+    def relaid(self, layout: StageLayers) -> None:
+        """Layers were moved: the shapes of messages may be others, and what was sent is of no use."""
+        self._layout = layout
+        self._hook.shapes.forget()
+        self._interceptor.retained_sends = RetainedSends()
+        self._completed = None
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -198,7 +230,7 @@ class LoggedPipeline:
         """Why no survivor can help in a replay of this worker's stages; empty if they can."""
         if self._context.config.helpers == 0:
             return "swift-run was given --helpers 0"
-        if self._helping.build is None:
+        if self._helping.build is None and self.stack is None:
             return "attach_pipeline() was given no build"
         if any(is_sharded(module) for module in self.modules.values()):
             return "a stage is sharded by fully_shard"
@@ -223,6 +255,7 @@ class LoggedPipeline:
     def aside(self, aside: bool) -> None:
         """Whether the schedule is called between two steps: nothing of that is logged or replayed."""
         self._hook.aside(aside)
+        self._interceptor.computing = None
 
     def reset(self) -> None:
         """Discard an aborted step."""
@@ -315,8 +348,7 @@ class LoggedPipeline:
 
     def _chain(self, shared: ParallelReplay) -> StageChain:
         """The stages of all owners: this worker's own, and others that are built for the replay."""
-        hook, build = self._hook, self._helping.build
-        assert build is not None
+        hook, build = self._hook, self._helping.build or self._build_stage
         stages: dict[int, Any] = {
             s.stage_index: s for s in hook.stages if self._context.rank in shared.owners
         }
@@ -328,11 +360,17 @@ class LoggedPipeline:
                 stages[index] = hook.other_stage(module, index, shapes[index])
 
         def seed(iteration: int, stage: int, microbatch: int) -> None:
+            self._interceptor.computing = iteration, microbatch
             seed_torch(derive_seed(self._seed, iteration, stage, microbatch, self._interceptor.replica))
 
         return StageChain(
             hook.schedule, stages, seed, add_up=self._helping.mode == GradientReduction.ALLREDUCE
         )
+
+    def _build_stage(self, index: int) -> nn.Module:
+        assert self.stack is not None
+        layout = self._layout or even_layout(self.stack.count, self.num_stages)
+        return self.stack.module_of(index, layout)
 
     def _near(self, ranks: Collection[int]) -> list[int]:
         """The workers next to some others, whose own logs are not read."""
@@ -399,7 +437,7 @@ class LoggedPipeline:
     def _publish_metadata(self, metadata: dict[int, dict[str, Any]]) -> None:
         """Before the first message: a replacement of this worker must know the shapes."""
         for stage, shapes in metadata.items():
-            self._rendezvous.set(shapes_key(stage), json.dumps(shapes))
+            self._rendezvous.set(shapes_key(stage, self._layout), json.dumps(shapes))
         self._recorded = metadata
         self._on_shapes(metadata)
 
@@ -409,7 +447,7 @@ class LoggedPipeline:
         return published
 
     def _published(self, stages: Iterable[int]) -> dict[int, dict[str, Any]] | None:
-        keys = {stage: shapes_key(stage) for stage in stages}
+        keys = {stage: shapes_key(stage, self._layout) for stage in stages}
         if not self._rendezvous.check(list(keys.values())):
             return None
         return {stage: json.loads(self._rendezvous.get(key)) for stage, key in keys.items()}

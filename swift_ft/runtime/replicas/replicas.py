@@ -365,6 +365,10 @@ class Replicas:
     def _indices(self, parameters: set[torch.Tensor]) -> tuple[int, ...]:
         return tuple(i for i, (_, p) in enumerate(self._state.parameters) if p in parameters)
 
+    def forget_updates(self) -> None:
+        """The parameters are others from now on: no update before can be undone any more."""
+        self._close_windows()
+
     def _close_windows(self) -> None:
         for optimizer in self._undoable().values():
             optimizer.close_undo_window()

@@ -87,7 +87,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
     iteration = None if line.take() == NOTHING else int(line.take())
     steps = line.option("steps")
     kept, held = numbers(line.option("kept")), numbers(line.option("held"))
-    held_of = numbers(line.option("held-of"))
+    held_of, layers = numbers(line.option("held-of")), line.number("layers", 0)
     return [
         ev.StatusReported(
             rank=rank,
@@ -108,6 +108,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
             kept=kept,
             held=held,
             held_of=held_of[0] if held_of else None,
+            layers=layers,
         )
         for rank in ranks
     ]
@@ -171,6 +172,26 @@ def _request_checkpoint(line: Line, state: State) -> list[ev.Event]:
     iteration = int(line.take())
     reason = line.text("its log is nearly full")
     return [ev.CheckpointRequested(rank=rank, iteration=iteration, generation=generation, reason=reason)]
+
+
+def _request_layout(line: Line, state: State) -> list[ev.Event]:
+    rank, generation = int(line.take()), _generation(line, state)
+    line.skip("at")
+    iteration = int(line.take())
+    layers = numbers(line.take())
+    return [ev.LayoutRequested(rank=rank, generation=generation, iteration=iteration, layers=layers)]
+
+
+def _stopped(line: Line, state: State) -> list[ev.Event]:
+    ranks, generation = ranks_of(state, line.take()), _generation(line, state)
+    line.skip("at")
+    at = int(line.take())
+    return [ev.LayoutBoundaryReached(rank=rank, generation=generation, iteration=at) for rank in ranks]
+
+
+def _layout_declined(line: Line, state: State) -> list[ev.Event]:
+    rank, generation = int(line.take()), _generation(line, state)
+    return [ev.LayoutDeclined(rank=rank, generation=generation, reason=line.text("too little memory"))]
 
 
 def _finished(line: Line, state: State) -> list[ev.Event]:
@@ -238,6 +259,9 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "persisted": _persisted,
     "committed": _committed,
     "request-checkpoint": _request_checkpoint,
+    "request-layout": _request_layout,
+    "stopped": _stopped,
+    "layout-declined": _layout_declined,
     "finished": _finished,
     "exited": _exited,
     "script-failed": _script_failed,

@@ -72,6 +72,12 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     ),
     "checkpoint-needed": (lambda state: list(leaves_after_checkpoint(state)), Line.rest),
     "commit-due": (lambda state: commit_due(state, 0), _number_or_none),
+    "layout": (lambda state: list(state.layouts.current), lambda line: [*map(int, line.rest())]),
+    "new-layout": (
+        lambda state: list((state.plan and state.plan.new_layout) or ()),
+        lambda line: [*map(int, line.rest())],
+    ),
+    "stops-at": (lambda state: state.layouts.pending and state.layouts.pending.iteration, _number_or_none),
     "mode": (lambda state: state.plan.mode.value if state.plan else NOTHING, Line.take),
     "resume": (lambda state: state.plan and state.plan.resume, _number),
     "guests": (

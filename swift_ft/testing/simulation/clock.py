@@ -164,7 +164,8 @@ class Clock:
 
     def _pass_forming_deadline(self, worker: Worker) -> bool:
         """The deadline of a worker that waits until its group is formed."""
-        if worker.mode == Mode.GATHER and worker.group and worker.rank in worker.group.joined:
+        connecting = worker.mode in (Mode.GATHER, Mode.MOVE)
+        if connecting and worker.group and worker.rank in worker.group.joined:
             worker.fail_communication()
         elif worker.mode == Mode.JOIN:
             worker.active_generation, worker.joining_generation = worker.joining_generation, None

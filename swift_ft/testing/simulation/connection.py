@@ -27,6 +27,8 @@ class Mode(Enum):
     TRANSFER = auto()
     RESEND = auto()
     RUN = auto()
+    STOPPED = auto()
+    MOVE = auto()
     CONFIRM = auto()
     FINISHING = auto()
     SESSIONLESS = auto()

@@ -334,7 +334,8 @@ class Process:
         """It begins to train. The first checkpoint is saved at once, and one that it has not saved itself."""
         assert self.content is not None
         first = state.plan is not None and state.plan.mode in (RecoveryMode.START, RecoveryMode.MEMORY)
-        if state.checkpoints.committed is None and first:
+        moved = state.plan is not None and state.plan.new_layout is not None
+        if moved or (state.checkpoints.committed is None and first):
             self._save(state)
         elif self.checkpoint_due(self.content.iteration) and saves_again(state, self.rank):
             self.world.seen["saved again"] += 1

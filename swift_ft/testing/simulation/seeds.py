@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from swift_ft.testing.simulation.job import Outcome, SimulatedJob
 from swift_ft.testing.simulation.jobs.adjacent import AdjacentLossesJob
+from swift_ft.testing.simulation.jobs.layered import LayeredJob
 from swift_ft.testing.simulation.jobs.memory import MemoryJob
 from swift_ft.testing.simulation.jobs.replicated import ReplicatedJob
 from swift_ft.testing.simulation.jobs.staged import StagedJob
@@ -28,6 +29,8 @@ class JobKind(StrEnum):
     """Pipelines of two stages that are each other's replicas."""
     MEMORY = "memory"
     """Workers that hold nothing twice, and copy their state to each other's memory."""
+    LAYERED = "layered"
+    """A pipeline whose layers move between its stages."""
     BARE = "bare"
     """Scripts without a session, which can only be restarted."""
 
@@ -52,6 +55,8 @@ def make_job(
             return StagedJob(seed, machines, workers, trace=trace)
         case JobKind.MEMORY:
             return MemoryJob(seed, machines, workers, trace=trace)
+        case JobKind.LAYERED:
+            return LayeredJob(seed, machines, workers, trace=trace)
         case JobKind.BARE:
             return SimulatedJob(seed, machines, workers, sessionless=True, trace=trace)
 

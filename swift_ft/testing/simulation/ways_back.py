@@ -60,7 +60,12 @@ class WaysBack:
 
 
 def _way(plan: Plan) -> str:
-    in_place = (RecoveryMode.CONTINUE, RecoveryMode.REPLICA, RecoveryMode.REPLAY)
+    in_place = (
+        RecoveryMode.CONTINUE,
+        RecoveryMode.LAYOUT,
+        RecoveryMode.REPLICA,
+        RecoveryMode.REPLAY,
+    )
     if plan.mode == RecoveryMode.MEMORY:
         return "from memory"
     return "in place" if plan.mode in in_place else "from the checkpoint"

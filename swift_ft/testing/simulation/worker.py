@@ -28,7 +28,10 @@ class Worker(ReplayingProcess):
     Attributes:
         plan: the plan of the generation that it last joined.
         stage: the stage that it holds.
+        layers: of a model that is a stack of layers; 0 for any other.
     """
+
+    layers = 0
 
     def __init__(self, world: World, machine: Host, rank: int, started_in: int) -> None:
         super().__init__(world, machine, rank, started_in)
@@ -117,6 +120,7 @@ class Worker(ReplayingProcess):
             pipeline_known=known,
             dirty=self.dirty,
             log_gap_before=self.log_gap_before,
+            layers=self.layers,
         )
         self.append(
             replace(status, can_resend=self.can_resend(), max_replay_shards=self.world.max_replay_shards)

@@ -86,11 +86,13 @@ def damage_the_checkpoint(victim: int) -> None:
     """A bit flips in a worker's part of the first checkpoint that this worker is about to load."""
     load = Checkpointer.load
 
-    def after_damage(self: Checkpointer, iteration: int, rank: int) -> None:
+    def after_damage(
+        self: Checkpointer, iteration: int, rank: int, layout: tuple[int, ...] | None = None
+    ) -> None:
         Checkpointer.load = load
         (part,) = STORE.glob(f"checkpoints/{iteration:08d}/rank-{victim:05d}.*/__0_0.distcp")
         damage("flip", part)
-        load(self, iteration, rank)
+        load(self, iteration, rank, layout)
 
     Checkpointer.load = after_damage
 

@@ -3,17 +3,16 @@
 So a test has time to do something to the run, however slow the machine is, and does not wait for its end.
 """
 
+import importlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import train_swift
-
 import swift_ft
 
 GO = Path(os.environ["SWIFT_TEST_FOLDER"]) / "go"
-QUICK = 8
+QUICK = int(os.environ.get("QUICK", "8"))
 """Iterations that take little time all the same: a test waits for one of them."""
 QUICK_S, SLOW_S, TICK_S = 0.3, 4.0, 0.1
 
@@ -34,4 +33,4 @@ def wait_until_told(at_most_s: float) -> None:
 
 
 swift_ft.Session = Session  # type: ignore[misc]
-train_swift.main()
+importlib.import_module(os.environ.get("EXAMPLE", "train_swift")).main()

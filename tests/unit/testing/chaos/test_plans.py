@@ -23,7 +23,7 @@ def test_faults_are_within_the_job() -> None:
         assert 1 <= len(plan) <= 3
         for fault in plan:
             assert 0 <= fault.index < (6 if fault.target == Target.WORKER else 3)
-            assert 0 <= fault.iteration < 8
+            assert fault.iteration in range(8)
             assert fault.microbatch is None or 0 <= fault.microbatch < 4
         assert parse_faults("; ".join(map(str, plan))) == plan
 

@@ -1,0 +1,63 @@
+"""Trains a GPT as a stack of layers, which move between the machines that are there.
+
+swift-run --nnodes 2:4 --rdzv-endpoint host0:29400 examples/train_elastic.py --store /shared/elastic
+"""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gpt import LOOPED, ONE_STAGE, V_SHAPED, Batches, Config, argument_parser, build_layer, loss_fn
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+import swift_ft
+
+
+def main() -> None:
+    """Trains the layers that are on one worker."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--store", default="runs/elastic", help="a path or a URL, default: %(default)s")
+    parser.add_argument("--checkpoint-every", type=int, default=20, help="default: %(default)s iterations")
+    args = parser.parse_args()
+    config = Config.from_args(args)
+    dist.init_process_group("gloo")
+
+    model = swift_ft.LayerStack(
+        lambda number: build_layer(number, config),
+        count=config.layers + 2,
+        stages_per_worker=1 if args.schedule in ONE_STAGE else 2,
+        v_shaped=args.schedule in V_SHAPED,
+    )
+    stages = [
+        PipelineStage(part, index, model.num_stages, torch.device("cpu"))
+        for index, part in zip(model.stages, model.parts, strict=True)
+    ]
+    pipeline = stages if args.schedule in (*LOOPED, *V_SHAPED) else stages[0]
+    schedule = get_schedule_class(args.schedule)(pipeline, config.microbatches, loss_fn=loss_fn)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = Batches(config)
+
+    state = {"model": model, "optimizer": optimizer}
+    session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)
+    session.attach_pipeline(schedule)
+    for step in session.steps(args.iterations):
+        with step:
+            iteration = step.index
+            x, y = batches[iteration]
+            losses: list[Tensor] = []
+            schedule.step(*[x] if 0 in model.stages else [], target=y, losses=losses, return_outputs=False)
+            optimizer.step()
+            optimizer.zero_grad()
+            if losses:  # on the last stage
+                print(f"iteration {iteration}: loss {sum(losses) / len(losses):.3f}", flush=True)
+
+    if args.weights_out:
+        Path(args.weights_out).mkdir(parents=True, exist_ok=True)
+        torch.save(model.state_dict(), f"{args.weights_out}/rank{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Layouts: layers that are shared anew among the stages, between two iterations.
+
+    requested ──▶ all stop at one iteration ──▶ layers move ──▶ all are ready: the new layout counts
+                            └─────── a loss ──────┴──▶ the old layout, as if nothing had been asked
+
+What moves is kept aside until all are ready. So no worker ever has a part of each layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.handlers.generations import open_generation
+from swift_ft.recovery.job_state import Layouts, PendingLayout, State
+from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, stages_in, why_no_layout
+from swift_ft.recovery.plan import Plan, RecoveryMode
+
+__all__ = ["in_layout", "layout_boundary_reached", "layout_declined", "layout_requested", "with_new_layout"]
+
+
+def layout_requested(state: State, event: ev.LayoutRequested) -> State:
+    """Accept a request, if there is none, and the layout is another one that can be."""
+    if state.layouts.pending is not None or event.layers in state.layouts.declined:
+        return state
+    statuses = state.round.statuses
+    report = statuses[event.rank]
+    present = state.layouts.current or even_layout(report.layers, stages_in(statuses) or 1)
+    too_late = report.steps is not None and event.iteration >= report.steps
+    if too_late or event.layers == present or state.round.finished:
+        return state
+    if why_no_layout(event.layers, report.layers, stages_in(statuses)):
+        return state
+    pending = PendingLayout(event.iteration, event.layers)
+    return replace(state, layouts=replace(state.layouts, pending=pending))
+
+
+def layout_boundary_reached(state: State, event: ev.LayoutBoundaryReached) -> State:
+    """Note that a worker has stopped. Once all have, they report in a new generation, whose plan moves."""
+    pending = state.layouts.pending
+    if pending is None or pending.iteration != event.iteration:
+        return state
+    stopped = state.round.stopped.set(event.rank, None)
+    if len(stopped) < state.world_size:
+        return replace(state, round=replace(state.round, stopped=stopped))
+    opened = open_generation(state)
+    return replace(opened, layouts=replace(opened.layouts, pending=pending))
+
+
+def layout_declined(state: State, event: ev.LayoutDeclined) -> State:
+    """Go on in the old layout, and do not ask for this one again."""
+    declined = state.layouts.declined
+    if state.plan is not None and state.plan.new_layout is not None:
+        declined |= {state.plan.new_layout}
+    return open_generation(replace(state, layouts=replace(state.layouts, declined=declined)))
+
+
+def with_new_layout(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported]) -> Plan:
+    """The plan that also moves layers, if all have kept their state and stand where they were to stop."""
+    pending = state.layouts.pending
+    if pending is None or plan.mode != RecoveryMode.CONTINUE or plan.resume != pending.iteration:
+        return plan
+    if any(status.iteration != pending.iteration for status in statuses.values()):
+        return plan
+    return replace(plan, mode=RecoveryMode.LAYOUT, new_layout=pending.layers, warm_up=True)
+
+
+def in_layout(layouts: Layouts, layers: StageLayers, since: int) -> Layouts:
+    """The layouts once the new one counts."""
+    return replace(layouts, current=layers, pending=None, since=since, changes=layouts.changes + 1)

@@ -1,0 +1,164 @@
+"""Moves layers of a LayerStack between workers, between two iterations.
+
+all stop ──▶ take, send, receive: aside ──▶ all are ready ──▶ settle: the layers are part of the state
+                      └── a loss ──▶ settle: what came is dropped, and nothing has changed
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from swift_ft.checkpoint.layered_state import LayeredState
+from swift_ft.checkpoint.state_payload import StatePayload, fresh_on
+from swift_ft.coordination.groups import Groups
+from swift_ft.coordination.participant import Participant
+from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.errors import first_line
+from swift_ft.failpoints import Point, hit
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.layout.stage_layers import (
+    LayerMove,
+    StageLayers,
+    even_layout,
+    layers_by_rank,
+    moves_between,
+)
+from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
+from swift_ft.runtime.replicas.transfer import Link, receive, send
+from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
+
+__all__ = ["Repartition"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Repartition:
+    """One worker's layers, and their moves.
+
+    Args:
+        pipeline: its stages, whose layers a LayerStack has.
+        layered: the part of its state that goes by layer.
+        status: of its state.
+        participant: its part in the job.
+        groups: the process groups.
+        progress: where it publishes what it does.
+        on_moved: called when the layers here are others: what refers to the old ones has to be dropped.
+    """
+
+    def __init__(
+        self,
+        pipeline: LoggedPipeline,
+        layered: LayeredState,
+        status: WorkerStatus,
+        participant: Participant,
+        groups: Groups,
+        progress: ProgressBoard,
+        on_moved: Callable[[], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._layered = layered
+        self._status = status
+        self._participant = participant
+        self._groups = groups
+        self._progress = progress
+        self._on_moved = on_moved
+        self._rank = participant.context.rank
+        self._present: StageLayers = even_layout(layered.count, pipeline.num_stages)
+        self._aside: tuple[StageLayers, list[StatePayload]] | None = None
+        self.count = layered.count
+
+    def layout(self, state: State) -> StageLayers:
+        """The number of layers of each stage that the job has agreed on."""
+        return state.layouts.current or even_layout(self.count, self._pipeline.num_stages)
+
+    def move(self, state: State) -> bool:
+        """Give the layers that leave this worker, and take those that come, aside.
+
+        Returns:
+            False if another generation is due; this one's layers are what they were.
+        """
+        assert state.plan is not None
+        assert state.plan.new_layout is not None
+        new, statuses = state.plan.new_layout, state.round.statuses
+        moves = moves_between(layers_by_rank(statuses, state.layouts.current), layers_by_rank(statuses, new))
+        self._progress.publish(self._status.iteration, "moving")
+        if not self._groups.enter_replay_group(state.generation, tuple(sorted(statuses))):
+            return False
+        began = time.monotonic()
+        try:
+            arrived = self._exchange(moves)
+            self._layered.prepare(new, arrived)  # all that can fail, before all go on in the new layout
+        except Exception as error:
+            broken, cause = is_broken_communication(error), first_line(error)
+        else:
+            self._aside = new, arrived
+            self._note(moves, arrived, time.monotonic() - began)
+            self._groups.keep()
+            return True
+        # Only now, when the traceback is gone: it holds on to the group.
+        if broken:
+            self._groups.on_connection_broken(cause)
+        else:
+            self._groups.leave()
+            self._participant.append(
+                ev.LayoutDeclined(rank=self._rank, generation=state.generation, reason=cause)
+            )
+        return False
+
+    def _exchange(self, moves: tuple[LayerMove, ...]) -> list[StatePayload]:
+        """All moves of this worker, one after the other, in the order that is the same on all workers."""
+        group = dist.group.WORLD
+        assert group is not None
+        arrived = []
+        for number, move in enumerate(moves):
+            if self._rank not in (move.source, move.target):
+                continue
+            hit(Point.MOVE, self._status.iteration, number)
+            link = Link(group, move.source, move.target)
+            if move.source == self._rank:
+                send(self._layered.take(move.layers), link)
+            else:
+                arrived.append(receive(link, fresh_on()))
+        return arrived
+
+    def _note(self, moves: tuple[LayerMove, ...], arrived: list[StatePayload], took_s: float) -> None:
+        size = sum(tensor.nbytes for payload in arrived for tensor in payload.tensors.values())
+        came = [move for move in moves if move.target == self._rank]
+        if not came:
+            return
+        _logger.info(
+            "layers %s come from worker %s: %.1f MB in %.2f s",
+            ", ".join(str(layer) for move in came for layer in move.layers),
+            ", ".join(str(move.source) for move in came),
+            size / 1e6,
+            took_s,
+            extra={"event": "layers_received", "rank": self._rank, "bytes": size, "seconds": took_s},
+        )
+
+    def settle(self, state: State) -> None:
+        """Have the layers of the job's layout: what came aside becomes state, or is dropped."""
+        layout, aside, self._aside = self.layout(state), self._aside, None
+        if layout == self._present:
+            self._layered.forget_prepared()
+            return
+        if aside is not None and aside[0] == layout:
+            self._layered.give(layout, aside[1])
+            self._has(layout)
+
+    def adopt(self, state: State) -> StageLayers:
+        """The job's layout, for state that will be loaded: layers here may be those of another one."""
+        layout = self.layout(state)
+        if layout != self._present:
+            self._has(layout)
+        return layout
+
+    def _has(self, layout: StageLayers) -> None:
+        self._present = layout
+        self._pipeline.relaid(layout)
+        self._on_moved()

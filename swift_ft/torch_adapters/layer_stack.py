@@ -1,0 +1,236 @@
+"""A model as a stack of layers, of which each worker has those of its pipeline stages.
+
+    model = LayerStack(build_layer, count=10)
+    stage = PipelineStage(model, model.stage, model.num_stages, device, group=model.group)
+
+Layers keep their number in the whole model, in all names, too: ``7.attention.weight``. So names, values and
+random numbers do not depend on which worker has a layer, and layers can move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from swift_ft.determinism import derive_seed, random_state, seed_torch, set_random_state
+from swift_ft.errors import UsageError
+from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, layers_of
+
+__all__ = ["LayerStack", "StageModule", "stack_of"]
+
+
+_SEEDS = (1 << 63) - 1
+"""Torch has unsigned seeds, and ours are signed."""
+
+
+class LayerStack(nn.Module):
+    """The layers of this worker, out of those of the whole model.
+
+    Its output is the last layer's. A layer that returns a tuple gives several arguments to the next one.
+
+    Args:
+        build_layer: makes a layer, by its number. All that a layer is, it makes: dtype, frozen parameters,
+            compilation. Random initial values may come from torch's generator, which is seeded for each
+            layer from the seed that the script has set.
+        count: layers of the whole model.
+        stages_per_worker: for schedules with several stages per worker, whose modules are in :attr:`parts`.
+        v_shaped: worker 0 has the first and the last stage (ZBVZeroBubble, DualPipeV), and not the first and
+            the one after the last worker's (Interleaved1F1B).
+        group: of the pipeline; by default all workers.
+
+    Attributes:
+        count: layers of the whole model.
+        stages: the indices of this worker's stages.
+        num_stages: all stages of the pipeline.
+        group: of the pipeline; None for the default group.
+
+    Raises:
+        UsageError: before ``init_process_group``, or if there are fewer layers than stages.
+    """
+
+    def __init__(
+        self,
+        build_layer: Callable[[int], nn.Module],
+        count: int,
+        *,
+        stages_per_worker: int = 1,
+        v_shaped: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        if not dist.is_initialized():
+            raise UsageError("Call dist.init_process_group(backend) before the LayerStack is made.")
+        rank, workers = dist.get_rank(group), dist.get_world_size(group)
+        self._build, self.count, self.group = build_layer, count, group
+        self._base_seed = torch.initial_seed() & _SEEDS
+        self._begin_layer: Callable[[int], None] | None = None
+        self._prepared: dict[int, nn.Module] = {}
+        self.num_stages = workers * stages_per_worker
+        if count < self.num_stages:
+            raise UsageError(f"A LayerStack of {count} layers has too few for {self.num_stages} stages.")
+        self.stages = tuple(_stage(rank, turn, workers, v_shaped) for turn in range(stages_per_worker))
+        several = stages_per_worker > 1
+        self._parts = tuple(StageModule(self) for _ in self.stages) if several else ()  # a tuple: no children
+        self.arrange(even_layout(count, self.num_stages))
+
+    @property
+    def stage(self) -> int:
+        """The index of this worker's only stage."""
+        if len(self.stages) != 1:
+            raise UsageError("This worker has several stages: take model.stages and model.parts.")
+        return self.stages[0]
+
+    @property
+    def parts(self) -> tuple[nn.Module, ...]:
+        """The module of each stage, in the order of :attr:`stages`: the stack itself if it is only one."""
+        return self._parts or (self,)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that are here, ascending."""
+        return tuple(sorted(int(name) for name, _ in self.named_children()))
+
+    def layer(self, number: int) -> nn.Module:
+        """A layer that is here."""
+        return self.get_submodule(str(number))
+
+    def layers_in(self, layout: StageLayers) -> tuple[int, ...]:
+        """The numbers of the layers that a layout puts here, ascending."""
+        return tuple(sorted(number for stage in self.stages for number in layers_of(layout, stage)))
+
+    def prepare(self, layout: StageLayers) -> Mapping[int, nn.Module]:
+        """Build the layers that a layout puts here and that are not here yet, for :meth:`arrange`.
+
+        Args:
+            layout: the number of layers of each stage.
+        """
+        like = next(self.parameters(), None)
+        missing = {*self.layers_in(layout)} - {*self.layers}
+        self._prepared = {number: self._built(number, like) for number in sorted(missing)}
+        return self._prepared
+
+    def forget_prepared(self) -> None:
+        """The layers that were prepared are not needed after all."""
+        self._prepared = {}
+
+    def arrange(self, layout: StageLayers) -> None:
+        """Drop the layers that a layout does not put here, and take or build those that are missing.
+
+        Args:
+            layout: the number of layers of each stage.
+        """
+        wanted = self.layers_in(layout)
+        if not {*wanted} <= {*self.layers, *self._prepared}:
+            self.prepare(layout)
+        layers = {**self._prepared, **{number: self.layer(number) for number in self.layers}}
+        _put(self, {number: layers[number] for number in wanted})
+        self.forget_prepared()
+        for stage, part in zip(self.stages, self._parts, strict=False):
+            _put(part, {number: self.layer(number) for number in layers_of(layout, stage)})
+
+    def module_of(self, stage: int, layout: StageLayers) -> nn.Module:
+        """Any stage's module, newly built: for a worker that computes for another one."""
+        module = StageModule(self)
+        _put(module, {number: self._built(number, None) for number in layers_of(layout, stage)})
+        return module
+
+    def _built(self, number: int, like: nn.Parameter | None) -> nn.Module:
+        before = random_state()
+        seed_torch(derive_seed(self._base_seed, number))
+        try:
+            layer = self._build(number)
+        finally:
+            set_random_state(before)
+        if like is not None and like.device.type != "cpu":
+            layer = layer.to(like.device)
+        return layer.train(self.training)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients of all workers' layers down to a global norm, in each step.
+
+        The result does not depend on which worker has a layer: norms are added up layer by layer.
+
+        Args:
+            max_norm: the largest 2-norm of all gradients together.
+
+        Returns:
+            The norm before, of shape ``()`` and dtype float32.
+        """
+        first = next(self.parameters())
+        norms = torch.zeros(self.count, device=first.device)
+        gradients = []
+        for number in self.layers:
+            own = [p.grad for p in self.layer(number).parameters() if p.grad is not None]
+            if own:
+                norms[number] = torch.nn.utils.get_total_norm(own)
+            gradients += own
+        dist.all_reduce(norms, group=self.group)  # each layer has one worker, and all others add a zero
+        total: torch.Tensor = torch.linalg.vector_norm(norms)
+        coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for gradient in gradients:
+            gradient.mul_(coefficient.to(gradient.dtype))
+        return total
+
+    def on_layer(self, begin: Callable[[int], None] | None) -> None:
+        """Call a function with the number of each layer, before it computes."""
+        self._begin_layer = begin
+
+    def run(self, layers: Iterable[tuple[str, nn.Module]], args: tuple[Any, ...]) -> Any:
+        """The output of layers, one after the other, by their numbers."""
+        output: Any = args if len(args) != 1 else args[0]
+        for number, layer in layers:
+            if self._begin_layer is not None:
+                self._begin_layer(int(number))
+            output = layer(*output) if isinstance(output, tuple) else layer(output)
+        return output
+
+    def forward(self, *args: Any) -> Any:
+        """The output of the last layer that is here."""
+        if self._parts:
+            raise UsageError("This worker has several stages: give model.parts to the PipelineStages.")
+        return self.run(self.named_children(), args)
+
+
+class StageModule(nn.Module):
+    """The layers of one stage, by their numbers. Where a worker has several stages, its stack has them, too.
+
+    Args:
+        stack: says what happens before each layer.
+    """
+
+    def __init__(self, stack: LayerStack) -> None:
+        super().__init__()
+        self._stack = (stack,)  # a tuple: no child, since the stack has the layers, too
+
+    @property
+    def stack(self) -> LayerStack:
+        """The stack."""
+        return self._stack[0]
+
+    def forward(self, *args: Any) -> Any:
+        """The output of the last layer."""
+        return self.stack.run(self.named_children(), args)
+
+
+def _put(module: nn.Module, layers: Mapping[int, nn.Module]) -> None:
+    """Let a module have these layers, in this order, and no others."""
+    for name, _ in [*module.named_children()]:
+        delattr(module, name)
+    for number, layer in layers.items():
+        module.add_module(str(number), layer)
+
+
+def stack_of(module: nn.Module) -> LayerStack | None:
+    """The stack whose layers a stage runs; None if its module is another one."""
+    if isinstance(module, LayerStack):
+        return module
+    return module.stack if isinstance(module, StageModule) else None
+
+
+def _stage(rank: int, turn: int, workers: int, v_shaped: bool) -> int:
+    """The stage of a worker in one of its turns."""
+    return workers * (turn + 1) - 1 - rank if v_shaped and turn % 2 else workers * turn + rank

@@ -1,0 +1,201 @@
+"""Layers move between machines when one is lost or comes, and not one bit of the result changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.cluster import (
+    EXAMPLES,
+    SLOW_UNTIL_TOLD,
+    ClusterRun,
+    assert_clean,
+    one_line,
+    run_cluster,
+    training,
+)
+from tests.support.hosts import Hosts
+
+ELASTIC = EXAMPLES / "train_elastic.py"
+LAYERS = Path(__file__).parent / "scripts" / "layers.py"
+DROPOUT = ("--dropout", "0.2")
+ALONE = ["--spares", "0", "--no-replacement", "--elastic-wait", "0"]
+LONG = 24
+"""Iterations: the layers' costs are measured in five, and a change comes two after that."""
+UNTIL_TOLD = 60
+"""Iterations. The second half lasts until a test says go."""
+LOST = "kill machine=1 iteration=4 point=forward microbatch=3"
+
+References = Callable[..., ClusterRun]
+
+
+def run_layers(
+    folder: Path, *args: str, inject: str = "", machines: int = 3, script: Path = ELASTIC, again: bool = False
+) -> ClusterRun:
+    """Machines without spares, in whose place no other one is started."""
+    flags = [*ALONE, *["--resume"] * again]
+    whole = training(folder, script, iterations=LONG)
+    return run_cluster(folder, *args, inject=inject, machines=machines, flags=flags, script=whole)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> References:
+    """Runs that nothing disturbs, by their arguments."""
+    runs: dict[tuple[str, ...], ClusterRun] = {}
+
+    def reference(*args: str, script: Path = ELASTIC) -> ClusterRun:
+        if args not in runs:
+            runs[args] = run_layers(tmp_path_factory.mktemp("undisturbed"), *args, script=script)
+            assert runs[args].code == 0, runs[args].output[-3000:]
+        return runs[args]
+
+    return reference
+
+
+def by_layer(run: ClusterRun) -> dict[str, torch.Tensor]:
+    """The final weights by the name of the parameter, on whichever worker it is."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in run.weights().items():
+        found[name.partition(".")[2]] = tensor
+    return found
+
+
+def layers_of(run: ClusterRun) -> list[set[int]]:
+    """The layers of each worker at the end."""
+    at_end = [
+        torch.load(path, weights_only=True) for path in sorted((run.folder / "weights").glob("rank*.pt"))
+    ]
+    return [{int(name.partition(".")[0]) for name in own if name[0].isdigit()} for own in at_end]
+
+
+def assert_same_layers(run: ClusterRun, reference: ClusterRun) -> None:
+    assert run.code == 0, run.output[-6000:]
+    ours, theirs = by_layer(run), by_layer(reference)
+    assert theirs.keys() == ours.keys()
+    assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+
+
+def moves(run: ClusterRun) -> int:
+    """How often the layers have moved."""
+    return run.output.count("layers move after iteration")
+
+
+def test_a_lost_machine_s_layers_are_shared_by_all(tmp_path: Path, undisturbed: References) -> None:
+    """Its host has two of the stages, and as many layers as the other machine, as far as that goes."""
+    run = run_layers(tmp_path, *DROPOUT, inject=LOST)
+    assert_same_layers(run, undisturbed(*DROPOUT))
+    assert_clean(run)
+    assert [recovery["mode"] for recovery in run.recoveries] == ["replay"], run.output[-3000:]
+    assert moves(run) == 1, run.output[-3000:]
+    first, second, third = layers_of(run)
+    assert len(third) > len(first), (first, second, third)
+    assert len(third) > len(second), (first, second, third)
+
+
+def test_four_then_three_then_two_then_one(tmp_path: Path, undisturbed: References) -> None:
+    losses = [
+        "kill machine=0 iteration=3 point=backward microbatch=1",
+        "kill machine=3 iteration=6 point=optimizer",
+        "kill machine=1 iteration=14 point=forward",
+    ]
+    run = run_layers(tmp_path, *DROPOUT, inject="; ".join(losses), machines=4)
+    assert_same_layers(run, undisturbed(*DROPOUT))
+    assert len(run.recoveries) == 3, run.output[-3000:]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["ZBVZeroBubble", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS", "DualPipeV"],
+)
+def test_schedules(schedule: str, tmp_path: Path, undisturbed: References) -> None:
+    chosen = (*DROPOUT, "--schedule", schedule)
+    run = run_layers(tmp_path, *chosen, inject=LOST)
+    assert_same_layers(run, undisturbed(*chosen))
+    assert moves(run) == 1, run.output[-3000:]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_machine_is_lost_while_layers_move(rank: int, tmp_path: Path, undisturbed: References) -> None:
+    """Nothing has changed then, and the layers move later."""
+    run = run_layers(tmp_path, *DROPOUT, inject=f"{LOST}; kill worker={rank} iteration=any point=move")
+    assert_same_layers(run, undisturbed(*DROPOUT))
+    modes = [recovery["mode"] for recovery in run.recoveries]
+    assert modes in (["replay"], ["replay", "replay"]), run.output[
+        -3000:
+    ]  # not all workers have a part in it
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_machine_is_lost_right_after_layers_moved(
+    rank: int, tmp_path: Path, undisturbed: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new layout may have no checkpoint yet: then all load their layers from one of the old layout."""
+    reference = undisturbed(script=LAYERS)
+    monkeypatch.setenv("DIES", str(rank))
+    run = run_layers(tmp_path, inject=LOST, script=LAYERS)
+    assert_same_layers(run, reference)
+    assert moves(run) >= 1, run.output[-3000:]
+    killed = (tmp_path / "died").exists()  # its layers may have stayed
+    assert killed == (len(run.recoveries) == 2), run.output[-3000:]
+    assert run.recoveries[-1]["mode"] in ("replay", "fallback"), run.output[-3000:]
+    assert killed or rank == 0
+
+
+@pytest.mark.parametrize(
+    "habits", ["groups,scaler", "muon", "lamb,clip", "sgd,average", "average,clip,groups", "wrapped,clip"]
+)
+def test_habits(
+    habits: str, tmp_path: Path, undisturbed: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HABITS", habits)
+    reference = run_layers(tmp_path / "undisturbed", script=LAYERS)
+    run = run_layers(tmp_path / "lost", inject=LOST, script=LAYERS)
+    assert_same_layers(run, reference)
+    assert moves(run) == 1, run.output[-3000:]
+
+
+@pytest.mark.parametrize("machines", [2, 5])
+def test_resume_with_another_number_of_machines(
+    machines: int, tmp_path: Path, undisturbed: References
+) -> None:
+    stopped = "raise worker=0 iteration=13 point=forward"
+    first = run_layers(tmp_path, *DROPOUT, inject=f"{LOST}; {stopped}")
+    assert first.code == 1, first.output[-3000:]
+    run = run_layers(tmp_path, *DROPOUT, machines=machines, again=True)
+    assert_same_layers(run, undisturbed(*DROPOUT))
+    assert len(layers_of(run)) == machines
+
+
+def test_a_machine_comes_and_layers_move_back(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three machines become two, and three again. The layers are as in the beginning then."""
+    hosts.script = training(hosts.folder, SLOW_UNTIL_TOLD, iterations=UNTIL_TOLD)
+    monkeypatch.setenv("EXAMPLE", "train_elastic")
+    monkeypatch.setenv("QUICK", str(UNTIL_TOLD // 2))
+    flags = ["--nnodes", "3", "--elastic-wait", "0.2"]
+    for name, node in (("first", 0), ("second", 1), ("third", 2)):
+        hosts.start(name, node, *flags)
+    hosts.wait_for("iteration 6:", "third")
+    second = hosts.processes.pop("second")
+    second.kill()
+    second.wait()
+    hosts.wait_for("layers move after iteration", "first")
+    hosts.start("fourth", 1, *flags)
+    hosts.wait_for("machine 1 leaves: it was a guest", "first")
+    hosts.wait_for(": 3, 3, 4 on the stages", "first")
+    (hosts.folder / "go").touch()
+    assert hosts.end() == {"first": 0, "third": 0, "fourth": 0}
+    run = ClusterRun(hosts.folder, 0, "", {})
+    assert [len(layers) for layers in layers_of(run)] == [3, 3, 4]
+    whole = training(tmp_path, ELASTIC, iterations=UNTIL_TOLD)
+    assert_same_layers(run, run_cluster(tmp_path, machines=3, script=whole))
+
+
+def test_too_many_stages(tmp_path: Path) -> None:
+    run = run_layers(tmp_path, "--layers", "1", machines=4)
+    assert run.code == 2
+    assert "A LayerStack of 3 layers has too few for 4 stages" in one_line(run)

@@ -1,0 +1,241 @@
+"""Layers that leave one worker and come to another one, with all that optimizers keep of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from swift_ft.checkpoint.checkpointer import Checkpointer
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.layered_state import LayeredState
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import CheckpointError, TopologyMismatchError, UnsupportedError, UsageError
+from swift_ft.recovery.layout.stage_layers import layers_of
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.layer_stack import LayerStack
+
+COUNT, WORKERS = 7, 3
+EVEN = (2, 2, 3)
+
+
+def build(number: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4) if number % 2 else nn.Identity())
+
+
+@pytest.fixture
+def as_worker() -> Iterator[Callable[[int], None]]:
+    """Be a worker of three, in this one process."""
+
+    def be(rank: int, workers: int = WORKERS) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("fake", rank=rank, world_size=workers, store=FakeStore())
+
+    yield be
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def made(model: LayerStack, *, two_groups: bool = False) -> TrainingState:
+    """The state of a worker that has trained for two steps."""
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": 0.1}, {"params": others, "lr": 0.5}]
+    optimizer = torch.optim.AdamW(groups if two_groups else model.parameters(), lr=1e-2)
+    for step in range(2):
+        for number in model.layers:
+            generator = torch.Generator().manual_seed(100 * step + number)
+            for parameter in model.layer(number).parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+        optimizer.zero_grad()
+    return TrainingState({"model": model, "optimizer": optimizer})
+
+
+def tensors_of(states: list[TrainingState]) -> dict[str, torch.Tensor]:
+    """All tensors of all workers, by name; each is on one of them."""
+    found: dict[str, torch.Tensor] = {}
+    for state in states:
+        own = {**state.named_tensors(), **dict(state.modules["model"].named_buffers())}
+        assert not found.keys() & own.keys()
+        found |= {name: tensor.detach().clone() for name, tensor in own.items()}
+    return found
+
+
+def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+
+
+@pytest.mark.parametrize("two_groups", [False, True])
+def test_all_layers_move(two_groups: bool, as_worker: Callable[..., None]) -> None:
+    states = []
+    for rank in range(WORKERS):
+        as_worker(rank)
+        torch.manual_seed(0)
+        states.append(made(LayerStack(build, COUNT), two_groups=two_groups))
+    before = tensors_of(states)
+    new = (4, 1, 2)
+    layered = [LayeredState(state) for state in states]
+    holder = {layer: rank for rank, one in enumerate(layered) for layer in one.layers}
+    arriving = [
+        [layered[holder[layer]].take([layer]) for layer in one.layers_in(new) if holder[layer] != rank]
+        for rank, one in enumerate(layered)
+    ]
+    for one, payloads in zip(layered, arriving, strict=True):
+        one.prepare(new, payloads)
+        one.give(new, payloads)
+    assert [one.layers for one in layered] == [tuple(layers_of(new, stage)) for stage in range(WORKERS)]
+    assert_equal(tensors_of(states), before)
+    for state in states:  # each parameter is in the group in which it was
+        (optimizer,) = state.optimizers.values()
+        dims = [{p.dim() > 1 for p in group["params"]} for group in optimizer.param_groups]
+        assert dims == ([{True}, {False}] if two_groups else [{True, False}])
+        assert {*optimizer.state} == {p for group in optimizer.param_groups for p in group["params"]}
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("two_groups", [False, True])
+def test_a_checkpoint_of_another_layout_is_loaded(
+    workers: int, two_groups: bool, as_worker: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = CheckpointFolder(Store(str(tmp_path)))
+    states, parts, digests, layers = [], {}, {}, {}
+    for rank in range(WORKERS):
+        as_worker(rank)
+        torch.manual_seed(0)
+        states.append(made(LayerStack(build, COUNT), two_groups=two_groups))
+        path = folder.part(20, rank, 1)
+        saved: list[str] = []
+        checkpointer = Checkpointer(folder, states[-1])
+        checkpointer.save(20, path, saved.append)
+        assert checkpointer.wait(30)
+        parts[rank], digests[path] = path, saved[0]
+        layers[rank] = LayeredState(states[-1]).layers
+    folder.commit(20, parts, "run", digests, layers)
+    before = tensors_of(states)
+    new = {2: (3, 4), 3: (1, 1, 5), 5: (1, 1, 2, 1, 2)}[workers]
+    loaded = []
+    for rank in range(workers):
+        as_worker(rank, workers)
+        model = LayerStack(build, COUNT)
+        fresh = TrainingState(
+            {"model": model, "optimizer": made(model, two_groups=two_groups).optimizers["optimizer"]}
+        )
+        Checkpointer(folder, fresh).load(20, rank, new)
+        loaded.append(fresh)
+    assert_equal(tensors_of(loaded), before)
+
+
+def test_a_layer_that_no_part_has(as_worker: Callable[..., None], tmp_path: Path) -> None:
+    folder = CheckpointFolder(Store(str(tmp_path)))
+    as_worker(0)
+    state = made(LayerStack(build, COUNT))
+    saved: list[str] = []
+    checkpointer = Checkpointer(folder, state)
+    checkpointer.save(20, folder.part(20, 0, 1), saved.append)
+    assert checkpointer.wait(30)
+    folder.commit(20, {0: folder.part(20, 0, 1)}, "run", {folder.part(20, 0, 1): saved[0]}, {0: (0, 1)})
+    with pytest.raises(CheckpointError, match="No part of the checkpoint has layer 2"):
+        checkpointer.load(20, 0, (3, 2, 2))
+
+
+def test_a_layer_that_is_made_otherwise(as_worker: Callable[..., None]) -> None:
+    as_worker(0)
+    payload = LayeredState(made(LayerStack(build, COUNT))).take([1])
+    as_worker(1)
+    other = LayeredState(made(LayerStack(lambda _: nn.Linear(2, 2), COUNT)))
+    with pytest.raises(TopologyMismatchError, match="it must make the same layer on all workers"):
+        other.prepare((1, 3, 3), [payload])
+
+
+def test_an_average_of_the_model_goes_along(as_worker: Callable[..., None]) -> None:
+    states = []
+    for rank in range(WORKERS):
+        as_worker(rank)
+        model = LayerStack(build, COUNT)
+        average = AveragedModel(model, avg_fn=lambda old, new, _: old + 0.5 * new)
+        average.update_parameters(model)
+        states.append(TrainingState({**made(model).modules, "average": average}))
+    layered = [LayeredState(state) for state in states]
+    name = "module.2.0.weight"
+    was = dict(states[1].modules["average"].named_parameters())[name].detach().clone()
+    layered[0].give((3, 1, 3), [layered[1].take([2])])
+    assert torch.equal(dict(states[0].modules["average"].named_parameters())[name], was)
+
+
+def test_two_models_of_different_depth_are_refused(as_worker: Callable[..., None]) -> None:
+    as_worker(0)
+    parts = {"one": LayerStack(build, COUNT), "other": LayerStack(build, COUNT + 1)}
+    with pytest.raises(UnsupportedError, match=r"LayerStacks of \[7, 8\] layers"):
+        LayeredState(TrainingState(parts))
+
+
+# ------------------------------------------------------------------------------------------- the stack
+
+
+def test_values_do_not_depend_on_the_worker(as_worker: Callable[..., None]) -> None:
+    """Nor on the order in which layers are built, and the script's own random numbers go on as without."""
+    as_worker(0, 1)
+    torch.manual_seed(0)
+    whole = LayerStack(build, COUNT).state_dict()
+    for rank in range(WORKERS):
+        as_worker(rank)
+        torch.manual_seed(0)
+        expected = torch.rand(1, generator=torch.Generator().manual_seed(0))
+        for name, tensor in LayerStack(build, COUNT).state_dict().items():
+            assert torch.equal(tensor, whole[name])
+        assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(("v_shaped", "stages"), [(False, [(0, 2), (1, 3)]), (True, [(0, 3), (1, 2)])])
+def test_several_stages(
+    v_shaped: bool, stages: list[tuple[int, int]], as_worker: Callable[..., None]
+) -> None:
+    x = torch.randn(3, 4)
+    as_worker(0, 1)
+    torch.manual_seed(0)
+    whole = LayerStack(build, 8).eval()
+    parts: dict[int, nn.Module] = {}
+    for rank, own in enumerate(stages):
+        as_worker(rank, 2)
+        torch.manual_seed(0)
+        model = LayerStack(build, 8, stages_per_worker=2, v_shaped=v_shaped).eval()
+        assert (model.stages, model.num_stages) == (own, 4)
+        parts |= dict(zip(model.stages, model.parts, strict=True))
+        with pytest.raises(UsageError, match=r"model\.stages"):
+            _ = model.stage
+        with pytest.raises(UsageError, match=r"model\.parts"):
+            model(x)
+    y = x
+    for stage in range(4):
+        y = parts[stage](y)
+    assert torch.equal(y, whole(x))
+
+
+def test_layers_that_return_tuples_and_what_begins_before_each(as_worker: Callable[..., None]) -> None:
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x + y, y
+
+    as_worker(0, 1)
+    model, begun = LayerStack(lambda _: Both(), 3), list[int]()
+    model.on_layer(begun.append)
+    total, _ = model(torch.ones(1), torch.ones(1))
+    assert (total.item(), begun) == (4.0, [0, 1, 2])
+
+
+def test_misuse(as_worker: Callable[..., None]) -> None:
+    with pytest.raises(UsageError, match="init_process_group"):
+        LayerStack(build, COUNT)
+    as_worker(0)
+    with pytest.raises(UsageError, match="2 layers has too few for 3 stages"):
+        LayerStack(build, 2)

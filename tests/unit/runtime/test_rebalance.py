@@ -1,0 +1,122 @@
+"""When layers are shared anew, and how."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from immutables import Map
+
+from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.recovery.events import StatusReported
+from swift_ft.recovery.job_state import (
+    JobShape,
+    Layouts,
+    Membership,
+    PendingLayout,
+    Phase,
+    RecoveryRound,
+    State,
+)
+from swift_ft.recovery.plan import Plan, RecoveryMode
+from swift_ft.runtime.rebalance import Rebalance, balanced, machines_of_stages, slowest_ns
+
+
+def layers(*times: int) -> list[LayerProfile]:
+    return [LayerProfile(time, 2 * time, 0) for time in times]
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=4, max_size=9),
+    st.lists(st.sampled_from("abc"), min_size=2, max_size=4),
+)
+def test_no_stage_exceeds_what_its_machine_can_give_it(times: list[int], machines: list[str]) -> None:
+    """As good as all other cuts, where a machine gives each of its stages an equal share of its time."""
+    profile, stages = layers(*times), len(machines)
+
+    def slowest_share(layout: tuple[int, ...]) -> int:
+        ends = [0, *itertools.accumulate(layout)]
+        costs = [
+            sum(one.compute_ns for one in profile[a:b]) * machines.count(machine)
+            for (a, b), machine in zip(itertools.pairwise(ends), machines, strict=True)
+        ]
+        return max(costs)
+
+    cuts = itertools.combinations(range(1, len(times)), stages - 1)
+    every = [tuple(b - a for a, b in itertools.pairwise((0, *cut, len(times)))) for cut in cuts]
+    best = balanced(profile, machines)
+    assert slowest_share(best) == min(map(slowest_share, every))
+    assert slowest_ns(profile, machines, best) <= slowest_share(best)
+
+
+class Board:
+    """What workers have published."""
+
+    def __init__(self, known: bool) -> None:
+        self._known = known
+
+    def check(self, keys: list[str]) -> bool:
+        return self._known
+
+    def get(self, key: str) -> bytes:
+        rank = int(key.removeprefix("layers/"))
+        own = [
+            {"forward_ns": 1, "backward_ns": 2, "state_bytes": 0, "name": str(number)}
+            for number in range(3 * rank, 3 * rank + 3)
+        ]
+        return json.dumps({rank: own}).encode()
+
+
+def job(*, guest: bool = True, at: int = 10, **layouts: Any) -> State:
+    """Three machines of one stage each with three layers; the second is a guest of the first."""
+    members = {0: "A.0", 1: "G.0" if guest else "B.0", 2: "C.0"}
+    reports = {
+        rank: StatusReported(rank=rank, generation=1, iteration=at, stages=(rank,), layers=9, steps=60)
+        for rank in range(3)
+    }
+    return State(
+        phase=Phase.LIVE,
+        shape=JobShape(machines=3),
+        membership=Membership(members=Map(members), hosts=Map({"G.0": "A.0"} if guest else {})),
+        round=RecoveryRound(statuses=Map(reports), plan=Plan(RecoveryMode.REPLAY, at)),
+        layouts=Layouts(**layouts),
+    )
+
+
+def wanted(state: State, iteration: int = 11, *, known: bool = True) -> tuple[int, ...] | None:
+    board: Any = Board(known)
+    return Rebalance(board, 9).wanted(state, iteration)
+
+
+def test_a_host_gets_fewer_layers_for_each_of_its_workers() -> None:
+    assert machines_of_stages(job()) == ("A.0", "A.0", "C.0")
+    assert wanted(job()) == (2, 2, 5)
+
+
+def test_layers_go_back_once_each_machine_has_one_worker() -> None:
+    moved: dict[str, Any] = {"current": (2, 2, 5), "since": 8, "changes": 1}
+    assert wanted(job(guest=False, **moved)) == (3, 3, 3)
+    assert wanted(job(guest=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "iteration"),
+    [
+        (job(current=(2, 2, 5)), 11),  # as it should be
+        (job(pending=PendingLayout(12, (2, 2, 5))), 11),  # on its way
+        (job(declined=frozenset({(2, 2, 5)})), 11),
+        (job(), 10),  # the first iteration after the loss
+        (job(), 57),  # it does not pay any more
+        (job(guest=False, current=(2, 2, 5), since=8, changes=3), 15),  # machines come and go
+    ],
+)
+def test_nothing_moves(state: State, iteration: int) -> None:
+    assert wanted(state, iteration) is None
+
+
+def test_nothing_moves_before_all_have_measured() -> None:
+    assert wanted(job(), known=False) is None
