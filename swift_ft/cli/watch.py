@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,9 +21,10 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
 from swift_ft.recovery.events import Entry, StatusReported
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.layout.stage_layers import layers_by_rank
 from swift_ft.recovery.plan import Plan
 
-__all__ = ["Progress", "Row", "Seen", "View", "Watch"]
+__all__ = ["Progress", "Row", "Seen", "View", "Watch", "in_words", "layers_on"]
 
 _EVENTS_SHOWN = 9
 _CONNECT_S = 10.0
@@ -131,9 +132,28 @@ class View:
                 return "waiting"
             case Phase.LIVE:
                 words = "finished" if ranks <= set(state.round.finished) else "live"
+                if layers := layers_on(state, slot):
+                    words += f", layers {in_words(layers)}"
                 host = state.membership.hosts.get(state.membership.members[slot])
                 return words if host is None else f"{words}, on {machine_in_words(state, host)}"
         return "finished" if state.verdict is not None and state.verdict.ok else "stopped"
+
+
+def layers_on(state: State, slot: int) -> tuple[int, ...]:
+    """The layers of a LayerStack on a slot's workers, ascending; none where the model is no stack."""
+    held = layers_by_rank(state.round.statuses, state.layouts.current)
+    return tuple(sorted(layer for rank in state.ranks_of(slot) for layer in held.get(rank, ())))
+
+
+def in_words(numbers: Sequence[int]) -> str:
+    """Ascending numbers, those that follow each other as a range: ``0-2, 7``."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _task_in_words(plan: Plan, rank: int, progress: Progress) -> str:

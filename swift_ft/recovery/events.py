@@ -222,6 +222,7 @@ class WorkerReady:
         replayed: iterations that it has replayed.
         from_peers: bytes of log segments that it read for the replay from the workers that wrote them.
         from_store: bytes of log segments that it read from the store.
+        received: bytes of layers that came from other workers.
     """
 
     rank: int
@@ -229,6 +230,7 @@ class WorkerReady:
     replayed: int = 0
     from_peers: int = 0
     from_store: int = 0
+    received: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

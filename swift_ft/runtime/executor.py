@@ -174,6 +174,7 @@ class Executor:
                 replayed=replayed,
                 from_peers=from_peers,
                 from_store=from_store,
+                received=self._repartition.received_bytes if self._repartition is not None else 0,
             )
         )
 

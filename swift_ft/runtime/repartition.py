@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import torch
 import torch.distributed as dist
 
 from swift_ft.checkpoint.layered_state import LayeredState
-from swift_ft.checkpoint.state_payload import StatePayload, fresh_on
+from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, fresh_on
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
-from swift_ft.errors import first_line
+from swift_ft.errors import UnsupportedError, first_line
 from swift_ft.failpoints import Point, hit
+from swift_ft.host_memory import available_bytes
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import (
@@ -32,6 +34,7 @@ from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.runtime.worker_status import WorkerStatus
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
+from swift_ft.units import format_bytes
 
 __all__ = ["Repartition"]
 
@@ -72,6 +75,11 @@ class Repartition:
         self._present: StageLayers = even_layout(layered.count, pipeline.num_stages)
         self._aside: tuple[StageLayers, list[StatePayload]] | None = None
         self.count = layered.count
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of the layers that have come and are not part of the state yet."""
+        return sum(_bytes_of(payload) for payload in self._aside[1]) if self._aside is not None else 0
 
     def layout(self, state: State) -> StageLayers:
         """The number of layers of each stage that the job has agreed on."""
@@ -124,11 +132,11 @@ class Repartition:
             if move.source == self._rank:
                 send(self._layered.take(move.layers), link)
             else:
-                arrived.append(receive(link, fresh_on()))
+                arrived.append(receive(link, _allocate))
         return arrived
 
     def _note(self, moves: tuple[LayerMove, ...], arrived: list[StatePayload], took_s: float) -> None:
-        size = sum(tensor.nbytes for payload in arrived for tensor in payload.tensors.values())
+        size = sum(map(_bytes_of, arrived))
         came = [move for move in moves if move.target == self._rank]
         if not came:
             return
@@ -162,3 +170,21 @@ class Repartition:
         self._present = layout
         self._pipeline.relaid(layout)
         self._on_moved()
+
+
+def _bytes_of(payload: StatePayload) -> int:
+    return sum(tensor.nbytes for tensor in payload.tensors.values())
+
+
+def _allocate(kinds: dict[StatePath, TensorKind]) -> Mapping[StatePath, torch.Tensor]:
+    """Memory for layers that come, if there is enough.
+
+    Raises:
+        UnsupportedError: there is not.
+    """
+    needed, left = sum(kind.elements * kind.dtype.itemsize for kind in kinds.values()), available_bytes()
+    if left is not None and left < needed:
+        raise UnsupportedError(
+            f"{format_bytes(left)} of memory are left, and the layers that come need {format_bytes(needed)}"
+        )
+    return fresh_on()(kinds)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpt import Config, build_layer
 
 from tests.support.cluster import (
     EXAMPLES,
     SLOW_UNTIL_TOLD,
+    SMALL,
     ClusterRun,
     assert_clean,
     one_line,
@@ -93,6 +95,19 @@ def test_a_lost_machine_s_layers_are_shared_by_all(tmp_path: Path, undisturbed: 
     first, second, third = layers_of(run)
     assert len(third) > len(first), (first, second, third)
     assert len(third) > len(second), (first, second, third)
+    (change,) = run.report["layouts"]
+    assert [len(first), len(second), len(third)] == change["layers"]
+    moved = {layer for move in change["moves"] for layer in move["layers"]}
+    assert sum(change["received"].values()) == sum(map(state_bytes, moved))
+
+
+def state_bytes(number: int) -> int:
+    """A layer's parameters, two moments of each, and a step counter."""
+    sizes = {name: int(value) for name, value in (flag[2:].split("=") for flag in SMALL)}
+    config = Config(
+        layers=sizes["layers"], width=sizes["width"], heads=sizes["heads"], sequence=sizes["sequence"]
+    )
+    return sum(3 * p.nbytes + 4 for p in build_layer(number, config).parameters())
 
 
 def test_four_then_three_then_two_then_one(tmp_path: Path, undisturbed: References) -> None:

@@ -15,7 +15,7 @@ from swift_ft.recovery.handlers import membership, recovery
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.testing.simulation import JobKind, Violation, process, simulate
-from tests.support.simulation import run_seeds
+from tests.support.simulation import OF_OTHER_JOBS, run_seeds
 
 FAULTS_EVERYWHERE = ("kill_machine", "kill_worker", "freeze_machine", "false_alarm")
 
@@ -28,7 +28,7 @@ def test_a_pipeline_of_four() -> None:
     seen = run_pipelines(4, 1, 4_000)
     assert not [
         mode
-        for mode in set(RecoveryMode) - {RecoveryMode.RESTART, RecoveryMode.REPLICA, RecoveryMode.MEMORY}
+        for mode in set(RecoveryMode) - {RecoveryMode.RESTART, RecoveryMode.REPLICA, *OF_OTHER_JOBS}
         if not seen[f"mode: {mode}"]
     ]
     missing = [

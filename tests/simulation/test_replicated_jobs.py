@@ -16,7 +16,7 @@ from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.testing.simulation import JobKind, Violation, simulate
-from tests.support.simulation import run_seeds
+from tests.support.simulation import OF_OTHER_JOBS, run_seeds
 
 WAYS_TO_EQUALITY = ("nothing", "forward", "copy", "undo", "newcomer", "half updated")
 
@@ -29,7 +29,7 @@ def test_three_replicas() -> None:
     seen = run_jobs(3, 1, 3_000, 2_000)
     assert not [
         mode
-        for mode in set(RecoveryMode) - {RecoveryMode.RESTART, RecoveryMode.REPLAY, RecoveryMode.MEMORY}
+        for mode in set(RecoveryMode) - {RecoveryMode.RESTART, RecoveryMode.REPLAY, *OF_OTHER_JOBS}
         if not seen[f"mode: {mode}"]
     ]
     assert not [way for way in WAYS_TO_EQUALITY if seen[f"equal by: {way}"] < 10]

@@ -15,7 +15,7 @@ from swift_ft.recovery.handlers import recovery
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.testing.simulation import JobKind, Violation, simulate
 from swift_ft.testing.simulation.jobs.staged import LOST_STAGES
-from tests.support.simulation import run_seeds
+from tests.support.simulation import OF_OTHER_JOBS, run_seeds
 
 
 def run_jobs(machines: int, workers: int, seeds: int, first_seed: int = 0) -> Counter[str]:
@@ -26,7 +26,7 @@ def test_two_pipelines_of_two_stages() -> None:
     seen = run_jobs(4, 1, 1_200)
     assert not [
         mode
-        for mode in set(RecoveryMode) - {RecoveryMode.REPLAY, RecoveryMode.RESTART, RecoveryMode.MEMORY}
+        for mode in set(RecoveryMode) - {RecoveryMode.REPLAY, RecoveryMode.RESTART, *OF_OTHER_JOBS}
         if not seen[f"mode: {mode}"]
     ]
     for what in ("undid an update", "rolled back by copy", "resent from log"):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.testing.simulation import JobKind, simulate
+
+OF_OTHER_JOBS = frozenset({RecoveryMode.MEMORY, RecoveryMode.LAYOUT})
+"""Ways that only jobs with copies, or with layers that move, can take."""
 
 
 def run_seeds(kind: JobKind, machines: int, workers: int, seeds: int, first_seed: int = 0) -> Counter[str]:

@@ -95,6 +95,27 @@ def test_a_spare_replaces_a_dead_machine_at_once(live: Story) -> None:
     assert live.conditions() == ["waiting", "replacement, joined", "leaves"]
 
 
+def test_layers_are_shown_where_they_are_and_when_they_move() -> None:
+    story = Story(machines=2, workers=2)
+    story.add(*(ev.MachineJoined(machine=name) for name in "ab"))
+
+    def reports(generation: int, at: int | None) -> list[ev.Event]:
+        stages = ((0, 7), (1, 6), (2, 5), (3, 4))
+        every = (replace(reported(rank, at), stages=stages[rank], layers=9) for rank in range(4))
+        return [replace(report, generation=generation) for report in every]
+
+    story.add(*reports(1, None))
+    assert story.conditions() == ["live, layers 0-1, 6-8", "live, layers 2-5"]
+    story.add(ev.LayoutRequested(rank=0, generation=1, iteration=5, layers=(1, 1, 1, 1, 2, 1, 1, 1)))
+    stopped = [ev.LayoutBoundaryReached(rank=rank, generation=1, iteration=5) for rank in range(4)]
+    assert story.add(*stopped, *reports(2, 5)) == [
+        "generation 2: all stop, since layers move",
+        "layers move after iteration 4: 1, 1, 1, 1, 2, 1, 1, 1 on the stages",
+    ]
+    declined = ev.LayoutDeclined(rank=1, generation=2, reason="1 GB of memory are left")
+    assert "worker 1: 1 GB of memory are left" in story.add(declined)
+
+
 def test_a_replay_is_counted_from_the_checkpoint(live: Story) -> None:
     live.add(ev.MachineLost(machine="b", reason="gone"))
     words = live.add(reported(0, 47), reported(1, None), reported(2, 47))

@@ -1,0 +1,1 @@
+"""What a change of the layout costs, and what it brings."""
