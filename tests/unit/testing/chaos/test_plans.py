@@ -29,7 +29,7 @@ def test_faults_are_within_the_job() -> None:
 
 
 def test_all_kinds_are_drawn() -> None:
-    """``raise`` is left out: a script's own failure is no loss of a machine. Few scripts have layers to move."""
+    """Without ``raise``, a script's own failure, and without moves: few scripts have layers that move."""
     plans = [random_plan(replace(SHAPE, copies=True), seed) for seed in range(500)]
     assert any(plan[0].point == Point.COPY for plan in plans)
     assert {fault.point for plan in plans for fault in plan} == set(Point) - {Point.MOVE}
