@@ -249,8 +249,35 @@ class Session:
         Args:
             parameter: this worker's copy.
             stages: the indices of the stages that share it.
+
+        Raises:
+            UsageError: this worker does not hold exactly one of the stages, or layers of a LayerStack are on
+                them, which move (:meth:`tie_layers`).
         """
-        self._tied().tie(parameter, stages)
+        tied = self._tied()
+        if self._assembly.layered is not None:
+            raise UsageError("Layers of a LayerStack move: name them, as in session.tie_layers(...).")
+        tied.tie(parameter, stages)
+
+    def tie_layers(self, first: str, second: str) -> None:
+        """Declare that two layers of a :class:`LayerStack` share a parameter, wherever they are.
+
+        Call it after :meth:`attach_pipeline`, on all workers, in the same order if several parameters are
+        shared. Values must be equal at the start; :meth:`sum_tied_gradients` keeps them so.
+
+            session.tie_layers("0.token.weight", "9.logits.weight")
+
+        Args:
+            first: the number of a layer, and the name of the parameter in it.
+            second: the same in another layer.
+
+        Raises:
+            UsageError: they are no parameters of two layers, or the model is no LayerStack.
+        """
+        self._tied()
+        if self._assembly.layered is None:
+            raise UsageError("tie_layers() is for a LayerStack: for other stages there is session.tie().")
+        self._assembly.layered.tie_layers(first, second)
 
     def sum_tied_gradients(self, parameters: Sequence[nn.Parameter] | None = None) -> None:
         """Give tied parameters the sum of all stages' gradients, in each step, before the optimizer's.

@@ -60,6 +60,7 @@ class CheckpointFolder:
         run_id: str,
         digests: Mapping[str, str],
         layers: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        layout: Sequence[int] = (),
     ) -> None:
         """Write the marker, last of all, unless the same marker is there.
 
@@ -72,6 +73,7 @@ class CheckpointFolder:
             run_id: the run that saved it.
             digests: by place, the digest of the list of a part's files.
             layers: by rank, the layers of a LayerStack in the worker's part.
+            layout: the number of its layers on each stage.
         """
         content = {
             "iteration": iteration,
@@ -81,6 +83,7 @@ class CheckpointFolder:
         }
         if layers:
             content["layers"] = {str(rank): list(own) for rank, own in layers.items()}
+            content["layout"] = list(layout)
         marker = sealed(content)
         path = f"{_folder(iteration)}/{_MARKER}"
         with suppress(SwiftError):
@@ -109,6 +112,10 @@ class CheckpointFolder:
         """The layers of a LayerStack in each worker's part, by rank. Empty if the model was none."""
         marker = self._intact_marker(iteration) or {}
         return {int(rank): tuple(layers) for rank, layers in marker.get("layers", {}).items()}
+
+    def layout_of(self, iteration: int) -> tuple[int, ...]:
+        """The number of layers of a LayerStack on each stage. Empty if the model was none."""
+        return tuple((self._intact_marker(iteration) or {}).get("layout", ()))
 
     def part_of(self, iteration: int, rank: int) -> Part:
         """A worker's part of a committed checkpoint.

@@ -21,7 +21,6 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
 from swift_ft.recovery.events import Entry, StatusReported
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.layout.stage_layers import layers_by_rank
 from swift_ft.recovery.plan import Plan
 
 __all__ = ["Progress", "Row", "Seen", "View", "Watch", "in_words", "layers_on"]
@@ -141,8 +140,8 @@ class View:
 
 def layers_on(state: State, slot: int) -> tuple[int, ...]:
     """The layers of a LayerStack on a slot's workers, ascending; none where the model is no stack."""
-    held = layers_by_rank(state.round.statuses, state.layouts.current)
-    return tuple(sorted(layer for rank in state.ranks_of(slot) for layer in held.get(rank, ())))
+    placed = state.layouts.placed
+    return tuple(sorted(layer for rank in state.ranks_of(slot) for layer in placed.get(rank, ())))
 
 
 def in_words(numbers: Sequence[int]) -> str:

@@ -145,6 +145,7 @@ def _plan(run: RunStore, request: ReplayRequest, journal: ArchivedJournal) -> Re
     lost = machines_to_replay(records, request.machine, workers)
     ranks = [rank for rank in records if rank // workers in lost]
     begin = _checkpoint(run, request, ranks)
+    _check_layers(journal, begin)
     since = _log_since(journal, begin)
     extent = log_extent(run.store, run.run_id, records, ranks, begin, since=since)
     until = extent if request.until is None else request.until
@@ -156,7 +157,7 @@ def _plan(run: RunStore, request: ReplayRequest, journal: ArchivedJournal) -> Re
             f"--to-iteration {until}: the replay {begins}can go to iteration {extent}, where the log ends. "
             f"Give at most {extent}"
         )
-    return ReplayPlan(machines, workers, records, lost, begin, until, since)
+    return ReplayPlan(machines, workers, records, lost, begin, until, since, run.checkpoints.layout_of(begin))
 
 
 def _records(run: RunStore, world_size: int, machine: int) -> dict[int, WorkerRecord]:
@@ -227,6 +228,16 @@ def _log_since(journal: ArchivedJournal, begin: int) -> int:
             f"shows which logs belong to this history. {remedy}"
         )
     return since
+
+
+def _check_layers(journal: ArchivedJournal, begin: int) -> None:
+    """The log is of one layout: that of the newest change."""
+    moved = journal.last_state().layouts.since
+    if begin < moved:
+        raise UsageError(
+            f"layers have moved between the stages after iteration {moved - 1}, and the checkpoint of "
+            f"iteration {begin} is before that: choose one of iteration {moved} or later (--from-checkpoint)"
+        )
 
 
 def _damages(folder: CheckpointFolder, iteration: int, ranks: Sequence[int]) -> list[str]:

@@ -35,6 +35,7 @@ class ReplayPlan:
         begin: the checkpoint that they load.
         until: completed iterations at which the replay ends.
         log_since: the generation before which all segments of the log belong to an abandoned history.
+        layout: the number of layers of each stage; empty if the model is no LayerStack.
     """
 
     machines: int
@@ -44,6 +45,7 @@ class ReplayPlan:
     begin: int
     until: int
     log_since: int = 0
+    layout: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -99,6 +101,7 @@ def synthetic_journal(plan: ReplayPlan) -> Iterator[ev.Event]:
         machines=plan.machines,
         workers_per_machine=plan.workers_per_machine,
         checkpoint=plan.begin,
+        layers=plan.layout,
     )
     for slot in range(plan.machines):
         name = machine_name(slot, replaced=False)

@@ -104,6 +104,7 @@ class ReplayWorkers:
         for record in plan.records.values():
             for stage, shapes in record.shapes.items():
                 rendezvous.set(shapes_key(stage), json.dumps(shapes))
+                rendezvous.set(shapes_key(stage, plan.layout), json.dumps(shapes))
             for key, result in record.setup.items():
                 rendezvous.set(key, result)
         journal = Journal(lambda: connect(_HOST, self._service.port, run_id), by="swift-recover")

@@ -7,6 +7,7 @@ from statistics import median
 
 from swift_ft.planning.advisor import Advice, LoggingQuestion, advise
 from swift_ft.planning.job import Job, Measured
+from swift_ft.planning.layout.shared_machines import balanced, slowest_ns
 from swift_ft.planning.presets import Fact
 from swift_ft.recovery.plan import Task
 
@@ -54,6 +55,17 @@ class Costs:
         if self.iteration_s is None or None in sums:
             return None
         return max(self.iteration_s, *(span for span in sums if span is not None))
+
+    def shared_s(self, slot: int, host: int) -> float | None:
+        """As :meth:`hosted_s`, once the layers are shared anew. None where they cannot move."""
+        workers, layers = self.job.workers, self.job.layers
+        compute = total(*(worker.measured.compute_s for worker in workers))
+        if self.iteration_s is None or compute is None or not layers:
+            return None
+        slots = {stage: rank // self.job.per_machine for rank, w in enumerate(workers) for stage in w.stages}
+        machines = [host if slots[stage] == slot else slots[stage] for stage in sorted(slots)]
+        share = slowest_ns(layers, machines, balanced(layers, machines))
+        return max(self.iteration_s, compute * share / sum(layer.compute_ns for layer in layers))
 
     def load_s(self, ranks: Set[int]) -> float | None:
         """Seconds to load: each worker loads its own part, all in parallel, at the speed of writing."""

@@ -56,6 +56,7 @@ class MachineForecast:
         checkpoint_s: seconds if all workers rolled back to the checkpoint.
         host: the machine that runs its workers, too, if no other machine comes; None if it is the only one.
         hosted_s: seconds of an iteration from then on, at least; None where something was not measured.
+        shared_s: the same, once the layers of a LayerStack are shared anew; None for any other model.
     """
 
     machine: int
@@ -69,6 +70,7 @@ class MachineForecast:
     checkpoint_s: float | None
     host: int | None
     hosted_s: float | None
+    shared_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -149,7 +151,9 @@ class Forecast:
         who = "; ".join(f"of {named('machine', lost)} machine {host}" for host, lost in by_host.items())
         spans = [machine.hosted_s for machine in hosted if machine.hosted_s is not None]
         span = f" An iteration then takes {format_seconds(max(spans))} or longer." if spans else ""
-        return [f"Without a spare, another machine runs the workers of a lost one, too: {who}.{span}"]
+        spans = [machine.shared_s for machine in hosted if machine.shared_s is not None]
+        shared = f" Then layers move, and it takes {format_seconds(max(spans))} or longer." if spans else ""
+        return [f"Without a spare, another machine runs the workers of a lost one, too: {who}.{span}{shared}"]
 
 
 def forecast(job: Job) -> Forecast:
@@ -205,6 +209,7 @@ def _machine_forecast(costs: Costs, slot: int) -> MachineForecast:
         checkpoint_s=total(costs.load_s(all_ranks), repeat_s),
         host=(host := _host(job, slot)),
         hosted_s=None if host is None else costs.hosted_s(slot, host),
+        shared_s=None if host is None else costs.shared_s(slot, host),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swift_ft.errors import UsageError
+from swift_ft.planning.layout.profile import LayerProfile
 
 __all__ = ["Job", "Measured", "ScriptGroup", "Worker"]
 
@@ -85,6 +86,7 @@ class Job:
         script: the groups on which the script itself communicates, as far as it has used them.
         snapshot_every: iterations between two copies to another machine's memory; None without copies.
         domains: by machine, its failure domain; empty if each is one of its own.
+        layers: of a model whose layers can move; empty for any other, and as long as nothing is measured.
     """
 
     workers: tuple[Worker, ...]
@@ -94,6 +96,7 @@ class Job:
     script: tuple[ScriptGroup, ...] = ()
     snapshot_every: int | None = None
     domains: tuple[str, ...] = ()
+    layers: tuple[LayerProfile, ...] = ()
 
     def __post_init__(self) -> None:
         if self.per_machine < 1 or not self.workers or len(self.workers) % self.per_machine:

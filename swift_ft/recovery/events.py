@@ -65,6 +65,8 @@ class JobOpened:
         setup: what all machines must have in common, as ``name: value`` (versions, script, flags).
         min_machines: as few machines run the slots of all, the others as guests; None for any number, but
             only after a loss: the job begins with all of them.
+        layers: of each stage, where the scripts of a model that is a LayerStack do not begin with their own
+            layout; empty if they do.
     """
 
     machines: int
@@ -74,6 +76,7 @@ class JobOpened:
     checkpoint: int | None = None
     setup: tuple[str, ...] = ()
     min_machines: int | None = None
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

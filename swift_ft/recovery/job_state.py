@@ -206,6 +206,8 @@ class Layouts:
         declined: layouts that a worker could not take.
         since: iterations that were completed when the present layout began; 0 for the first.
         changes: how often it has changed.
+        present: as ``current``, also for the first layout. Known from the first plan on, as ``placed`` is.
+        placed: the layers of each worker, by rank.
     """
 
     current: StageLayers = ()
@@ -213,6 +215,8 @@ class Layouts:
     declined: frozenset[StageLayers] = frozenset()
     since: int = 0
     changes: int = 0
+    present: StageLayers = ()
+    placed: Map[int, tuple[int, ...]] = field(default_factory=Map)
 
 
 @dataclass(frozen=True, slots=True)

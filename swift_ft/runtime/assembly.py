@@ -31,6 +31,7 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.planning.forecast import Forecast, forecast
 from swift_ft.planning.job import Worker
+from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.between import Between, Part
 from swift_ft.runtime.checkpointing import Saver
@@ -43,6 +44,7 @@ from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.helpers.member import Helping
 from swift_ft.runtime.housekeeping import Housekeeping
 from swift_ft.runtime.iterations import Iterations
+from swift_ft.runtime.layer_profiler import read_layers
 from swift_ft.runtime.memory.interval import Interval
 from swift_ft.runtime.memory.snapshots import Snapshots
 from swift_ft.runtime.metrics import SessionMetrics
@@ -363,11 +365,12 @@ class Assembly:
     @property
     def tied(self) -> TiedParameters | None:
         """Parameters that this worker's stages share with others; None without a pipeline."""
-        if self._pipeline is not None and self._pipeline.stack is not None:
-            raise UnsupportedError(
-                "Layers of a LayerStack move, so their parameters cannot be tied to stages."
-            )
         return self._pipeline.tied if self._pipeline is not None else None
+
+    @property
+    def layered(self) -> LoggedPipeline | None:
+        """The pipeline, if its stages are those of a LayerStack."""
+        return self._pipeline if self._pipeline is not None and self._pipeline.stack is not None else None
 
     @property
     def replica(self) -> tuple[int, int]:
@@ -511,7 +514,11 @@ class Assembly:
             snapshot_every=self._snapshots.every,
         )
         script = groups_of_script(self._rendezvous, self._context.world_size)
-        return forecast(replace(job, script=script, domains=self._participant.state.domains))
+        layers: list[LayerProfile] | None = None
+        if self.layered is not None and self.layered.stack is not None:
+            layers = read_layers(self._rendezvous, self._context.world_size, self.layered.stack.count)
+        domains = self._participant.state.domains
+        return forecast(replace(job, script=script, domains=domains, layers=tuple(layers or ())))
 
     def _publish_place(self) -> None:
         pipeline = self._pipeline

@@ -12,7 +12,6 @@ from swift_ft.errors import FencedError, SwiftError
 from swift_ft.failpoints import Point, hit
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.layout.stage_layers import layers_by_rank
 from swift_ft.recovery.orders import WorkerOrder, commit_due
 from swift_ft.storage.retry import is_outage, is_transient, retry
 
@@ -91,7 +90,8 @@ class Commits:
                 {rank: part.path for rank, part in parts.items()},
                 self._participant.context.run_id,
                 {part.path: part.digest for part in parts.values() if part.digest},
-                layers_by_rank(state.round.statuses, state.layouts.current),
+                state.layouts.placed,
+                state.layouts.present,
             )
 
         try:

@@ -16,11 +16,9 @@ from swift_ft.errors import UsageError
 from swift_ft.planning.layout.profile import LayerProfile, write_layers
 from swift_ft.runtime.layer_times import LayerTimes
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.waits import waiting
 
-__all__ = ["LAYERS_KEY", "LayerProfiler"]
-
-LAYERS_KEY = "layers/{}"
-"""Where the rendezvous store has what a worker has measured of its layers."""
+__all__ = ["LayerProfiler", "read_layers"]
 
 _logger = logging.getLogger(__name__)
 
@@ -101,5 +99,25 @@ def joined(stages: Mapping[int, list[LayerProfile]]) -> list[LayerProfile]:
     return layers
 
 
+def read_layers(rendezvous: RendezvousStore, workers: int, count: int) -> list[LayerProfile] | None:
+    """What each layer of a LayerStack costs, once all workers have measured theirs; else None.
+
+    Args:
+        rendezvous: where they have published it.
+        workers: of the job.
+        count: layers of the model.
+    """
+    keys = [_key(rank) for rank in range(workers)]
+    if not rendezvous.check(keys):
+        return None
+    found: dict[int, LayerProfile] = {}
+    with waiting("the rendezvous store to say what each layer costs"):
+        published = [json.loads(rendezvous.get(key)) for key in keys]
+    for stages in published:
+        for layers in stages.values():
+            found |= {int(layer["name"]): LayerProfile(**layer) for layer in layers}
+    return [found[number] for number in range(count)] if len(found) == count else None
+
+
 def _key(rank: int) -> str:
-    return LAYERS_KEY.format(rank)
+    return f"layers/{rank}"

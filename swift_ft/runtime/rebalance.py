@@ -8,19 +8,14 @@ and go.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
-
-from swift_ft.planning.layout.layer_balance import Stage, balance
 from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.planning.layout.shared_machines import balanced, slowest_ns
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, layers_of, stages_in
-from swift_ft.runtime.layer_profiler import LAYERS_KEY
+from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, stages_in
+from swift_ft.runtime.layer_profiler import read_layers
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
 
-__all__ = ["Rebalance", "balanced", "machines_of_stages"]
+__all__ = ["Rebalance", "machines_of_stages"]
 
 _WORTH = 0.95
 """A change has to bring the slowest machine down to this share of its time at least."""
@@ -28,7 +23,6 @@ _PATIENCE = 64
 """Iterations after a change: the longest time in which no other one follows it."""
 _TOO_LATE = 4
 """With fewer iterations to come, a change does not pay."""
-_ANY_BYTES = 1 << 60
 
 
 def machines_of_stages(state: State) -> tuple[str, ...]:
@@ -40,31 +34,6 @@ def machines_of_stages(state: State) -> tuple[str, ...]:
         for stage in status.stages:
             found[stage] = membership.hosts.get(machine, machine)
     return tuple(found[stage] for stage in sorted(found))
-
-
-def balanced(layers: Sequence[LayerProfile], machines: Sequence[str]) -> StageLayers:
-    """The layout in which the slowest machine is fastest, if machines divide their time among their stages.
-
-    Args:
-        layers: of the whole model.
-        machines: of each stage.
-    """
-    stages_of = Counter(machines)
-    reference = 1
-    for count in stages_of.values():
-        reference *= count
-    stages = [Stage(reference // stages_of[machine], _ANY_BYTES) for machine in machines]
-    found = balance(layers, stages, reference=reference, microbatches=1)
-    assert found is not None  # there is a layer for each stage
-    return tuple(last - first + 1 for first, last in found.stages)
-
-
-def slowest_ns(layers: Sequence[LayerProfile], machines: Sequence[str], layout: StageLayers) -> int:
-    """The time that the slowest machine computes for one microbatch."""
-    load: Counter[str] = Counter()
-    for stage, machine in enumerate(machines):
-        load[machine] += sum(layers[number].compute_ns for number in layers_of(layout, stage))
-    return max(load.values())
 
 
 class Rebalance:
@@ -113,15 +82,6 @@ class Rebalance:
 
     def _profile(self, workers: int) -> list[LayerProfile] | None:
         """What each layer costs, once all workers have measured theirs."""
-        keys = [LAYERS_KEY.format(rank) for rank in range(workers)]
-        if self._layers is None and self._rendezvous.check(keys):
-            found: dict[int, LayerProfile] = {}
-            with waiting("the rendezvous store to say what each layer costs"):
-                published = [self._rendezvous.get(key) for key in keys]
-            for text in published:
-                stages: Mapping[str, list[dict[str, object]]] = json.loads(text)
-                for layers in stages.values():
-                    found |= {int(str(layer["name"])): LayerProfile(**layer) for layer in layers}  # type: ignore[arg-type]  # from JSON
-            if len(found) == self._count:
-                self._layers = [found[number] for number in range(self._count)]
+        if self._layers is None:
+            self._layers = read_layers(self._rendezvous, workers, self._count)
         return self._layers

@@ -9,6 +9,9 @@ import pytest
 import torch
 from gpt import Config, build_layer
 
+from swift_ft.checkpoint.folder import Part
+from swift_ft.offline.part_comparison import read_part
+from swift_ft.storage.store import Store
 from tests.support.cluster import (
     EXAMPLES,
     SLOW_UNTIL_TOLD,
@@ -16,6 +19,7 @@ from tests.support.cluster import (
     ClusterRun,
     assert_clean,
     one_line,
+    recover,
     run_cluster,
     training,
 )
@@ -160,7 +164,8 @@ def test_a_machine_is_lost_right_after_layers_moved(
 
 
 @pytest.mark.parametrize(
-    "habits", ["groups,scaler", "muon", "lamb,clip", "sgd,average", "average,clip,groups", "wrapped,clip"]
+    "habits",
+    ["tied,clip", "groups,scaler", "muon", "lamb,clip", "sgd,average", "average,clip,groups", "wrapped,clip"],
 )
 def test_habits(
     habits: str, tmp_path: Path, undisturbed: References, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +213,21 @@ def test_a_machine_comes_and_layers_move_back(
     assert [len(layers) for layers in layers_of(run)] == [3, 3, 4]
     whole = training(tmp_path, ELASTIC, iterations=UNTIL_TOLD)
     assert_same_layers(run, run_cluster(tmp_path, machines=3, script=whole))
+
+
+def test_a_replay_without_the_job(tmp_path: Path) -> None:
+    """It begins with the layers that the worker has in the checkpoint, and knows where they have moved."""
+    whole = training(tmp_path / "run", ELASTIC, iterations=LONG - 1)
+    run = run_cluster(tmp_path / "run", *DROPOUT, inject=LOST, machines=3, flags=ALONE, script=whole)
+    assert moves(run) == 1, run.output[-3000:]
+    where = ["--machine", "2", "--out", str(tmp_path / "out")]
+    same = [*training(tmp_path / "nowhere", ELASTIC, iterations=LONG - 1), *DROPOUT]
+    done = recover("replay", str(run.store), *where, "--", *same)
+    assert f"{LONG - 1} iterations completed" in done.stdout, done.stderr
+    rebuilt = read_part(Store(str(tmp_path / "out")), Part("rank-00002", ""))
+    weights = torch.load(run.folder / "weights" / "rank2.pt", weights_only=True)
+    assert len({name.partition(".")[0] for name in weights}) > 4
+    assert all(torch.equal(rebuilt[f"models.model.{name}"], weights[name]) for name in weights)
 
 
 def test_too_many_stages(tmp_path: Path) -> None:

@@ -11,13 +11,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from immutables import Map
+
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers.generations import open_generation
 from swift_ft.recovery.job_state import Layouts, PendingLayout, State
-from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, stages_in, why_no_layout
+from swift_ft.recovery.layout.stage_layers import (
+    StageLayers,
+    layers_by_rank,
+    present_layout,
+    stages_in,
+    why_no_layout,
+)
 from swift_ft.recovery.plan import Plan, RecoveryMode
 
-__all__ = ["in_layout", "layout_boundary_reached", "layout_declined", "layout_requested", "with_new_layout"]
+__all__ = [
+    "in_layout",
+    "layout_boundary_reached",
+    "layout_declined",
+    "layout_requested",
+    "placed",
+    "with_new_layout",
+]
 
 
 def layout_requested(state: State, event: ev.LayoutRequested) -> State:
@@ -26,7 +41,7 @@ def layout_requested(state: State, event: ev.LayoutRequested) -> State:
         return state
     statuses = state.round.statuses
     report = statuses[event.rank]
-    present = state.layouts.current or even_layout(report.layers, stages_in(statuses) or 1)
+    present = present_layout(statuses, state.layouts.current)
     too_late = report.steps is not None and event.iteration >= report.steps
     if too_late or event.layers == present or state.round.finished:
         return state
@@ -64,6 +79,12 @@ def with_new_layout(state: State, plan: Plan, statuses: Mapping[int, ev.StatusRe
     if any(status.iteration != pending.iteration for status in statuses.values()):
         return plan
     return replace(plan, mode=RecoveryMode.LAYOUT, new_layout=pending.layers, warm_up=True)
+
+
+def placed(layouts: Layouts, statuses: Mapping[int, ev.StatusReported], current: StageLayers) -> Layouts:
+    """Note where the layers are, now that all workers have reported: in a later round they may not have."""
+    present = present_layout(statuses, current)
+    return replace(layouts, present=present, placed=Map(layers_by_rank(statuses, current)))
 
 
 def in_layout(layouts: Layouts, layers: StageLayers, since: int) -> Layouts:

@@ -14,7 +14,7 @@ from swift_ft.recovery.handlers.failures import note_failure, note_machine
 from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all
 from swift_ft.recovery.handlers.guests import relieve_guests
 from swift_ft.recovery.handlers.newcomers import refuse, why_refused
-from swift_ft.recovery.job_state import JobShape, Phase, Spare, State, Verdict
+from swift_ft.recovery.job_state import JobShape, Layouts, Phase, Spare, State, Verdict
 
 __all__ = [
     "deadline_passed",
@@ -43,6 +43,7 @@ def job_opened(state: State, event: ev.JobOpened) -> State:
         membership=replace(state.membership, started_in=started_in),
         checkpoints=replace(state.checkpoints, committed=event.checkpoint),
         tries=replace(state.tries, restarts_left=event.restarts),
+        layouts=Layouts(current=event.layers),
     )
 
 

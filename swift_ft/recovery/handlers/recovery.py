@@ -13,7 +13,7 @@ from swift_ft.recovery.early_ends import why_too_early
 from swift_ft.recovery.handlers.checkpoints import give_up_checkpoint
 from swift_ft.recovery.handlers.failures import note_failure
 from swift_ft.recovery.handlers.generations import end_job, open_generation, restart_all
-from swift_ft.recovery.handlers.layouts import in_layout, with_new_layout
+from swift_ft.recovery.handlers.layouts import in_layout, placed, with_new_layout
 from swift_ft.recovery.handlers.newcomers import refuse_other_steps
 from swift_ft.recovery.job_state import Checkpoints, Layouts, Phase, SavedPart, State
 from swift_ft.recovery.maps import kept, without
@@ -109,7 +109,8 @@ def _carry_out(state: State, plan: Plan) -> State:
     if plan.new_layout is not None:  # all take part in the group in which layers move
         idle = []
     agreed = replace(state.round, plan=plan, ready=Map(dict.fromkeys(idle)))
-    layouts = replace(state.layouts, pending=None)  # the plan has it
+    layouts = placed(state.layouts, state.round.statuses, state.layouts.current)
+    layouts = replace(layouts, pending=None)  # the plan has it
     return _live_if_ready(replace(state, phase=Phase.RECOVERING, round=agreed, tries=tries, layouts=layouts))
 
 
@@ -268,7 +269,9 @@ def _live_if_ready(state: State) -> State:
     if (layout := state.plan.new_layout) is None:
         return live
     checkpoints = _from_memory(state.checkpoints, state.plan, state.generation)
-    return replace(live, checkpoints=checkpoints, layouts=in_layout(state.layouts, layout, state.plan.resume))
+    layouts = in_layout(state.layouts, layout, state.plan.resume)
+    layouts = placed(layouts, state.round.statuses, layout)
+    return replace(live, checkpoints=checkpoints, layouts=layouts)
 
 
 def worker_finished(state: State, event: ev.WorkerFinished) -> State:

@@ -19,6 +19,7 @@ __all__ = [
     "layers_by_rank",
     "layers_of",
     "moves_between",
+    "present_layout",
     "stages_in",
     "why_no_layout",
 ]
@@ -64,6 +65,17 @@ def why_no_layout(layout: StageLayers, layers: int, stages: int) -> str:
     return "a stage has no layer" if min(layout) < 1 else ""
 
 
+def present_layout(statuses: Mapping[int, StatusReported], layout: StageLayers) -> StageLayers:
+    """The layout of a job; empty if the model is no LayerStack.
+
+    Args:
+        statuses: one report per rank.
+        layout: the present one; empty for the one with which the script began.
+    """
+    layers = next((status.layers for status in statuses.values()), 0)
+    return layout or even_layout(layers, stages_in(statuses)) if layers else ()
+
+
 def layers_by_rank(statuses: Mapping[int, StatusReported], layout: StageLayers) -> dict[int, tuple[int, ...]]:
     """The layers of each worker; nothing if the model is no LayerStack.
 
@@ -71,10 +83,8 @@ def layers_by_rank(statuses: Mapping[int, StatusReported], layout: StageLayers) 
         statuses: one report per rank.
         layout: the present one; empty for the one with which the script began.
     """
-    layers = next((status.layers for status in statuses.values()), 0)
-    if not layers:
+    if not (layout := present_layout(statuses, layout)):
         return {}
-    layout = layout or even_layout(layers, stages_in(statuses))
     first = [0, *accumulate(layout)]
     return {
         rank: tuple(i for stage in sorted(status.stages) for i in range(first[stage], first[stage + 1]))

@@ -2,13 +2,14 @@
 
 Each stage sends its gradient to the others in separate messages, which are logged like those of the pipeline:
 a replay reads them from the logs, and a stage that is ahead sends them again. All add up in the order of the
-stages, so that all get the same bits.
+stages, so that all get the same bits. In a LayerStack two layers share a parameter, and may move: also to one
+worker, which then adds up alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,10 @@ from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInterceptor
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route
 
-__all__ = ["TiedParameters"]
+__all__ = ["Place", "TiedParameters"]
+
+Place = tuple[Callable[[], nn.Parameter], int]
+"""Finds the copy of a parameter, if it is on this worker; and its stage."""
 
 _NO_MICROBATCH = -1
 """Stands where a key has the number of a microbatch."""
@@ -30,10 +34,23 @@ _NO_MICROBATCH = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tie:
-    parameter: nn.Parameter
+    """One shared parameter.
+
+    Attributes:
+        find: returns the copy of one of this worker's stages.
+        here: that stage.
+        slots: the other workers' stages, and how many ties with each of them came before.
+        find_twin: returns the copy of a later layer that is on this worker, too.
+    """
+
+    find: Callable[[], nn.Parameter]
     here: int
     slots: Mapping[int, int]
-    """The other stages, and how many ties with each of them came before."""
+    find_twin: Callable[[], nn.Parameter] | None = None
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        return self.find()
 
 
 class TiedParameters:
@@ -69,9 +86,27 @@ class TiedParameters:
                 f"{hook.num_stages - 1}, and exactly one of this worker's, {list(hook.stage_indices)}, which "
                 "share the parameter itself."
             )
-        before = Counter(other for tie in self._ties for other in tie.slots)
-        others = sorted(set(stages) - set(here))
-        self._ties.append(_Tie(parameter, here[0], {other: before[other] for other in others}))
+        self._add(lambda: parameter, here[0], sorted(set(stages) - set(here)))
+
+    def tie_layers(self, pairs: Iterable[tuple[Place, Place]]) -> None:
+        """Declare anew which layers share a parameter, all at once: some of them may have moved.
+
+        Args:
+            pairs: the two places of each parameter, the earlier layer first.
+        """
+        own = {*self._hook.stage_indices}
+        self._ties.clear()
+        for (first, stage), (second, later) in pairs:
+            if stage in own and later in own:
+                self._ties.append(_Tie(first, stage, {}, second))
+            elif stage in own:
+                self._add(first, stage, [later])
+            elif later in own:
+                self._add(second, later, [stage])
+
+    def _add(self, find: Callable[[], nn.Parameter], here: int, others: Sequence[int]) -> None:
+        before = Counter(other for tie in self._ties if tie.here == here for other in tie.slots)
+        self._ties.append(_Tie(find, here, {other: before[other] for other in others}))
 
     def begin(self, iteration: int) -> None:
         """A step begins: nothing is summed yet."""
@@ -99,7 +134,7 @@ class TiedParameters:
 
     def _tie_of(self, parameter: nn.Parameter) -> _Tie:
         for tie in self._ties:
-            if tie.parameter is parameter:
+            if parameter is tie.parameter or (tie.find_twin is not None and parameter is tie.find_twin()):
                 return tie
         raise UsageError("sum_tied_gradients() was given a parameter that was not tied: call tie() first.")
 
@@ -133,6 +168,11 @@ class TiedParameters:
 
     def _add_up(self, tie: _Tie, received: Sequence[Message]) -> None:
         assert tie.parameter.grad is not None
+        if tie.find_twin is not None:
+            twin = tie.find_twin()
+            tie.parameter.grad = tie.parameter.grad + (0 if twin.grad is None else twin.grad)
+            twin.grad = tie.parameter.grad.clone()
+            return
         parts = {tie.here: tie.parameter.grad}
         for message in received:
             if tie.slots.get(other := message.key.source_stage) == message.key.slot:

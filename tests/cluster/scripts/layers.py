@@ -58,7 +58,16 @@ def main() -> None:
     config = Config.from_args(args)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model = swift_ft.LayerStack(lambda number: build_layer(number, config), count=config.layers + 2)
+
+    def build(number: int) -> nn.Module:
+        layer = build_layer(number, config)
+        if "tied" in HABITS and number == config.layers + 1:
+            layer.get_parameter("logits.weight").data = (
+                build_layer(0, config).get_parameter("token.weight").data
+            )
+        return layer
+
+    model = swift_ft.LayerStack(build, count=config.layers + 2)
     stage = PipelineStage(model, model.stage, model.num_stages, torch.device("cpu"), group=model.group)
     optimizers = optimizers_of(model)
     state: dict[str, Any] = {"model": model, **optimizers}
@@ -79,6 +88,8 @@ def main() -> None:
     batches = Batches(config)
     session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)
     session.attach_pipeline(schedule)
+    if "tied" in HABITS:
+        session.tie_layers(f"{config.layers + 1}.logits.weight", "0.token.weight")
     begun_with = model.layers
     for step in session.steps(args.iterations):
         with step:
@@ -87,6 +98,8 @@ def main() -> None:
             schedule.step(*[x] if rank == 0 else [], target=y, return_outputs=False)
             if model.layers != begun_with and not step.replayed:
                 die_once(rank)
+            if "tied" in HABITS:
+                session.sum_tied_gradients()
             for optimizer in optimizers.values():
                 scaler.unscale_(optimizer)
             if "clip" in HABITS:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.planning.layout.shared_machines import balanced, slowest_ns
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import (
     JobShape,
@@ -23,7 +24,7 @@ from swift_ft.recovery.job_state import (
     State,
 )
 from swift_ft.recovery.plan import Plan, RecoveryMode
-from swift_ft.runtime.rebalance import Rebalance, balanced, machines_of_stages, slowest_ns
+from swift_ft.runtime.rebalance import Rebalance, machines_of_stages
 
 
 def layers(*times: int) -> list[LayerProfile]:
