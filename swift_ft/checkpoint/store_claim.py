@@ -167,7 +167,6 @@ def tidy_store(store: Store) -> None:
     sweep_records(store)
     for run in store.list(_RUNS_ROOT):
         store.sweep(f"{_RUNS_ROOT}/{run}/{_JOURNAL}")
-        store.sweep(f"{_RUNS_ROOT}/{run}/{_WORKERS}")
 
 
 def _decide(
@@ -194,6 +193,8 @@ def _decide(
     if used and record is not None:
         _check_topology(store, record["topology"], topology)
         tidy_store(store)
+        for run in store.list(_RUNS_ROOT):  # at a run's own end other workers may still be writing there
+            store.sweep(f"{_RUNS_ROOT}/{run}/{_WORKERS}")
         _take_over_logs(store, {*earlier})
     if record is None and config.resume:
         raise UsageError(
