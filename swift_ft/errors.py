@@ -22,6 +22,7 @@ SwiftError
 │   └── DamagedCheckpointError    its bytes are not those that were saved, or they are gone
 ├── UndoError                     the last optimizer step cannot be undone (any more)
 ├── GaveUpError                   no recovery mode is left, or one exceeded its deadline
+│   └── JobEndedError             the job has ended, and all launchers say why
 ├── RendezvousLostError           the rendezvous store does not answer
 └── FencedError                   this process belongs to a generation that is over
 """
@@ -40,6 +41,7 @@ __all__ = [
     "ForeignLogError",
     "GaveUpError",
     "IncompleteStateError",
+    "JobEndedError",
     "LogCorruptError",
     "LogMissingError",
     "LogTornError",
@@ -154,6 +156,10 @@ class UndoError(SwiftError):
 
 class GaveUpError(SwiftError):
     """No recovery mode is left, or one exceeded its deadline."""
+
+
+class JobEndedError(GaveUpError):
+    """The job has ended, and this worker learned it while it recovered. All launchers say why."""
 
 
 class RendezvousLostError(SwiftError):

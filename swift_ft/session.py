@@ -275,9 +275,10 @@ class Session:
             UsageError: they are no parameters of two layers, or the model is no LayerStack.
         """
         self._tied()
-        if self._assembly.layered is None:
+        layered = self._assembly.layered
+        if layered is None or layered.tied_layers is None:
             raise UsageError("tie_layers() is for a LayerStack: for other stages there is session.tie().")
-        self._assembly.layered.tie_layers(first, second)
+        layered.tied_layers.tie(first, second)
 
     def sum_tied_gradients(self, parameters: Sequence[nn.Parameter] | None = None) -> None:
         """Give tied parameters the sum of all stages' gradients, in each step, before the optimizer's.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -21,6 +22,33 @@ from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.dcp import PartReader
 
 __all__ = ["kinds_of", "load_layers", "sources_of"]
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _OfParameter:
+    """What an optimizer keeps of one parameter, and the number of its parameter group."""
+
+    group: int
+    values: Mapping[str, Any]
+    tensors: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What one part has of some layers.
+
+    Attributes:
+        plain: all plain values of the part.
+        models: tensors of models, by part of the state and by name.
+        optimizers: by optimizer, and by the parameter's part and name: ``model/7.weight``.
+    """
+
+    plain: Mapping[str, Any]
+    models: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    optimizers: dict[str, dict[str, _OfParameter]] = field(default_factory=dict)
 
 
 def kinds_of(reader: PartReader) -> dict[StatePath, TensorKind]:
@@ -77,76 +105,64 @@ def load_layers(
         Names of tensors that are not what was saved, as far as digests came with them.
     """
     pieces = [
-        _read(readers[rank], set(layers), layered, own=number == 0)
+        _read(readers[rank], {*layers}, layered, own=number == 0)
         for number, (rank, layers) in enumerate(sources.items())
     ]
-    own = pieces[0]["plain"]
-    groups = {
-        name: {
-            known_as: group for piece in pieces for known_as, group in piece["groups"].get(name, {}).items()
-        }
-        for name in state.optimizers
-    }
+    kept = {name: _merged([piece.optimizers[name] for piece in pieces]) for name in state.optimizers}
+    groups = {name: {known_as: one.group for known_as, one in of.items()} for name, of in kept.items()}
     layered.arrange(layout, groups)
-    optimizers, plain = {}, {}
-    for name, optimizer in state.optimizers.items():
-        tensors, values, lists = _optimizer(name, optimizer, pieces, state)
-        kept = [{**group, "params": own} for group, own in zip(_groups(own, name), lists, strict=True)]
-        optimizers[name] = {"state": tensors}
-        plain[name] = {"state": values, "param_groups": kept}
-    models: dict[str, dict[str, Any]] = {name: {} for name in state.modules}
-    for piece in pieces:
-        for name, tensors in piece["models"].items():
-            models[name] |= tensors
-    digests: dict[str, int] = {}
-    for piece in reversed(pieces):
-        digests |= piece["plain"]["digests"]
+    models = {name: _merged([piece.models.get(name, {}) for piece in pieces]) for name in state.modules}
     state.check_models(models)
-    # What the optimizers keep is not there yet: their digests are chosen by the parameters' names.
-    parameters = {*state.named_tensors()}
-    of_here = {n: d for n, d in digests.items() if n in parameters or n.partition(" of ")[2] in parameters}
-    rest = {"small": own["small"], "optimizers": plain, "digests": of_here, "shards": own["shards"]}
+    own = pieces[0].plain
+    optimizers, plain = {}, {}
+    for name in state.optimizers:
+        optimizers[name], plain[name] = _as_saved(name, kept[name], own, state)
+    rest = {
+        "small": own["small"],
+        "optimizers": plain,
+        "digests": _digests_of_here(pieces, state),
+        "shards": own["shards"],
+    }
     return state.take_over(
         {"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO(pack(rest))}}
     )
 
 
-def _groups(plain: Mapping[str, Any], optimizer: str) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = plain["optimizers"][optimizer]["param_groups"]
-    return groups
+def _merged(found: Sequence[Mapping[str, _T]]) -> dict[str, _T]:
+    return {name: value for one in found for name, value in one.items()}
 
 
-def _read(reader: PartReader, layers: set[int], layered: LayeredState, *, own: bool) -> dict[str, Any]:
-    """What one part has of some layers and, if it is the worker's own, of what belongs to no layer."""
+def _read(reader: PartReader, layers: set[int], layered: LayeredState, *, own: bool) -> _Piece:
+    """Read from one part some layers and, if it is the worker's own, what belongs to no layer."""
     content = {"plain": {"bytes": io.BytesIO()}}
     reader.fill(content)
-    plain = unpack(content["plain"]["bytes"].getvalue())
+    piece = _Piece(unpack(content["plain"]["bytes"].getvalue()))
 
     def wanted(part: str, name: str) -> bool:
         layer = layered.layer_of(part, name)
         return own if layer is None else layer in layers
 
-    names = {name: _names(saved) for name, saved in plain["optimizers"].items()}
-    models: dict[str, dict[str, torch.Tensor]] = {}
-    states: dict[str, dict[str, dict[str, Any]]] = {}
+    saved = piece.plain["optimizers"]
+    names = {name: _names(one) for name, one in saved.items()}
+    states: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in saved}
     for path, kind in kinds_of(reader).items():
         empty = torch.empty(kind.shape, dtype=kind.dtype)
         if path[0] == "models" and wanted(path[1], path[2]):
-            models.setdefault(path[1], {})[path[2]] = empty
+            piece.models.setdefault(path[1], {})[path[2]] = empty
         elif path[0] == "optimizers":
-            _, name, _, index, field = path
-            known_as = names[name].get(int(index))
-            if known_as is not None and wanted(*known_as):
-                states.setdefault(name, {}).setdefault(index, {})[field] = empty
-    reader.fill({"models": models, "optimizers": {name: {"state": s} for name, s in states.items()}})
-    found: dict[str, Any] = {"plain": plain, "models": models, "groups": {}, "tensors": {}, "values": {}}
-    for name, saved in plain["optimizers"].items():
-        group_of = {i: number for number, group in enumerate(saved["param_groups"]) for i in group["params"]}
-        chosen = {i: "/".join(known_as) for i, known_as in names[name].items() if wanted(*known_as)}
-        found["groups"][name] = {known_as: group_of[i] for i, known_as in chosen.items()}
-        found["tensors"][name] = {chosen[int(i)]: fields for i, fields in states.get(name, {}).items()}
-        found["values"][name] = {chosen[int(i)]: v for i, v in saved["state"].items() if int(i) in chosen}
-    return found
+            _, name, _, index, of = path
+            if (known_as := names[name].get(int(index))) is not None and wanted(*known_as):
+                states[name].setdefault(index, {})[of] = empty
+    reader.fill({"models": piece.models, "optimizers": {name: {"state": s} for name, s in states.items()}})
+    for name, one in saved.items():
+        group_of = {i: number for number, group in enumerate(one["param_groups"]) for i in group["params"]}
+        values = {int(i): v for i, v in one["state"].items()}
+        piece.optimizers[name] = {
+            "/".join(known_as): _OfParameter(group_of[i], values.get(i, {}), states[name].get(str(i), {}))
+            for i, known_as in names[name].items()
+            if wanted(*known_as)
+        }
+    return piece
 
 
 def _names(saved: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
@@ -156,27 +172,37 @@ def _names(saved: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
             "An earlier version wrote this checkpoint, without the names of parameters: resume with as many "
             "machines as it was made with."
         )
-    return {index: tuple(name) for index, name in enumerate(saved["names"]) if name is not None}
+    return {index: (name[0], name[1]) for index, name in enumerate(saved["names"]) if name is not None}
 
 
-def _optimizer(
-    name: str, optimizer: torch.optim.Optimizer, pieces: Sequence[Mapping[str, Any]], state: TrainingState
-) -> tuple[dict[str, Any], dict[str, Any], list[list[int]]]:
-    """An optimizer's tensors and plain values, by the parameter's index, and the indices of its groups."""
+def _as_saved(
+    name: str, kept: Mapping[str, _OfParameter], own: Mapping[str, Any], state: TrainingState
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An optimizer's tensors and plain values, by the parameter's index, as this worker would save them."""
     names = {parameter: "/".join(known_as) for parameter, known_as in state.parameter_names().items()}
     tensors: dict[str, Any] = {}
     values: dict[str, Any] = {}
-    lists: list[list[int]] = []
-    index = 0
-    for group in optimizer.param_groups:
-        lists.append([])
+    groups, index = [], 0
+    saved = own["optimizers"][name]["param_groups"]
+    for group, options in zip(state.optimizers[name].param_groups, saved, strict=True):
+        indices = []
         for parameter in group["params"]:
-            known_as = names.get(parameter, "")
-            for piece in pieces:
-                if found := piece["tensors"][name].get(known_as):
-                    tensors[str(index)] = found
-                if known_as in piece["values"][name]:
-                    values[str(index)] = piece["values"][name][known_as]
-            lists[-1].append(index)
+            one = kept[names[parameter]]
+            if one.tensors:
+                tensors[str(index)] = dict(one.tensors)
+            if one.tensors or one.values:  # else no step was made yet
+                values[str(index)] = one.values
+            indices.append(index)
             index += 1
-    return tensors, values, lists
+        groups.append({**options, "params": indices})
+    return {"state": tensors}, {"state": values, "param_groups": groups}
+
+
+def _digests_of_here(pieces: Sequence[_Piece], state: TrainingState) -> dict[str, int]:
+    """The digests of what is on this worker. What belongs to no layer has those of its own part.
+
+    What the optimizers keep is not there yet: their digests are chosen by the parameters' names.
+    """
+    here = {*state.named_tensors()}
+    found = _merged([piece.plain["digests"] for piece in reversed(pieces)])
+    return {name: d for name, d in found.items() if name in here or name.partition(" of ")[2] in here}

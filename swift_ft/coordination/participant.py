@@ -16,7 +16,7 @@ from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import Journal
 from swift_ft.coordination.progress import ProgressBoard
-from swift_ft.errors import GaveUpError
+from swift_ft.errors import JobEndedError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Phase, State
@@ -125,13 +125,13 @@ class Participant:
         """Wait until there is something to do. Machines that stay silent are reported on the way.
 
         Raises:
-            GaveUpError: if the job has ended.
+            JobEndedError: if the job has ended.
         """
         while True:
             state = self._wait(lambda s: self.order(s) != WorkerOrder.HOLD)
             order = self.order(state)
             if order == WorkerOrder.STOP:
-                raise GaveUpError(f"The job has ended: {state.verdict and state.verdict.reason}")
+                raise JobEndedError(f"The job has ended: {state.verdict and state.verdict.reason}")
             if order != WorkerOrder.HOLD:
                 return order, state
 

@@ -20,7 +20,7 @@ import torch
 from swift_ft.config import EXIT_USAGE, WorkerContext
 from swift_ft.coordination.agent_channel import AgentChannel, set_agent_channel
 from swift_ft.coordination.setup_communication import SetupCommunication
-from swift_ft.errors import GaveUpError, UsageError
+from swift_ft.errors import GaveUpError, JobEndedError, UsageError
 from swift_ft.launch.console_log import show_log
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp import construct_within, join_without_sync
@@ -120,6 +120,9 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
         _logger.error("%s", error, extra={"event": "script_misused"})  # noqa: TRY400  (the line is enough)
         channel.send(failed=str(error), exit_code=EXIT_USAGE, usage=True)
         return EXIT_USAGE
+    except JobEndedError as error:  # the launcher prints the reason, once for all workers
+        channel.send(failed=str(error), exit_code=1)
+        return 1
     except GaveUpError as error:
         _logger.error("%s", error, extra={"event": "recovery_gave_up"})  # noqa: TRY400  (the line is enough)
         channel.send(failed=str(error), exit_code=1)

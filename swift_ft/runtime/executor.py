@@ -127,8 +127,10 @@ class Executor:
             if shared is not None and self._rank in shared.helpers:
                 self._help(state, shared)
                 return False
-            if plan.new_layout is not None and not self._move(state):
-                return False
+            if plan.new_layout is not None:
+                assert self._repartition is not None
+                if not self._repartition.move(state):
+                    return False
             if task.load is not None:
                 self._load(state, task.load, task)
                 self._status.parts_done = None  # a checkpoint comes after them
@@ -148,10 +150,6 @@ class Executor:
         assert self._replays is not None
         if self._replays.help(state, shared, self._status.iteration):
             self._ready(state.generation)
-
-    def _move(self, state: State) -> bool:
-        assert self._repartition is not None
-        return self._repartition.move(state)
 
     def _load(self, state: State, iteration: int, task: Task) -> None:
         hit(Point.LOAD, iteration)

@@ -15,7 +15,7 @@ from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, stag
 from swift_ft.runtime.layer_profiler import read_layers
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["Rebalance", "machines_of_stages"]
+__all__ = ["Rebalance", "devices_of_stages"]
 
 _WORTH = 0.95
 """A change has to bring the slowest machine down to this share of its time at least."""
@@ -25,14 +25,15 @@ _TOO_LATE = 4
 """With fewer iterations to come, a change does not pay."""
 
 
-def machines_of_stages(state: State) -> tuple[str, ...]:
-    """The machine that computes each stage: for a guest's stages that is its host."""
+def devices_of_stages(state: State) -> tuple[str, ...]:
+    """What computes each stage: the machine, and which of its workers' devices. A guest shares its host's."""
     membership = state.membership
     found: dict[int, str] = {}
     for rank, status in state.round.statuses.items():
         machine = membership.members.get(state.slot_of_rank(rank), "")
+        device = rank % state.shape.workers_per_machine
         for stage in status.stages:
-            found[stage] = membership.hosts.get(machine, machine)
+            found[stage] = f"{membership.hosts.get(machine, machine)}/{device}"
     return tuple(found[stage] for stage in sorted(found))
 
 
@@ -58,15 +59,16 @@ class Rebalance:
         """
         if not self._may_change(state, iteration):
             return None
-        statuses, machines = state.round.statuses, machines_of_stages(state)
+        statuses, membership = state.round.statuses, state.membership
         even = even_layout(self._count, stages_in(statuses))
         present = state.layouts.current or even
-        if len({*machines}) == len(machines):
+        if not any(machine in membership.hosts for machine in membership.members.values()):
             return even if present != even else None
+        devices = devices_of_stages(state)
         if (layers := self._profile(len(statuses))) is None:
             return None
-        best = balanced(layers, machines)
-        gain = slowest_ns(layers, machines, best) <= _WORTH * slowest_ns(layers, machines, present)
+        best = balanced(layers, devices)
+        gain = slowest_ns(layers, devices, best) <= _WORTH * slowest_ns(layers, devices, present)
         return best if gain and best not in state.layouts.declined else None
 
     def _may_change(self, state: State, iteration: int) -> bool:

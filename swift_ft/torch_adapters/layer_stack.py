@@ -10,7 +10,7 @@ random numbers do not depend on which worker has a layer, and layers can move.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -174,6 +174,10 @@ class LayerStack(nn.Module):
         for gradient in gradients:
             gradient.mul_(coefficient.to(gradient.dtype))
         return total
+
+    def compile(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: bits may depend on which layers are compiled together, and layers move."""
+        raise UsageError("Compile each layer of a LayerStack by itself: call compile() in build_layer.")
 
     def on_layer(self, begin: Callable[[int], None] | None) -> None:
         """Call a function with the number of each layer, before it computes."""

@@ -26,10 +26,12 @@ from tests.support.cluster import (
 from tests.support.hosts import Hosts
 
 ELASTIC = EXAMPLES / "train_elastic.py"
-LAYERS = Path(__file__).parent / "scripts" / "layers.py"
+EVEN = Path(__file__).parent / "scripts" / "even_layers.py"
+"""The same, or another script (OF), where all layers count as equally expensive."""
 DROPOUT = ("--dropout", "0.2")
 ALONE = ["--spares", "0", "--no-replacement", "--elastic-wait", "0"]
-LONG = 24
+LONG = 18
+MEASURED = 24
 """Iterations: the layers' costs are measured in five, and a change comes two after that."""
 UNTIL_TOLD = 60
 """Iterations. The second half lasts until a test says go."""
@@ -39,11 +41,17 @@ References = Callable[..., ClusterRun]
 
 
 def run_layers(
-    folder: Path, *args: str, inject: str = "", machines: int = 3, script: Path = ELASTIC, again: bool = False
+    folder: Path,
+    *args: str,
+    inject: str = "",
+    machines: int = 3,
+    script: Path = EVEN,
+    iterations: int = LONG,
+    again: bool = False,
 ) -> ClusterRun:
     """Machines without spares, in whose place no other one is started."""
     flags = [*ALONE, *["--resume"] * again]
-    whole = training(folder, script, iterations=LONG)
+    whole = training(folder, script, iterations=iterations)
     return run_cluster(folder, *args, inject=inject, machines=machines, flags=flags, script=whole)
 
 
@@ -52,11 +60,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> References:
     """Runs that nothing disturbs, by their arguments."""
     runs: dict[tuple[str, ...], ClusterRun] = {}
 
-    def reference(*args: str, script: Path = ELASTIC) -> ClusterRun:
-        if args not in runs:
-            runs[args] = run_layers(tmp_path_factory.mktemp("undisturbed"), *args, script=script)
-            assert runs[args].code == 0, runs[args].output[-3000:]
-        return runs[args]
+    def reference(*args: str, of: str = "train_elastic", iterations: int = LONG) -> ClusterRun:
+        key = (*args, of, str(iterations))
+        if key not in runs:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("OF", of)
+                runs[key] = run_layers(folder, *args, iterations=iterations)
+            assert runs[key].code == 0, runs[key].output[-3000:]
+        return runs[key]
 
     return reference
 
@@ -95,10 +107,8 @@ def test_a_lost_machine_s_layers_are_shared_by_all(tmp_path: Path, undisturbed: 
     assert_same_layers(run, undisturbed(*DROPOUT))
     assert_clean(run)
     assert [recovery["mode"] for recovery in run.recoveries] == ["replay"], run.output[-3000:]
-    assert moves(run) == 1, run.output[-3000:]
     first, second, third = layers_of(run)
-    assert len(third) > len(first), (first, second, third)
-    assert len(third) > len(second), (first, second, third)
+    assert len(first) + len(second) == len(third) == 5
     (change,) = run.report["layouts"]
     assert [len(first), len(second), len(third)] == change["layers"]
     moved = {layer for move in change["moves"] for layer in move["layers"]}
@@ -114,11 +124,17 @@ def state_bytes(number: int) -> int:
     return sum(3 * p.nbytes + 4 for p in build_layer(number, config).parameters())
 
 
+def test_by_what_layers_were_measured_to_cost(tmp_path: Path, undisturbed: References) -> None:
+    """Whether, and where, they move then is not the same in each run. The bits are."""
+    run = run_layers(tmp_path, *DROPOUT, inject=LOST, script=ELASTIC, iterations=MEASURED)
+    assert_same_layers(run, undisturbed(*DROPOUT, iterations=MEASURED))
+
+
 def test_four_then_three_then_two_then_one(tmp_path: Path, undisturbed: References) -> None:
     losses = [
         "kill machine=0 iteration=3 point=backward microbatch=1",
         "kill machine=3 iteration=6 point=optimizer",
-        "kill machine=1 iteration=14 point=forward",
+        "kill machine=1 iteration=12 point=forward",
     ]
     run = run_layers(tmp_path, *DROPOUT, inject="; ".join(losses), machines=4)
     assert_same_layers(run, undisturbed(*DROPOUT))
@@ -141,10 +157,9 @@ def test_a_machine_is_lost_while_layers_move(rank: int, tmp_path: Path, undistur
     """Nothing has changed then, and the layers move later."""
     run = run_layers(tmp_path, *DROPOUT, inject=f"{LOST}; kill worker={rank} iteration=any point=move")
     assert_same_layers(run, undisturbed(*DROPOUT))
-    modes = [recovery["mode"] for recovery in run.recoveries]
-    assert modes in (["replay"], ["replay", "replay"]), run.output[
-        -3000:
-    ]  # not all workers have a part in it
+    assert "point=move" in run.output, run.output[-3000:]
+    assert {recovery["mode"] for recovery in run.recoveries} == {"replay"}, run.output[-3000:]
+    assert len(run.recoveries) > 1, run.output[-3000:]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -152,27 +167,25 @@ def test_a_machine_is_lost_right_after_layers_moved(
     rank: int, tmp_path: Path, undisturbed: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new layout may have no checkpoint yet: then all load their layers from one of the old layout."""
-    reference = undisturbed(script=LAYERS)
+    reference = undisturbed(of="layers")
+    monkeypatch.setenv("OF", "layers")
     monkeypatch.setenv("DIES", str(rank))
-    run = run_layers(tmp_path, inject=LOST, script=LAYERS)
+    run = run_layers(tmp_path, inject=LOST)
     assert_same_layers(run, reference)
-    assert moves(run) >= 1, run.output[-3000:]
-    killed = (tmp_path / "died").exists()  # its layers may have stayed
-    assert killed == (len(run.recoveries) == 2), run.output[-3000:]
-    assert run.recoveries[-1]["mode"] in ("replay", "fallback"), run.output[-3000:]
-    assert killed or rank == 0
+    assert (tmp_path / "died").exists()
+    assert len(run.recoveries) > 1, run.output[-3000:]
+    assert {recovery["mode"] for recovery in run.recoveries} <= {"replay", "fallback"}, run.output[-3000:]
 
 
 @pytest.mark.parametrize(
     "habits",
     ["tied,clip", "groups,scaler", "muon", "lamb,clip", "sgd,average", "average,clip,groups", "wrapped,clip"],
 )
-def test_habits(
-    habits: str, tmp_path: Path, undisturbed: References, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_habits(habits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF", "layers")
     monkeypatch.setenv("HABITS", habits)
-    reference = run_layers(tmp_path / "undisturbed", script=LAYERS)
-    run = run_layers(tmp_path / "lost", inject=LOST, script=LAYERS)
+    reference = run_layers(tmp_path / "undisturbed")
+    run = run_layers(tmp_path / "lost", inject=LOST)
     assert_same_layers(run, reference)
     assert moves(run) == 1, run.output[-3000:]
 
@@ -194,7 +207,7 @@ def test_a_machine_comes_and_layers_move_back(
 ) -> None:
     """Three machines become two, and three again. The layers are as in the beginning then."""
     hosts.script = training(hosts.folder, SLOW_UNTIL_TOLD, iterations=UNTIL_TOLD)
-    monkeypatch.setenv("EXAMPLE", "train_elastic")
+    monkeypatch.setenv("EXAMPLE", "even_layers")
     monkeypatch.setenv("QUICK", str(UNTIL_TOLD // 2))
     flags = ["--nnodes", "3", "--elastic-wait", "0.2"]
     for name, node in (("first", 0), ("second", 1), ("third", 2)):
@@ -211,23 +224,32 @@ def test_a_machine_comes_and_layers_move_back(
     assert hosts.end() == {"first": 0, "third": 0, "fourth": 0}
     run = ClusterRun(hosts.folder, 0, "", {})
     assert [len(layers) for layers in layers_of(run)] == [3, 3, 4]
-    whole = training(tmp_path, ELASTIC, iterations=UNTIL_TOLD)
+    whole = training(tmp_path, EVEN, iterations=UNTIL_TOLD)
     assert_same_layers(run, run_cluster(tmp_path, machines=3, script=whole))
 
 
 def test_a_replay_without_the_job(tmp_path: Path) -> None:
     """It begins with the layers that the worker has in the checkpoint, and knows where they have moved."""
-    whole = training(tmp_path / "run", ELASTIC, iterations=LONG - 1)
+    whole = training(tmp_path / "run", EVEN, iterations=LONG - 1)
     run = run_cluster(tmp_path / "run", *DROPOUT, inject=LOST, machines=3, flags=ALONE, script=whole)
     assert moves(run) == 1, run.output[-3000:]
     where = ["--machine", "2", "--out", str(tmp_path / "out")]
-    same = [*training(tmp_path / "nowhere", ELASTIC, iterations=LONG - 1), *DROPOUT]
+    same = [*training(tmp_path / "nowhere", EVEN, iterations=LONG - 1), *DROPOUT]
     done = recover("replay", str(run.store), *where, "--", *same)
     assert f"{LONG - 1} iterations completed" in done.stdout, done.stderr
     rebuilt = read_part(Store(str(tmp_path / "out")), Part("rank-00002", ""))
     weights = torch.load(run.folder / "weights" / "rank2.pt", weights_only=True)
     assert len({name.partition(".")[0] for name in weights}) > 4
     assert all(torch.equal(rebuilt[f"models.model.{name}"], weights[name]) for name in weights)
+
+
+def test_a_stack_inside_of_another_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its layers could not move, and without a word they would not."""
+    monkeypatch.setenv("OF", "layers")
+    monkeypatch.setenv("HABITS", "inside")
+    run = run_layers(tmp_path)
+    assert run.code == 2
+    assert "The LayerStack is inside of another module" in one_line(run)
 
 
 def test_too_many_stages(tmp_path: Path) -> None:

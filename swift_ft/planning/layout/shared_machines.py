@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from swift_ft.planning.layout.layer_balance import Stage, balance
 from swift_ft.planning.layout.profile import LayerProfile
@@ -15,7 +16,10 @@ _ANY_BYTES = 1 << 60
 
 
 def balanced(layers: Sequence[LayerProfile], machines: Sequence[str | int]) -> StageLayers:
-    """The layout in which the slowest machine is fastest, if machines divide their time among their stages.
+    """A layout in which the slowest machine is as fast as can be.
+
+    It begins with the best one in which each machine gives its stages equal shares of its time. From there
+    layers cross the borders of stages one by one, as long as that makes the machines' loads more equal.
 
     Args:
         layers: of the whole model, at least as many as stages.
@@ -28,12 +32,32 @@ def balanced(layers: Sequence[LayerProfile], machines: Sequence[str | int]) -> S
     stages = [Stage(reference // stages_of[machine], _ANY_BYTES) for machine in machines]
     found = balance(layers, stages, reference=reference, microbatches=1)
     assert found is not None  # there is a layer for each stage
-    return tuple(last - first + 1 for first, last in found.stages)
+    best = tuple(last - first + 1 for first, last in found.stages)
+    while (better := min(_neighbours(best), key=partial(_loads, layers, machines), default=best)) != best:
+        if _loads(layers, machines, better) >= _loads(layers, machines, best):
+            break
+        best = better
+    return best
+
+
+def _neighbours(layout: StageLayers) -> Iterator[StageLayers]:
+    """All layouts in which one layer has crossed a border."""
+    for stage in range(len(layout) - 1):
+        for to, source in ((stage, stage + 1), (stage + 1, stage)):
+            if layout[source] > 1:
+                moved = [*layout]
+                moved[to], moved[source] = moved[to] + 1, moved[source] - 1
+                yield tuple(moved)
+
+
+def _loads(layers: Sequence[LayerProfile], machines: Sequence[str | int], layout: StageLayers) -> list[int]:
+    """The time of each machine for one microbatch, the longest first."""
+    load: Counter[str | int] = Counter()
+    for stage, machine in enumerate(machines):
+        load[machine] += sum(layers[number].compute_ns for number in layers_of(layout, stage))
+    return sorted(load.values(), reverse=True)
 
 
 def slowest_ns(layers: Sequence[LayerProfile], machines: Sequence[str | int], layout: StageLayers) -> int:
     """The time that the slowest machine computes for one microbatch."""
-    load: Counter[str | int] = Counter()
-    for stage, machine in enumerate(machines):
-        load[machine] += sum(layers[number].compute_ns for number in layers_of(layout, stage))
-    return max(load.values())
+    return _loads(layers, machines, layout)[0]

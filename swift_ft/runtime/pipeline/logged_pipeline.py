@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,20 +16,21 @@ from swift_ft.failpoints import Point, hit
 from swift_ft.logging import LogReader, MessageKey
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, layers_of
+from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.runtime.helpers.member import GradientReduction, Helping, Member, own_random_state
 from swift_ft.runtime.helpers.offload import offload
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor, RetainedSends
 from swift_ft.runtime.pipeline.script_communication import Absence, GroupUse, ScriptCommunication
 from swift_ft.runtime.pipeline.script_partners import ScriptPartners
+from swift_ft.runtime.pipeline.tied_layers import TiedLayers
 from swift_ft.runtime.pipeline.worker_log import WorkerLog, sent_tensor
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
 from swift_ft.torch_adapters.fsdp import is_sharded
 from swift_ft.torch_adapters.layer_stack import LayerStack, stack_of
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.microbatch import StageChain
-from swift_ft.torch_adapters.pipelining.tied_parameters import Place, TiedParameters
+from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
@@ -108,8 +108,8 @@ class LoggedPipeline:
         if self.stack is not None:
             self.stack.on_layer(self._interceptor.on_layer)
         self._layout: StageLayers = ()
-        self._tied_layers: list[tuple[str, str]] = []
         self.tied = TiedParameters(self._hook, self._interceptor)
+        self.tied_layers = TiedLayers(self.stack, self.tied) if self.stack is not None else None
         group.follow(self._hook.group, self._hook.renew)
         self._partners = partners
         self.script = ScriptCommunication(
@@ -130,6 +130,15 @@ class LoggedPipeline:
         stacks = {index: stack_of(module) for index, module in self.modules.items()}
         found = next((stack for stack in stacks.values() if stack is not None), None)
         if found is None:
+            if any(
+                isinstance(inner, LayerStack)
+                for module in self.modules.values()
+                for inner in module.modules()
+            ):
+                raise UsageError(
+                    "The LayerStack is inside of another module, so its layers could not move: give it to "
+                    "PipelineStage itself, and compile or wrap each layer in build_layer."
+                )
             return None
         if any(stack is not found for stack in stacks.values()) or found.stages != self.stages:
             raise UsageError(
@@ -140,50 +149,11 @@ class LoggedPipeline:
             raise UsageError(f"The LayerStack is one of {found.num_stages} stages, not {self.num_stages}.")
         return found
 
-    def tie_layers(self, first: str, second: str) -> None:
-        """Declare that two layers share a parameter: ``tie_layers("0.token.weight", "9.logits.weight")``.
-
-        Raises:
-            UsageError: they are no parameters of two layers, or the model is no LayerStack.
-        """
-        stack = self.stack
-        assert stack is not None
-        for name in (first, second):
-            number, _, rest = name.partition(".")
-            if not (number.isdigit() and int(number) < stack.count and rest):
-                raise UsageError(
-                    f"tie_layers() was given {name!r}: it takes the number of a layer, 0 to "
-                    f"{stack.count - 1}, and the name of a parameter in it, as in '0.token.weight'."
-                )
-            if int(number) in stack.layers and rest not in dict(stack.layer(int(number)).named_parameters()):
-                raise UsageError(
-                    f"tie_layers() was given {name!r}: layer {number} has no parameter {rest!r}."
-                )
-        if (layers := [int(name.partition(".")[0]) for name in (first, second)])[0] == layers[1]:
-            raise UsageError(
-                f"tie_layers() was given layer {layers[0]} twice: share the parameter itself there."
-            )
-        self._tied_layers.append((first, second) if layers[0] < layers[1] else (second, first))
-        self._place_ties()
-
-    def _place_ties(self) -> None:
-        """Find the stages on which tied layers are now."""
-        stack = self.stack
-        if stack is None or not self._tied_layers:
-            return
-        layout = self._layout or even_layout(stack.count, self.num_stages)
-
-        def place(name: str) -> Place:
-            layer = int(name.partition(".")[0])
-            stage = next(s for s in range(self.num_stages) if layer in layers_of(layout, s))
-            return partial(stack.get_parameter, name), stage
-
-        self.tied.tie_layers((place(first), place(second)) for first, second in self._tied_layers)
-
     def relaid(self, layout: StageLayers) -> None:
         """Layers were moved: the shapes of messages may be others, and what was sent is of no use."""
         self._layout = layout
-        self._place_ties()
+        if self.tied_layers is not None:
+            self.tied_layers.place(layout)
         self._hook.shapes.forget()
         self._interceptor.retained_sends = RetainedSends()
         self._completed = None

@@ -68,7 +68,8 @@ def main() -> None:
         return layer
 
     model = swift_ft.LayerStack(build, count=config.layers + 2)
-    stage = PipelineStage(model, model.stage, model.num_stages, torch.device("cpu"), group=model.group)
+    module = nn.Sequential(model) if "inside" in HABITS else model
+    stage = PipelineStage(module, model.stage, model.num_stages, torch.device("cpu"), group=model.group)
     optimizers = optimizers_of(model)
     state: dict[str, Any] = {"model": model, **optimizers}
     schedulers = [LambdaLR(one, lambda at: 1 / (1 + at)) for one in optimizers.values()]

@@ -233,6 +233,12 @@ def test_layers_that_return_tuples_and_what_begins_before_each(as_worker: Callab
     assert (total.item(), begun) == (4.0, [0, 1, 2])
 
 
+def test_a_whole_stack_is_not_compiled(as_worker: Callable[..., None]) -> None:
+    as_worker(0)
+    with pytest.raises(UsageError, match="in build_layer"):
+        LayerStack(build, COUNT).compile()
+
+
 def test_misuse(as_worker: Callable[..., None]) -> None:
     with pytest.raises(UsageError, match="init_process_group"):
         LayerStack(build, COUNT)

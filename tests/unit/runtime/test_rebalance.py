@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from swift_ft.recovery.job_state import (
     State,
 )
 from swift_ft.recovery.plan import Plan, RecoveryMode
-from swift_ft.runtime.rebalance import Rebalance, machines_of_stages
+from swift_ft.runtime.rebalance import Rebalance, devices_of_stages
 
 
 def layers(*times: int) -> list[LayerProfile]:
@@ -35,8 +36,8 @@ def layers(*times: int) -> list[LayerProfile]:
     st.lists(st.integers(1, 9), min_size=4, max_size=9),
     st.lists(st.sampled_from("abc"), min_size=2, max_size=4),
 )
-def test_no_stage_exceeds_what_its_machine_can_give_it(times: list[int], machines: list[str]) -> None:
-    """As good as all other cuts, where a machine gives each of its stages an equal share of its time."""
+def test_as_good_as_equal_shares(times: list[int], machines: list[str]) -> None:
+    """At least as good as all other cuts, where a machine gives each stage an equal share of its time."""
     profile, stages = layers(*times), len(machines)
 
     def slowest_share(layout: tuple[int, ...]) -> int:
@@ -50,8 +51,11 @@ def test_no_stage_exceeds_what_its_machine_can_give_it(times: list[int], machine
     cuts = itertools.combinations(range(1, len(times)), stages - 1)
     every = [tuple(b - a for a, b in itertools.pairwise((0, *cut, len(times)))) for cut in cuts]
     best = balanced(profile, machines)
-    assert slowest_share(best) == min(map(slowest_share, every))
-    assert slowest_ns(profile, machines, best) <= slowest_share(best)
+    assert slowest_ns(profile, machines, best) <= min(map(slowest_share, every))
+
+
+def test_a_machine_with_two_stages_need_not_give_them_equal_shares() -> None:
+    assert slowest_ns(layers(*[1] * 10), "aab", balanced(layers(*[1] * 10), "aab")) == 15
 
 
 class Board:
@@ -94,8 +98,18 @@ def wanted(state: State, iteration: int = 11, *, known: bool = True) -> tuple[in
 
 
 def test_a_host_gets_fewer_layers_for_each_of_its_workers() -> None:
-    assert machines_of_stages(job()) == ("A.0", "A.0", "C.0")
+    assert devices_of_stages(job()) == ("A.0/0", "A.0/0", "C.0/0")
     assert wanted(job()) == (2, 2, 5)
+
+
+def test_workers_of_one_machine_have_a_device_each() -> None:
+    """So nothing moves as long as there is no guest, whatever the layers cost."""
+    state = job(guest=False)
+    two = replace(state, shape=JobShape(machines=2, workers_per_machine=2))
+    members = Map({0: "A.0", 1: "B.0"})
+    two = replace(two, membership=replace(two.membership, members=members))
+    assert devices_of_stages(two) == ("A.0/0", "A.0/1", "B.0/0")
+    assert wanted(two) is None
 
 
 def test_layers_go_back_once_each_machine_has_one_worker() -> None:
