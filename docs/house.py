@@ -25,7 +25,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "ground": (
         "errors addresses failpoints host_memory units",
         "plain_python determinism faults token_server torch_adapters.core waits",
-        "config",
+        "config file_server",
     ),
     "decide": ("recovery",),
     "keep": (

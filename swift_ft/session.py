@@ -138,8 +138,10 @@ class Session:
         log_budget_bytes: the memory and the disk that the log of one machine may take. A plain number, or a
             text like ``"4GB"``, holds for each of the two.
         ship: ``"always"``, or ``"on-failure"`` to keep segments on the local disk until a machine is lost.
-        local: folder on the local disk for segments that are not in the store yet. For a store behind a
-            network the default is a temporary folder.
+        local: folder on the local disk for segments that are not in the store yet, and for copies of the
+            newest checkpoint's files that this machine has written. Whoever loads the checkpoint reads its
+            own machine's copies, then those of other machines, and the rest from the store. For a store
+            behind a network the default is a temporary folder, without such copies.
         compress: ``"auto"`` packs messages while the store takes fewer bytes per second than a core can pack;
             ``"never"``; ``"always"``.
         script_log_limit_bytes: what a group of the script may give to a worker in one iteration and still be

@@ -19,16 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_ft.checkpoint.folder import CheckpointFolder, Part
-from swift_ft.checkpoint.layered_part import kinds_of, load_layers, sources_of
+from swift_ft.checkpoint.layered_part import file_by_layer, kinds_of, load_layers, sources_of
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.manifest import write_manifest
+from swift_ft.checkpoint.part_files import LocalParts, PartFiles
 from swift_ft.checkpoint.state_digest import StateDigests, listed
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWritableError, UsageError
 from swift_ft.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.storage.retry import is_outage, is_transient, retry
-from swift_ft.torch_adapters.dcp import staged, write_part
+from swift_ft.torch_adapters.dcp import FileOf, staged, write_part
 from swift_ft.waits import waiting
 
 __all__ = ["Checkpointer"]
@@ -47,6 +48,7 @@ class _Save:
     iteration: int
     path: str
     copy: dict[str, Any]
+    file_of: FileOf | None
     on_durable: Callable[[str], None]
 
 
@@ -60,15 +62,20 @@ class Checkpointer:
     Args:
         folder: where.
         state: what.
+        local: copies of its files on this machine's disk; None for none.
 
     Attributes:
+        files: where the files of parts are read.
         bytes_per_s: at which the last part was written; None before the first.
         unverified: the iteration of the checkpoint that the state comes from, if an earlier version wrote it,
             so that it cannot be known whether it is what was saved.
     """
 
-    def __init__(self, folder: CheckpointFolder, state: TrainingState) -> None:
+    def __init__(
+        self, folder: CheckpointFolder, state: TrainingState, local: LocalParts | None = None
+    ) -> None:
         self.folder = folder
+        self.files = PartFiles(local)
         self._state = state
         self._changed = threading.Condition()
         # ``_due`` is what the thread writes; the thread ends with it. While the thread is ``_waiting`` for a
@@ -114,7 +121,9 @@ class Checkpointer:
                 _log_failure(older, self._failure)
                 _clear(older.copy)  # before the next copy is made
                 self._due = None
-            self._due = _Save(iteration, path, staged(self._state.to_save(digests)), on_durable)
+            file_of = file_by_layer(LayeredState(self._state))
+            copy = staged(self._state.to_save(digests))
+            self._due = _Save(iteration, path, copy, file_of, on_durable)
             if not self._waiting:
                 threading.Thread(target=self._run, name="swift-checkpoint", daemon=True).start()
 
@@ -140,7 +149,8 @@ class Checkpointer:
         try:
             began = time.perf_counter()
             store.check_anchor()  # DCP makes folders, and must not make them in the place of a lost mount
-            files = write_part(store, due.path, due.copy)
+            copies = self.files.local.written if self.files.local is not None else None
+            files = write_part(store, due.path, due.copy, file_of=due.file_of, copies=copies)
             store.check_anchor()
             digest = write_manifest(store, due.path, files)
             self.bytes_per_s = bytes_of(due.copy) / (time.perf_counter() - began)
@@ -266,7 +276,7 @@ class Checkpointer:
         sources = sources_of(layered.layers_in(layout), placed, rank)
         first = parts[next(iter(sources))]
         with self._named(first):
-            readers = {other: self.folder.reader(parts[other]) for other in sources}
+            readers = {other: self.folder.reader(parts[other], self.files) for other in sources}
             names = load_layers(readers, sources, layout, layered, self._state)
             if names:
                 raise DamagedCheckpointError(
@@ -275,7 +285,7 @@ class Checkpointer:
         return first
 
     def _load_part(self, part: Part) -> None:
-        reader = self.folder.reader(part)
+        reader = self.folder.reader(part, self.files)
         kinds = kinds_of(reader)
         self._state.check(kinds)
         state = self._state.to_load(kinds)

@@ -17,7 +17,7 @@ from swift_ft.checkpoint.manifest import read_manifest, read_sealed
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, SwiftError
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.dcp import PartReader
+from swift_ft.torch_adapters.dcp import NearFiles, PartReader
 
 __all__ = ["CheckpointFolder", "Part"]
 
@@ -132,14 +132,18 @@ class CheckpointFolder:
             )
         return part
 
-    def reader(self, part: Part) -> PartReader:
+    def reader(self, part: Part, near: NearFiles | None = None) -> PartReader:
         """Reads a part, and verifies all that it reads, unless an earlier version wrote it.
+
+        Args:
+            part: of a committed checkpoint.
+            near: copies of its files that are asked for first.
 
         Raises:
             DamagedCheckpointError: if the list of its files is not what was written.
         """
         files = read_manifest(self.store, part.path, part.digest) if part.digest else None
-        return PartReader(self.store, part.path, files)
+        return PartReader(self.store, part.path, files, near)
 
     def clean(self, kept: Sequence[int], generation: int, run_id: str) -> None:
         """Delete what is older than the newest checkpoint that counts, but those to keep.

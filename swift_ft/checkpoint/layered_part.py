@@ -1,7 +1,8 @@
-"""Puts a worker's part of a checkpoint together from those of other workers, layer by layer.
+"""A worker's part of a checkpoint by layer: written so, and put together from those of other workers.
 
-A checkpoint of another layout has the layers of this worker in several parts. From each of them only these
-layers are read. What belongs to no layer (a scheduler, a scaler) comes from the worker's own part.
+Each layer is in a file of its own. A checkpoint of another layout has the layers of this worker in several
+parts. From each of them only these layers' files are read.
+What belongs to no layer (a scheduler, a scaler) comes from the worker's own part.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpac
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError
 from swift_ft.recovery.layout.stage_layers import StageLayers
-from swift_ft.torch_adapters.dcp import PartReader
+from swift_ft.torch_adapters.dcp import FileOf, PartReader
 
-__all__ = ["kinds_of", "load_layers", "sources_of"]
+__all__ = ["file_by_layer", "kinds_of", "load_layers", "sources_of"]
 
 
 _T = TypeVar("_T")
@@ -49,6 +50,24 @@ class _Piece:
     plain: Mapping[str, Any]
     models: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     optimizers: dict[str, dict[str, _OfParameter]] = field(default_factory=dict)
+
+
+def file_by_layer(layered: LayeredState) -> FileOf | None:
+    """Which file of a part a value goes to: one for each layer. None if there are no layers: one for all."""
+    if not layered.count:
+        return None
+    names = layered.names_in_optimizers()
+
+    def file_of(path: tuple[str, ...]) -> int:
+        known_as = None
+        if path[0] == "models":
+            known_as = path[1], path[2]
+        elif path[0] == "optimizers":
+            known_as = names[path[1]][int(path[3])]
+        layer = layered.layer_of(*known_as) if known_as is not None else None
+        return 0 if layer is None else 1 + layer
+
+    return file_of
 
 
 def kinds_of(reader: PartReader) -> dict[StatePath, TensorKind]:

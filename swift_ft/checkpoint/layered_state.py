@@ -78,6 +78,13 @@ class LayeredState:
         found = (one.layer_of(name) for one in self._stacks if one.part == part)
         return next((layer for layer in found if layer is not None), None)
 
+    def names_in_optimizers(self) -> dict[str, list[tuple[str, str] | None]]:
+        """By optimizer, the part and the name of each parameter, by its index in what is saved."""
+        return {
+            name: [known_as for _, _, known_as in self._grouped(optimizer)]
+            for name, optimizer in self._state.optimizers.items()
+        }
+
     # ------------------------------------------------------------------------------------------- moves
 
     def take(self, layers: Collection[int]) -> StatePayload:

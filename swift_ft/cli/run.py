@@ -42,6 +42,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Verdict
 from swift_ft.recovery.layout_timeline import layout_changes
+from swift_ft.recovery.load_timeline import checkpoint_loads
 from swift_ft.recovery.timeline import recoveries
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 
@@ -283,6 +284,7 @@ def _write_events(config: RunConfig, verdict: Verdict, entries: Sequence[Entry])
         "reason": verdict.reason,
         "recoveries": [recovery.to_dict() for recovery in recoveries(entries)],
         "layouts": [change.to_dict() for change in layout_changes(entries)],
+        "loads": [load.to_dict() for load in checkpoint_loads(entries)],
         "events": [entry.to_dict() for entry in entries],
     }
     path = Path(config.events_out)

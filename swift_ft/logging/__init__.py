@@ -10,7 +10,6 @@ from swift_ft.logging.options import Compress, LogBudget, LogOptions, Ship
 from swift_ft.logging.reading.peer_log import PeerLog
 from swift_ft.logging.reading.reader import LogReader
 from swift_ft.logging.reading.segment_provider import FetchStats, PeerSources, SegmentSource
-from swift_ft.logging.reading.segment_server import SegmentServer
 from swift_ft.logging.stats import IterationStats, LogStats, LogWriterMetrics
 from swift_ft.logging.writing.codec_policy import CodecPolicy
 from swift_ft.logging.writing.message_log import MessageLog
@@ -36,7 +35,6 @@ __all__ = [
     "PeerLog",
     "PeerSources",
     "SegmentIdentity",
-    "SegmentServer",
     "SegmentSource",
     "SegmentUploader",
     "Ship",

@@ -226,6 +226,9 @@ class WorkerReady:
         from_peers: bytes of log segments that it read for the replay from the workers that wrote them.
         from_store: bytes of log segments that it read from the store.
         received: bytes of layers that came from other workers.
+        loaded_own: bytes of a checkpoint that it read from its machine's disk.
+        loaded_peers: bytes of it that it read from other machines' disks.
+        loaded_store: bytes of it that it read from the store.
     """
 
     rank: int
@@ -234,6 +237,9 @@ class WorkerReady:
     from_peers: int = 0
     from_store: int = 0
     received: int = 0
+    loaded_own: int = 0
+    loaded_peers: int = 0
+    loaded_store: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

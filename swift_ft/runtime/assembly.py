@@ -15,6 +15,7 @@ from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.layered_state import LayeredState
+from swift_ft.checkpoint.part_files import LocalParts
 from swift_ft.checkpoint.step_rollback import Rollback
 from swift_ft.checkpoint.store_claim import open_store
 from swift_ft.checkpoint.training_state import TrainingState
@@ -48,6 +49,7 @@ from swift_ft.runtime.layer_profiler import read_layers
 from swift_ft.runtime.memory.interval import Interval
 from swift_ft.runtime.memory.snapshots import Snapshots
 from swift_ft.runtime.metrics import SessionMetrics
+from swift_ft.runtime.part_peers import PartPeers
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.noted_results import NotedResults
@@ -178,7 +180,12 @@ class Assembly:
         store, settings = self._store, self._settings
         self.log = self._new_log()
         folder = CheckpointFolder(store)
-        self._checkpointer = Checkpointer(folder, self._state)
+        self._part_peers: PartPeers | None = None
+        local = LocalParts(settings.log.local, store.url) if settings.log.local is not None else None
+        self._checkpointer = Checkpointer(folder, self._state, local)
+        if local is not None:
+            self._part_peers = PartPeers(self._rendezvous, self._context, local)
+            self._checkpointer.files.peer = self._part_peers.open
         self._records = WorkerRecords(store, self._context.run_id, self._context.rank, self._background)
         self._history = self._new_history()
         self._commits = Commits(self._participant, folder, self._background, keep=settings.keep_checkpoints)
@@ -187,6 +194,7 @@ class Assembly:
             self._context.run_id,
             folder,
             self.log,
+            local,
             keep_logs=settings.keep_logs,
             background=self._background,
         )
@@ -431,6 +439,7 @@ class Assembly:
             progress=self._progress,
             log=self.log,
             checkpointer=self._checkpointer,
+            part_peers=self._part_peers,
             saver=self._saver,
             snapshots=self._snapshots,
             commits=self._commits,

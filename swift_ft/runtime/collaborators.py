@@ -18,6 +18,7 @@ from swift_ft.runtime.commits import Commits
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.housekeeping import Housekeeping
 from swift_ft.runtime.memory.snapshots import Snapshots
+from swift_ft.runtime.part_peers import PartPeers
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.replay import Replays
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
@@ -47,6 +48,7 @@ class Collaborators:
         progress: where it publishes what it does.
         log: its log of messages.
         checkpointer: writes and reads its part of the global checkpoint.
+        part_peers: offers what its machine's disk has of checkpoints; None without such copies.
         saver: decides when that is saved.
         snapshots: copies of its state in memory.
         commits: of complete checkpoints.
@@ -77,6 +79,7 @@ class Collaborators:
     progress: ProgressBoard
     log: WorkerLog
     checkpointer: Checkpointer
+    part_peers: PartPeers | None
     saver: Saver
     snapshots: Snapshots
     commits: Commits

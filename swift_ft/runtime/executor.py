@@ -42,6 +42,7 @@ class Executor:
         self._progress = collaborators.progress
         self._log = collaborators.log
         self._checkpointer = collaborators.checkpointer
+        self._part_peers = collaborators.part_peers
         self._saver = collaborators.saver
         self._snapshots = collaborators.snapshots
         self._rollback = collaborators.rollback
@@ -96,6 +97,8 @@ class Executor:
         if self._repartition is not None:
             self._repartition.settle(state)
         script = self._pipeline is not None and self._pipeline.script.logged
+        if self._part_peers is not None:
+            self._part_peers.offer(state.generation)
         self._log.seal_and_offer(state.generation, uploaded=self._replicas.attached or script)
         if self._pipeline is not None:
             self._pipeline.end_replay()
@@ -164,6 +167,7 @@ class Executor:
 
     def _ready(self, generation: int) -> None:
         from_peers, from_store = self._log.fetch_stats.take()
+        loaded = self._checkpointer.files.take_loaded()
         replayed = self._replays.take_replayed() if self._replays is not None else 0
         self._participant.append(
             ev.WorkerReady(
@@ -173,6 +177,9 @@ class Executor:
                 from_peers=from_peers,
                 from_store=from_store,
                 received=self._repartition.received_bytes if self._repartition is not None else 0,
+                loaded_own=loaded.own_disk,
+                loaded_peers=loaded.peers,
+                loaded_store=loaded.store,
             )
         )
 
@@ -225,6 +232,8 @@ class Executor:
             self._groups.on_connection_broken(cause)
             return False
         self._status.set_whole()
+        if self._part_peers is not None:
+            self._part_peers.withdraw()
         self._snapshots.live(state)
         self._status.recoveries += plan.mode != RecoveryMode.START
         if self._settle(plan):

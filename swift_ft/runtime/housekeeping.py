@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.part_files import LocalParts
 from swift_ft.checkpoint.store_claim import tidy_store
 from swift_ft.checkpoint.worker_history import sweep_histories
 from swift_ft.recovery.job_state import Phase, State
@@ -33,6 +34,7 @@ class Housekeeping:
         run_id: this run.
         folder: where checkpoints are.
         log: this worker's log.
+        local: copies of checkpoints on this machine's disk; None for none.
         keep_logs: which part of it stays.
         background: runs what waits for the store, one thing after the other.
     """
@@ -43,6 +45,7 @@ class Housekeeping:
         run_id: str,
         folder: CheckpointFolder,
         log: WorkerLog,
+        local: LocalParts | None = None,
         *,
         keep_logs: KeepLogs = KeepLogs.NEWEST,
         background: ThreadPoolExecutor,
@@ -51,6 +54,7 @@ class Housekeeping:
         self._rank = rank
         self._folder = folder
         self._log = log
+        self._local = local
         self._run_id = run_id
         self._background = background
         self._cleaned: tuple[int, int] | None = None  # epoch and commit; owner: the journal thread
@@ -85,6 +89,8 @@ class Housekeeping:
         try:
             oldest = state.checkpoints.kept[0]
             self._log.drop_before(oldest if self._keep_logs is KeepLogs.ALL else iteration, state.generation)
+            if self._local is not None:
+                self._local.drop_before(iteration)
             if self._rank == 0:
                 self._folder.clean(state.checkpoints.kept, state.generation, self._run_id)
         except Exception as error:

@@ -9,6 +9,8 @@ Private parts used (tested on torch 2.13):
 - ``torch.distributed.checkpoint._fsspec_filesystem``: DCP's reader and writer through fsspec, with their
   ``fs.create_stream``, ``fs.concat_path``, ``fs.rename``, ``path`` and the file name ``.metadata``. All that
   they read and write goes through ``fs``.
+- ``FileSystemWriter._write_data``, which writes lists of items, one file each, and the attribute ``mappings``
+  of the planner: the path of each item in the state.
 - ``torch.distributed.checkpoint._traverse.set_element``: puts a loaded value into a nested state.
 - The classes that a pickled ``.metadata`` names (``_KNOWN``).
 """
@@ -18,26 +20,30 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import queue
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import IO, Any, Protocol
 
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from swift_ft.errors import DamagedCheckpointError
 from swift_ft.storage.digest import Digester, FileDigest, digest_of_file
 from swift_ft.storage.store import Store
 
-__all__ = ["PartReader", "check_digest", "staged", "write_part"]
+__all__ = ["FileOf", "NearFiles", "PartReader", "check_digest", "staged", "write_part"]
 
 # DCP warns in threads, which no context manager reaches. Here it works without a group on purpose, and the
 # next attempt overwrites what a failed one left.
@@ -47,6 +53,7 @@ warnings.filterwarnings("ignore", message="Detected an existing checkpoint in")
 torch.serialization.add_safe_globals([io.BytesIO])  # DCP stores a state's bytes as one
 
 _METADATA = ".metadata"
+_DRAFT = ".tmp"
 # The classes in DCP's metadata of a checkpoint, besides dtypes.
 _DCP = "torch.distributed.checkpoint"
 _KNOWN = {
@@ -70,13 +77,39 @@ def staged(state: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def write_part(store: Store, path: str, state: dict[str, Any]) -> dict[str, FileDigest]:
+class NearFiles(Protocol):
+    """Copies of files that are nearer than the store."""
+
+    def nearer(self, path: str, expected: FileDigest | None) -> IO[bytes] | None:
+        """A copy of a file of the store, at its beginning; None if there is none that is whole."""
+
+    def from_store(self, size: int) -> None:
+        """Called with the size of each file that is read from the store after all."""
+
+
+FileOf = Callable[[tuple[str, ...]], int]
+"""By the path of a value in a state, the number of the file that it is written to."""
+
+Copies = Callable[[str], AbstractContextManager[Callable[[Any], object]]]
+"""By the path of a file in the store, a second place for its bytes: the function writes the next ones."""
+
+
+def write_part(
+    store: Store,
+    path: str,
+    state: dict[str, Any],
+    *,
+    file_of: FileOf | None = None,
+    copies: Copies | None = None,
+) -> dict[str, FileDigest]:
     """Write a part, over what an earlier attempt left.
 
     Args:
         store: where.
         path: the part's place there.
         state: on the host.
+        file_of: which file a value goes to. By default all go to one.
+        copies: where each file is written a second time. By default nowhere.
 
     Returns:
         By name, the digest of each file, as it was handed to the store.
@@ -84,7 +117,7 @@ def write_part(store: Store, path: str, state: dict[str, Any]) -> dict[str, File
     Raises:
         Exception: what the store's client raised.
     """
-    writer = _Writer(store, path)
+    writer = _Writer(store, path, file_of, copies)
     try:
         state_dict_saver.save(state, storage_writer=writer, no_dist=True)
     except CheckpointException as error:
@@ -102,15 +135,23 @@ class PartReader(FsspecReader):
         path: the part's place there.
         digests: by name, what each file has to be; None if unknown. A file that differs is not
             read: :class:`DamagedCheckpointError`.
+        near: copies that are asked for first, if there are digests.
     """
 
-    def __init__(self, store: Store, path: str, digests: Mapping[str, FileDigest] | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        digests: Mapping[str, FileDigest] | None = None,
+        near: NearFiles | None = None,
+    ) -> None:
         super().__init__(store.child_url(path))
         if digests is not None:
-            verified = _VerifiedFiles(digests, in_memory=store.remote)
+            verified = _VerifiedFiles(path, digests, near, in_memory=store.remote)
             self.path = verified.init_path(store.child_url(path))
             self.fs = verified  # type: ignore[assignment]  # torch declares its class for local files
         self._shown = f"{store.url}/{path}"
+        self._metadata: Metadata | None = None
 
     @property
     def checkpoint_id(self) -> str:
@@ -119,11 +160,13 @@ class PartReader(FsspecReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """The tensors and bytes of the part. See :class:`torch.distributed.checkpoint.StorageReader`."""
-        with self.fs.create_stream(self.fs.concat_path(self.path, _METADATA), "rb") as file:
-            metadata = _Unpickler(file).load()
-        if not isinstance(metadata, Metadata):
-            raise pickle.UnpicklingError(f"{_METADATA} holds {type(metadata).__name__}")
-        return metadata
+        if self._metadata is None:
+            with self.fs.create_stream(self.fs.concat_path(self.path, _METADATA), "rb") as file:
+                metadata = _Unpickler(file).load()
+            if not isinstance(metadata, Metadata):
+                raise pickle.UnpicklingError(f"{_METADATA} holds {type(metadata).__name__}")
+            self._metadata = metadata
+        return self._metadata
 
     def fill(self, state: dict[str, Any]) -> None:
         """Load the part into the tensors of a state.
@@ -156,11 +199,12 @@ class PartReader(FsspecReader):
 
 
 class _Writer(FsspecWriter):
-    def __init__(self, store: Store, path: str) -> None:
+    def __init__(self, store: Store, path: str, file_of: FileOf | None, copies: Copies | None) -> None:
         # No copying ahead: the state is on the host. A remote file is durable when it is closed and has no
         # descriptor to sync; torch would sync all disks of this machine instead.
         super().__init__(store.child_url(path), per_thread_copy_ahead=0, sync_files=not store.remote)
-        self._files = _DigestedFiles()
+        self._files = _DigestedFiles(path, copies)
+        self._file_of = file_of
         self.path = self._files.init_path(store.child_url(path))
         self.fs = self._files  # type: ignore[assignment]  # torch declares its class for local files
         self._shown = f"{store.url}/{path}"
@@ -169,23 +213,50 @@ class _Writer(FsspecWriter):
     def checkpoint_id(self) -> str:
         return self._shown
 
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        if self._file_of is None:
+            return super().write_data(plan, planner)
+        assert isinstance(planner, DefaultSavePlanner)
+        by_file: dict[int, list[WriteItem]] = {}
+        for item in plan.items:
+            path = planner.mappings[item.index.fqn]
+            by_file.setdefault(self._file_of(tuple(map(str, path))), []).append(item)
+        files: queue.Queue[Any] = queue.Queue()
+        for number, items in sorted(by_file.items()):
+            name = f"{plan.storage_data.prefix}{number}{DEFAULT_SUFFIX}"
+            files.put((self.fs.concat_path(self.path, name), name, items))
+        return self._write_data(planner, files)
+
     @property
     def digests(self) -> dict[str, FileDigest]:
         """By name, of each file that was written."""
         return self._files.digests
 
 
-class _DigestedFiles(FileSystem):
-    """Computes the digest of each file while DCP writes it."""
+def _nowhere(_: str) -> AbstractContextManager[Callable[[Any], object]]:
+    return nullcontext(lambda _: None)
 
-    def __init__(self) -> None:
+
+class _DigestedFiles(FileSystem):
+    """Computes the digest of each file while DCP writes it, and writes its copy.
+
+    Args:
+        part: the part's place in the store.
+        copies: where the copies go.
+    """
+
+    def __init__(self, part: str, copies: Copies | None) -> None:
         super().__init__()
+        self._part = part
+        self._copies = copies
         self.digests: dict[str, FileDigest] = {}
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        with super().create_stream(path, mode) as stream:
-            digested = _DigestedStream(stream)
+        name = _name_in(path).removesuffix(_DRAFT)  # DCP renames it at the end
+        copied = (self._copies or _nowhere)(f"{self._part}/{name}")
+        with super().create_stream(path, mode) as stream, copied as copy:
+            digested = _DigestedStream(stream, copy)
             yield digested
         self.digests[_name_in(path)] = digested.digester.digest()
 
@@ -197,12 +268,14 @@ class _DigestedFiles(FileSystem):
 class _DigestedStream:
     """A file that is being written. DCP only appends to it."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, copy: Callable[[Any], object]) -> None:
         self._stream = stream
+        self._copy = copy
         self.digester = Digester()
 
     def write(self, data: Any) -> Any:
         self.digester.update(data)
+        self._copy(data)
         return self._stream.write(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -214,19 +287,39 @@ class _VerifiedFiles(FileSystem):
 
     A local file is read twice, the second time from the page cache. A file behind a network is read once,
     into memory.
+
+    Args:
+        part: the part's place in the store.
+        digests: by name, what each file has to be.
+        near: copies that are asked for first.
+        in_memory: the store is behind a network.
     """
 
-    def __init__(self, digests: Mapping[str, FileDigest], *, in_memory: bool) -> None:
+    def __init__(
+        self, part: str, digests: Mapping[str, FileDigest], near: NearFiles | None, *, in_memory: bool
+    ) -> None:
         super().__init__()
+        self._part = part
+        self._near = near
         self._digests = digests
         self._in_memory = in_memory
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        name = _name_in(path)
+        expected = self._digests.get(name)
+        if (
+            self._near is not None
+            and (copy := self._near.nearer(f"{self._part}/{name}", expected)) is not None
+        ):
+            with copy:
+                yield copy
+            return
         with super().create_stream(path, mode) as stream:
             file: Any = io.BytesIO(stream.read()) if self._in_memory else stream
-            name = _name_in(path)
-            check_digest(name, digest_of_file(file), self._digests.get(name))
+            check_digest(name, found := digest_of_file(file), expected)
+            if self._near is not None:
+                self._near.from_store(found.size)
             file.seek(0)
             yield file
 

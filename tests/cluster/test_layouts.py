@@ -10,6 +10,7 @@ import torch
 from gpt import Config, build_layer
 
 from swift_ft.checkpoint.folder import Part
+from swift_ft.checkpoint.manifest import MANIFEST
 from swift_ft.offline.part_comparison import read_part
 from swift_ft.storage.store import Store
 from tests.support.cluster import (
@@ -200,6 +201,30 @@ def test_resume_with_another_number_of_machines(
     run = run_layers(tmp_path, *DROPOUT, machines=machines, again=True)
     assert_same_layers(run, undisturbed(*DROPOUT))
     assert len(layers_of(run)) == machines
+
+
+def test_layers_are_read_from_the_nearest_disk_that_has_them(
+    tmp_path: Path, undisturbed: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three machines two are left: each has its own layers, and the third one's are in the store only."""
+    monkeypatch.setenv("OF", "layers")
+    monkeypatch.setenv("LOCAL", str(tmp_path / "disks"))
+    first = run_layers(tmp_path, inject="raise worker=0 iteration=13 point=forward")
+    assert first.code == 1, first.output[-3000:]
+    newest = max(marker.parent for marker in (tmp_path / "store" / "checkpoints").glob("*/committed.json"))
+    sizes = [
+        {file.name: file.stat().st_size for file in part.iterdir() if file.name != MANIFEST}
+        for part in sorted(newest.glob("rank-*"))
+    ]
+    run = run_layers(tmp_path, machines=2, again=True)
+    assert_same_layers(run, undisturbed(of="layers"))
+    assert [len(layers) for layers in layers_of(run)] == [5, 5]
+    (load,) = run.report["loads"]
+    goes, stays = sizes[1]["__0_4.distcp"] + sizes[1]["__0_5.distcp"], sizes[1]["__0_6.distcp"]
+    of_first, of_second, of_third = (sum(part.values()) for part in sizes)
+    assert load["own_disk"] == {"0": of_first, "1": of_second - goes}
+    assert load["peers"] == {"0": of_second - stays, "1": 0}
+    assert load["store"] == {"0": 0, "1": of_third}
 
 
 def test_a_machine_comes_and_layers_move_back(

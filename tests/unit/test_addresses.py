@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from swift_ft.addresses import listen_address
+from swift_ft.file_server import FileServer
 from swift_ft.launch.sentinel import Sentinel
 from swift_ft.launch.store_service import StoreService
-from swift_ft.logging.reading.segment_server import SegmentServer
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 
 _LISTENING = "0A"
@@ -40,7 +40,7 @@ def sentinel(host: str) -> Iterator[int]:
 
 @contextmanager
 def segments(host: str) -> Iterator[int]:
-    with closing(SegmentServer(host, "token", Path)) as server:
+    with closing(FileServer(host, "token", Path)) as server:
         yield int(server.address.rpartition(":")[2])
 
 

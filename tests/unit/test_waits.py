@@ -100,6 +100,7 @@ REASONS = {
         "runtime/memory/agreement.py:Agreement.address",
         "runtime/memory/agreement.py:Agreement.verdict",
         "runtime/memory/interval.py:Interval.look",
+        "runtime/part_peers.py:PartPeers.open",
         "runtime/pipeline/log_peers.py:PeerDirectory.of",
         "runtime/pipeline/logged_pipeline.py:LoggedPipeline._published",
         "runtime/pipeline/script_partners.py:ScriptPartners._of",

@@ -14,7 +14,8 @@ import logging
 import secrets
 
 from swift_ft.config import WorkerContext
-from swift_ft.logging import PeerLog, SegmentServer, SegmentUploader
+from swift_ft.file_server import FileServer
+from swift_ft.logging import PeerLog, SegmentUploader
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["PeerDirectory"]
@@ -36,14 +37,14 @@ class PeerDirectory:
     def __init__(self, rendezvous: RendezvousStore, context: WorkerContext) -> None:
         self._rendezvous = rendezvous
         self._context = context
-        self._server: SegmentServer | None = None
-        self._offered = ""
+        self._server: FileServer | None = None
+        self._offered: list[str] = []
 
     def offer(self, generation: int, log: SegmentUploader) -> bool:
         """Serve a log to the workers of a generation. False, with a warning, if that cannot be done."""
         if self._server is None:
             try:
-                self._server = SegmentServer(self._context.address, self._token(), log.find)
+                self._server = FileServer(self._context.address, self._token(), log.find)
             except OSError as error:
                 _logger.warning(
                     "Worker %d cannot serve its log at %s (%s): a replacement reads it from the store.",
@@ -53,10 +54,9 @@ class PeerDirectory:
                     extra={"event": "log_not_served", "rank": self._context.rank},
                 )
                 return False
-        self._forget()
-        self._offered = _key(generation, self._context.rank)
         offer = {"address": self._server.address, "names": log.names()}
-        self._rendezvous.set(self._offered, json.dumps(offer))
+        self._rendezvous.set(key := _key(generation, self._context.rank), json.dumps(offer))
+        self._offered.append(key)
         return True
 
     def withdraw(self) -> None:
@@ -64,7 +64,9 @@ class PeerDirectory:
         if self._server is not None:
             self._server.close()
             self._server = None
-        self._forget()
+        for key in self._offered:  # not before: a worker may be between its two questions for a key
+            self._rendezvous.delete_key(key)
+        self._offered = []
 
     def of(self, generation: int, rank: int) -> PeerLog | None:
         """The log that a worker offers in a generation. None if it offers none."""
@@ -77,11 +79,6 @@ class PeerDirectory:
     def _token(self) -> str:
         """The first worker that needs it generates it."""
         return self._rendezvous.compare_set(_TOKEN, "", secrets.token_hex(_TOKEN_BYTES)).decode()
-
-    def _forget(self) -> None:
-        if self._offered:
-            self._rendezvous.delete_key(self._offered)
-            self._offered = ""
 
 
 def _key(generation: int, rank: int) -> str:

@@ -1,7 +1,7 @@
 """A stack of layers, with the habits that a test asks for: optimizers, groups, schedules, averages, clipping.
 
 ``HABITS``, separated by commas. ``DIES`` is the rank of a worker that kills itself in the first step after
-the layers have moved, once.
+the layers have moved, once. ``LOCAL`` is where machines have their own disks.
 """
 
 from __future__ import annotations
@@ -87,7 +87,13 @@ def main() -> None:
 
     schedule = Schedule1F1B(stage, config.microbatches, loss_fn=loss_of)
     batches = Batches(config)
-    session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)
+    local = os.environ.get("LOCAL")
+    session = swift_ft.Session(
+        state,
+        store=args.store,
+        checkpoint_every=args.checkpoint_every,
+        local=f"{local}/machine-{rank}" if local else None,
+    )
     session.attach_pipeline(schedule)
     if "tied" in HABITS:
         session.tie_layers(f"{config.layers + 1}.logits.weight", "0.token.weight")

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from swift_ft import file_server
 from swift_ft.errors import LogCorruptError, LogMissingError
-from swift_ft.logging import FetchStats, LogReader, PeerLog, PeerSources, SegmentServer, copy_into
-from swift_ft.logging.reading import peer_log
+from swift_ft.file_server import FileServer
+from swift_ft.logging import FetchStats, LogReader, PeerLog, PeerSources, copy_into
 from swift_ft.storage.store import Store
 from tests.support.log import LOG, RUN, RemoteStore, events_of, key, message, write_segment
 
@@ -40,8 +41,8 @@ def segment(disk: Store) -> Path:
 
 
 @pytest.fixture
-def server(segment: Path) -> Iterator[SegmentServer]:
-    server = SegmentServer("127.0.0.1", TOKEN, finder(segment))
+def server(segment: Path) -> Iterator[FileServer]:
+    server = FileServer("127.0.0.1", TOKEN, finder(segment))
     yield server
     server.close()
 
@@ -98,14 +99,14 @@ def assert_read(reader: LogReader) -> None:
 # ----------------------------------------------------------------------------------------------- the server
 
 
-def test_a_segment_is_served_unchanged(server: SegmentServer, segment: Path) -> None:
+def test_a_segment_is_served_unchanged(server: FileServer, segment: Path) -> None:
     assert ask(server.address, f"/{segment.name}") == (200, segment.read_bytes())
     assert PeerLog(server.address, TOKEN, []).open(segment.name).read() == segment.read_bytes()
 
 
 @pytest.mark.parametrize("token", [None, "", "the job's", "the job's secret ", "Größe"])
 def test_without_the_token_all_answers_are_the_same(
-    server: SegmentServer, segment: Path, token: str | None
+    server: FileServer, segment: Path, token: str | None
 ) -> None:
     there = ask(server.address, f"/{segment.name}", token)
     absent = ask(server.address, "/absent", token)
@@ -113,7 +114,7 @@ def test_without_the_token_all_answers_are_the_same(
     assert there[0] == 403
 
 
-def test_a_peer_of_another_job_is_refused(server: SegmentServer, segment: Path) -> None:
+def test_a_peer_of_another_job_is_refused(server: FileServer, segment: Path) -> None:
     with pytest.raises(PermissionError, match=r"127\.0\.0\.1:\d+ answers 403") as caught:
         PeerLog(server.address, "another", []).open(segment.name)
     assert TOKEN not in str(caught.value)
@@ -124,7 +125,7 @@ def test_a_peer_of_another_job_is_refused(server: SegmentServer, segment: Path) 
     ["/", "/..", "/../secret", "/%2e%2e/secret", "//etc/passwd", "/log/../secret", "/secret", "secret"],
 )
 def test_only_segments_of_the_log_can_be_asked_for(
-    server: SegmentServer, segment: Path, path: str, capfd: pytest.CaptureFixture[str]
+    server: FileServer, segment: Path, path: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for place in (segment.parent, segment.parent.parent):
         (place / "secret").write_text("not yours")
@@ -136,7 +137,7 @@ def test_only_segments_of_the_log_can_be_asked_for(
 
 def test_a_host_name_is_kept_and_the_server_listens_at_all_addresses(segment: Path) -> None:
     """A machine may resolve its own name to the loopback address."""
-    server = SegmentServer("machine-7", TOKEN, finder(segment))
+    server = FileServer("machine-7", TOKEN, finder(segment))
     try:
         host, _, port = server.address.rpartition(":")
         assert host == "machine-7"
@@ -146,7 +147,7 @@ def test_a_host_name_is_kept_and_the_server_listens_at_all_addresses(segment: Pa
 
 
 def test_a_closed_server_is_gone(segment: Path) -> None:
-    server = SegmentServer("127.0.0.1", TOKEN, finder(segment))
+    server = FileServer("127.0.0.1", TOKEN, finder(segment))
     server.close()
     with pytest.raises(ConnectionRefusedError):
         PeerLog(server.address, TOKEN, []).open(segment.name)
@@ -156,7 +157,7 @@ def test_a_closed_server_is_gone(segment: Path) -> None:
 
 
 def test_a_segment_that_is_not_in_the_store_comes_from_its_writer(
-    server: SegmentServer, segment: Path, remote: Store
+    server: FileServer, segment: Path, remote: Store
 ) -> None:
     fetch_stats = FetchStats()
     assert_read(reader_of(remote, PeerLog(server.address, TOKEN, [segment.name]), fetch_stats))
@@ -165,7 +166,7 @@ def test_a_segment_that_is_not_in_the_store_comes_from_its_writer(
 
 
 def test_a_segment_that_the_peer_evicted_comes_from_the_store(
-    server: SegmentServer, segment: Path, remote: Store, caplog: pytest.LogCaptureFixture
+    server: FileServer, segment: Path, remote: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The peer needed the room for newer segments. No warning is due."""
     upload(segment, remote)
@@ -214,7 +215,7 @@ def test_a_silent_peer(
     segment: Path, remote: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     upload(segment, remote)
-    monkeypatch.setattr(peer_log, "READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(file_server, "READ_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert_read(reader_of(remote, PeerLog(address, TOKEN, [segment.name])))
@@ -224,7 +225,7 @@ def test_a_silent_peer(
 
 @pytest.mark.parametrize("where", [0.02, 0.5])
 def test_a_flipped_bit_is_detected_and_the_stores_copy_is_read(
-    server: SegmentServer, segment: Path, remote: Store, where: float, caplog: pytest.LogCaptureFixture
+    server: FileServer, segment: Path, remote: Store, where: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the schema, seen when the segment is opened; in a payload, when the message is used."""
     upload(segment, remote)
@@ -244,7 +245,7 @@ def test_the_stores_copy_is_fetched_once_for_several_flipped_bits(disk: Store, r
     payload = TENSOR.numpy().tobytes()
     assert data.count(payload) == 4
     segment.write_bytes(data.replace(payload, payload[:-1] + b"x"))
-    server, fetch_stats = SegmentServer("127.0.0.1", TOKEN, finder(segment)), FetchStats()
+    server, fetch_stats = FileServer("127.0.0.1", TOKEN, finder(segment)), FetchStats()
     reader = reader_of(remote, PeerLog(server.address, TOKEN, [segment.name]), fetch_stats)
     for name in names:
         buffer = torch.zeros_like(TENSOR)
@@ -254,7 +255,7 @@ def test_the_stores_copy_is_fetched_once_for_several_flipped_bits(disk: Store, r
     assert fetch_stats.take() == (len(data), len(data))
 
 
-def test_both_copies_are_damaged(server: SegmentServer, segment: Path, remote: Store) -> None:
+def test_both_copies_are_damaged(server: FileServer, segment: Path, remote: Store) -> None:
     flip(segment, 0.5)
     upload(segment, remote)
     with pytest.raises(LogCorruptError):
@@ -262,7 +263,7 @@ def test_both_copies_are_damaged(server: SegmentServer, segment: Path, remote: S
 
 
 def test_the_only_copy_is_damaged_and_the_replay_is_cancelled(
-    server: SegmentServer, segment: Path, remote: Store
+    server: FileServer, segment: Path, remote: Store
 ) -> None:
     flip(segment, 0.5)
     reader = reader_of(remote, PeerLog(server.address, TOKEN, [segment.name]), is_cancelled=lambda: True)
@@ -287,7 +288,7 @@ def test_the_wait_ends_with_the_replay(segment: Path, remote: Store) -> None:
 
 
 def test_a_peer_that_was_doubted_is_asked_after_the_store(
-    server: SegmentServer, segment: Path, disk: Store, remote: Store
+    server: FileServer, segment: Path, disk: Store, remote: Store
 ) -> None:
     """One lost connection does not mean that the peer is dead."""
     later = path_of(disk, write_segment(disk, [message(key(1), TENSOR)], sequence=1))
