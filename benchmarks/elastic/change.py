@@ -42,8 +42,11 @@ STEP_ITERATIONS, WARM_UP = 40, 10
 AT_MOST_S, FASTER, STEP = 1.0, 10.0, 1.0
 NOISE = 0.01
 WITHIN_S = 300.0
-# As short as they may be: torchrun's own are 30 s for further nodes, and 15 s without a sign of life.
-RENDEZVOUS = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
+TORCHRUN_WITHIN_S = 60.0
+"""Where it is not back by then it counts as back then: in some runs it never is."""
+# Short: torchrun's own are 30 s for further nodes, and 15 s without a sign of life. With less than 5 s for
+# further nodes, agents that notice the loss at different times often never agree on a round.
+RENDEZVOUS = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=2"
 
 
 def main() -> int:
@@ -82,6 +85,7 @@ def main() -> int:
             Summary.of(cpu).median <= STEP + NOISE,
         ),
     )
+    hung = sum(seconds >= TORCHRUN_WITHIN_S for seconds in theirs)
     rows = [
         ["a change of the layout", Summary.of(changes).text()],
         ["before it: the loss, until all train again (one iteration is replayed)", Summary.of(back).text()],
@@ -89,8 +93,9 @@ def main() -> int:
     ]
     body = (
         f"Four machines with one worker each, then three. {moved / 1e6:.1f} MB of layers move, as few as can "
-        f"be (tests/cluster/test_layouts.py). torchrun with {RENDEZVOUS}. A change comes after the loss is "
-        f"repaired. {args.repetitions} repetitions, in turn.\n\n{table(['', 'takes'], rows)}\n\n"
+        f"be (tests/cluster/test_layouts.py). torchrun with {RENDEZVOUS}; in {hung} of {args.repetitions} "
+        f"repetitions it was not back after {TORCHRUN_WITHIN_S:g} s, which count as these. A change comes "
+        f"after the loss is repaired. The repetitions were in turn.\n\n{table(['', 'takes'], rows)}\n\n"
         f"{target_table(targets)}"
     )
     samples = {"change_s": changes, "back_s": back, "torchrun_s": theirs, "wall": wall, "cpu": cpu}
@@ -141,8 +146,8 @@ def of_torchrun_s() -> float:
 
 
 def _wait_for(trace: Path, event: str, count: int, after: float) -> float:
-    """When an event had happened so often, after a moment."""
-    deadline = time.monotonic() + WITHIN_S
+    """When an event had happened so often, after a moment; or the end of the time that is given to it."""
+    deadline = time.monotonic() + TORCHRUN_WITHIN_S
     while time.monotonic() < deadline:
         lines = trace.read_text().splitlines() if trace.exists() else []
         events = [json.loads(line) for line in lines if line.endswith("}")]
@@ -150,7 +155,7 @@ def _wait_for(trace: Path, event: str, count: int, after: float) -> float:
         if len(found) >= count:
             return float(found[count - 1])
         time.sleep(0.05)
-    raise CommandError(f"torchrun's workers have not {event} within {WITHIN_S:g} s")
+    return after + TORCHRUN_WITHIN_S
 
 
 def stack_over_plain(*, reverse: bool) -> tuple[float, float]:

@@ -7,11 +7,18 @@ from statistics import median
 
 from swift_ft.planning.advisor import Advice, LoggingQuestion, advise
 from swift_ft.planning.job import Job, Measured
-from swift_ft.planning.layout.shared_machines import balanced, slowest_ns
+from swift_ft.planning.layout.makespan import StageTime
+from swift_ft.planning.layout.profile import NANOSECONDS
+from swift_ft.planning.layout.shared_machines import balanced, parts, slowest_ns, worth_moving_to
+from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
 from swift_ft.planning.presets import Fact
+from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.plan import Task
 
 __all__ = ["Costs", "times", "total"]
+
+_MANY = 64
+"""Workers beyond which an iteration is bounded, and not computed action by action."""
 
 
 class Costs:
@@ -45,10 +52,13 @@ class Costs:
         return None if None in sizes else [size for size in sizes if size is not None]
 
     def hosted_s(self, slot: int, host: int) -> float | None:
-        """Seconds of an iteration, at least, while a machine also runs the workers of another one.
+        """Seconds of an iteration while a machine also runs the workers of another one.
 
-        Workers of the same place on both machines share a device, and compute one after the other.
+        Workers of the same place on both machines share a device, and compute one after the other. Where the
+        schedule and the costs of layers are known it is what the schedule makes of that, else a lower bound.
         """
+        if (exact_s := self._exact_s(slot, host, self.job.layout)) is not None:
+            return exact_s
         pairs = zip(self.job.ranks(slot), self.job.ranks(host), strict=True)
         spans = [[self.job.workers[rank].measured.compute_s for rank in pair] for pair in pairs]
         sums = [total(*pair) for pair in spans]
@@ -62,10 +72,50 @@ class Costs:
         compute = total(*(worker.measured.compute_s for worker in workers))
         if self.iteration_s is None or compute is None or not layers:
             return None
-        slots = {stage: rank // self.job.per_machine for rank, w in enumerate(workers) for stage in w.stages}
-        machines = [host if slots[stage] == slot else slots[stage] for stage in sorted(slots)]
-        share = slowest_ns(layers, machines, balanced(layers, machines))
+        machines = self._machines(slot, host)
+        present = self.job.layout
+        best = worth_moving_to(layers, machines, present) if present else balanced(layers, machines)
+        if (exact_s := self._exact_s(slot, host, best)) is not None:
+            return exact_s
+        share = slowest_ns(layers, machines, best)
         return max(self.iteration_s, compute * share / sum(layer.compute_ns for layer in layers))
+
+    def _machines(self, slot: int, host: int) -> list[str]:
+        """By stage, what computes it when a machine also runs the workers of another one."""
+        per_machine, found = self.job.per_machine, dict[int, str]()
+        for rank, worker in enumerate(self.job.workers):
+            at, place = divmod(rank, per_machine)
+            found |= dict.fromkeys(worker.stages, f"{host if at == slot else at}/{place}")
+        return [found[stage] for stage in sorted(found)]
+
+    @property
+    def knows_schedule(self) -> bool:
+        """Whether all is known that an iteration consists of, and the job is small enough to compute it."""
+        job = self.job
+        return job.schedule is not None and bool(job.layout and job.layers) and len(job.workers) <= _MANY
+
+    def _exact_s(self, slot: int, host: int, layout: StageLayers) -> float | None:
+        """Seconds of an iteration in a layout: what is measured now, and what the schedule adds to it.
+
+        None where not all of that is known.
+        """
+        job = self.job
+        if self.iteration_s is None or not self.knows_schedule:
+            return None
+
+        def span_ns(layout: StageLayers, machines: Sequence[str | int]) -> int:
+            assert job.schedule is not None
+            stages = [
+                StageTime(sum(one.forward_ns for one in own), sum(one.backward_ns for one in own))
+                for own in parts(job.layers, layout)
+            ]
+            return shared_makespan_ns(
+                stages, machines, job.microbatches, job.schedule, workers=len(job.workers)
+            )
+
+        now = span_ns(job.layout, self._machines(slot, slot))
+        then = span_ns(layout, self._machines(slot, host))
+        return self.iteration_s + (then - now) / NANOSECONDS
 
     def load_s(self, ranks: Set[int]) -> float | None:
         """Seconds to load: each worker loads its own part, all in parallel, at the speed of writing."""

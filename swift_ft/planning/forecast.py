@@ -55,8 +55,9 @@ class MachineForecast:
         again_s: of these, recomputing lost iterations: replayed by some workers, or repeated by all.
         checkpoint_s: seconds if all workers rolled back to the checkpoint.
         host: the machine that runs its workers, too, if no other machine comes; None if it is the only one.
-        hosted_s: seconds of an iteration from then on, at least; None where something was not measured.
+        hosted_s: seconds of an iteration from then on; None where something was not measured.
         shared_s: the same, once the layers of a LayerStack are shared anew; None for any other model.
+        is_bound: both may be longer, since the schedule or the costs of layers are not known.
     """
 
     machine: int
@@ -71,6 +72,7 @@ class MachineForecast:
     host: int | None
     hosted_s: float | None
     shared_s: float | None = None
+    is_bound: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -149,10 +151,11 @@ class Forecast:
         for machine in hosted:
             by_host.setdefault(machine.host, []).append(machine.machine)
         who = "; ".join(f"of {named('machine', lost)} machine {host}" for host, lost in by_host.items())
+        longer = " or longer" if any(machine.is_bound for machine in hosted) else ""
         spans = [machine.hosted_s for machine in hosted if machine.hosted_s is not None]
-        span = f" An iteration then takes {format_seconds(max(spans))} or longer." if spans else ""
+        span = f" An iteration then takes {format_seconds(max(spans))}{longer}." if spans else ""
         spans = [machine.shared_s for machine in hosted if machine.shared_s is not None]
-        shared = f" Then layers move, and it takes {format_seconds(max(spans))} or longer." if spans else ""
+        shared = f" Then layers move, and it takes {format_seconds(max(spans))}{longer}." if spans else ""
         return [f"Without a spare, another machine runs the workers of a lost one, too: {who}.{span}{shared}"]
 
 
@@ -210,6 +213,7 @@ def _machine_forecast(costs: Costs, slot: int) -> MachineForecast:
         host=(host := _host(job, slot)),
         hosted_s=None if host is None else costs.hosted_s(slot, host),
         shared_s=None if host is None else costs.shared_s(slot, host),
+        is_bound=not costs.knows_schedule,
     )
 
 

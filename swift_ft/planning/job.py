@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swift_ft.errors import UsageError
+from swift_ft.planning.layout.orders import Schedule
 from swift_ft.planning.layout.profile import LayerProfile
 
 __all__ = ["Job", "Measured", "ScriptGroup", "Worker"]
@@ -87,6 +88,9 @@ class Job:
         snapshot_every: iterations between two copies to another machine's memory; None without copies.
         domains: by machine, its failure domain; empty if each is one of its own.
         layers: of a model whose layers can move; empty for any other, and as long as nothing is measured.
+        layout: the number of these layers on each stage.
+        schedule: of the pipeline; None if it is none that can be planned for.
+        microbatches: of an iteration.
     """
 
     workers: tuple[Worker, ...]
@@ -97,6 +101,9 @@ class Job:
     snapshot_every: int | None = None
     domains: tuple[str, ...] = ()
     layers: tuple[LayerProfile, ...] = ()
+    layout: tuple[int, ...] = ()
+    schedule: Schedule | None = None
+    microbatches: int = 0
 
     def __post_init__(self) -> None:
         if self.per_machine < 1 or not self.workers or len(self.workers) % self.per_machine:

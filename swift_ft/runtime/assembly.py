@@ -32,8 +32,8 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.planning.forecast import Forecast, forecast
 from swift_ft.planning.job import Worker
-from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.runtime.between import Between, Part
 from swift_ft.runtime.checkpointing import Saver
 from swift_ft.runtime.collaborators import Collaborators
@@ -523,11 +523,22 @@ class Assembly:
             snapshot_every=self._snapshots.every,
         )
         script = groups_of_script(self._rendezvous, self._context.world_size)
-        layers: list[LayerProfile] | None = None
-        if self.layered is not None and self.layered.stack is not None:
-            layers = read_layers(self._rendezvous, self._context.world_size, self.layered.stack.count)
-        domains = self._participant.state.domains
-        return forecast(replace(job, script=script, domains=domains, layers=tuple(layers or ())))
+        state = self._participant.state
+        job = replace(job, script=script, domains=state.domains)
+        pipeline = self.layered
+        if pipeline is None or pipeline.stack is None:
+            return forecast(job)
+        layers = read_layers(self._rendezvous, self._context.world_size, pipeline.stack.count)
+        alone = not state.membership.hosts
+        return forecast(
+            replace(
+                job,
+                layers=tuple(layers or ()),
+                layout=state.layouts.current or even_layout(pipeline.stack.count, pipeline.num_stages),
+                schedule=pipeline.kind if alone else None,  # what is measured is each worker alone
+                microbatches=pipeline.microbatches,
+            )
+        )
 
     def _publish_place(self) -> None:
         pipeline = self._pipeline

@@ -9,7 +9,7 @@ and go.
 from __future__ import annotations
 
 from swift_ft.planning.layout.profile import LayerProfile
-from swift_ft.planning.layout.shared_machines import balanced, slowest_ns
+from swift_ft.planning.layout.shared_machines import worth_moving_to
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, stages_in
 from swift_ft.runtime.layer_profiler import read_layers
@@ -17,8 +17,6 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["Rebalance", "devices_of_stages"]
 
-_WORTH = 0.95
-"""A change has to bring the slowest machine down to this share of its time at least."""
 _PATIENCE = 64
 """Iterations after a change: the longest time in which no other one follows it."""
 _TOO_LATE = 4
@@ -67,9 +65,8 @@ class Rebalance:
         devices = devices_of_stages(state)
         if (layers := self._profile(len(statuses))) is None:
             return None
-        best = balanced(layers, devices)
-        gain = slowest_ns(layers, devices, best) <= _WORTH * slowest_ns(layers, devices, present)
-        return best if gain and best not in state.layouts.declined else None
+        best = worth_moving_to(layers, devices, present)
+        return best if best != present and best not in state.layouts.declined else None
 
     def _may_change(self, state: State, iteration: int) -> bool:
         layouts, plan = state.layouts, state.plan

@@ -25,6 +25,7 @@ from tests.support.cluster import (
     training,
 )
 from tests.support.hosts import Hosts
+from tests.support.waiting import wait_until
 
 ELASTIC = EXAMPLES / "train_elastic.py"
 EVEN = Path(__file__).parent / "scripts" / "even_layers.py"
@@ -163,6 +164,27 @@ def test_a_machine_is_lost_while_layers_move(rank: int, tmp_path: Path, undistur
     assert len(run.recoveries) > 1, run.output[-3000:]
 
 
+@pytest.mark.parametrize(
+    "second",
+    [
+        "worker=1 iteration=any point=load",
+        "worker=1 iteration=any point=replay",
+        "machine=0 iteration=any point=leave",
+        "machine=2 iteration=any point=leave",
+        "machine=0 iteration=any point=join",
+        "machine=2 iteration=any point=join",
+    ],
+)
+def test_a_machine_is_lost_while_the_first_loss_is_repaired(
+    second: str, tmp_path: Path, undisturbed: References
+) -> None:
+    """The guest, before it has the lost stage's state or while it replays; its host; and another machine."""
+    run = run_layers(tmp_path, *DROPOUT, inject=f"{LOST}; kill {second}")
+    assert_same_layers(run, undisturbed(*DROPOUT))
+    assert second.split()[-1] in run.output, run.output[-3000:]
+    assert moves(run) >= 1, run.output[-3000:]
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_machine_is_lost_right_after_layers_moved(
     rank: int, tmp_path: Path, undisturbed: References, monkeypatch: pytest.MonkeyPatch
@@ -251,6 +273,46 @@ def test_a_machine_comes_and_layers_move_back(
     assert [len(layers) for layers in layers_of(run)] == [3, 3, 4]
     whole = training(tmp_path, EVEN, iterations=UNTIL_TOLD)
     assert_same_layers(run, run_cluster(tmp_path, machines=3, script=whole))
+
+
+@pytest.mark.thorough
+def test_four_then_three_then_four_then_two_then_four(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two neighbours are lost at once, and two machines come."""
+    hosts.script = training(hosts.folder, SLOW_UNTIL_TOLD, iterations=4 * UNTIL_TOLD)
+    monkeypatch.setenv("EXAMPLE", "even_layers")
+    monkeypatch.setenv("QUICK", str(4 * UNTIL_TOLD))
+    flags = ["--nnodes", "2:4", "--elastic-wait", "0.2"]
+
+    def lose(*names: str) -> None:
+        for name in names:
+            hosts.processes[name].kill()
+        for name in names:
+            hosts.processes.pop(name).wait()
+
+    def wait_for_layouts(count: int) -> None:
+        wait_until(lambda: hosts.output("one").count("layers move after") >= count, f"{count} layouts", 120)
+
+    for node, name in enumerate(("one", "two", "three", "four")):
+        hosts.start(name, node, *flags)
+    hosts.wait_for("iteration 6:", "four")
+    lose("two")
+    wait_for_layouts(1)
+    hosts.start("five", 1, *flags)
+    wait_for_layouts(2)
+    lose("three", "four")
+    wait_for_layouts(3)
+    hosts.start("six", 2, *flags)
+    hosts.start("seven", 3, *flags)
+    wait_for_layouts(4)
+    wait_until(lambda: hosts.output("one").count(": 2, 3, 2, 3 on the stages") >= 2, "even layers")
+    (hosts.folder / "go").touch()
+    assert hosts.end() == dict.fromkeys(("one", "five", "six", "seven"), 0)
+    run = ClusterRun(hosts.folder, 0, "", {})
+    assert [len(layers) for layers in layers_of(run)] == [2, 3, 2, 3]
+    whole = training(tmp_path, EVEN, iterations=4 * UNTIL_TOLD)
+    assert_same_layers(run, run_cluster(tmp_path, machines=4, script=whole))
 
 
 def test_a_replay_without_the_job(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.orders import Action, Kind, Schedule, check_size, stages_of, worker_order
 
-__all__ = ["Span", "StageTime", "makespan_ns", "one_f_one_b_ns", "spans"]
+__all__ = ["PipelineRun", "Span", "StageTime", "makespan_ns", "one_f_one_b_ns", "orders_of", "spans"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def spans(
     chunks, over = divmod(len(stages), workers)
     if over:
         raise UsageError(f"{len(stages)} stages cannot be spread evenly over {workers} workers")
-    orders = _orders(schedule, workers, chunks, microbatches)
+    orders = orders_of(schedule, workers, chunks, microbatches)
     borders = len(stages) - 1
     if isinstance(transfer_ns, int):
         of_stage = {
@@ -120,11 +120,11 @@ def spans(
         transfers = list(transfer_ns)
     if len(transfers) != borders:
         raise UsageError(f"{len(transfers)} transfers for {len(stages)} stages: give {borders} or 1")
-    return _Run(orders, stages, transfers).carry_out()
+    return PipelineRun(orders, stages, transfers).carry_out()
 
 
 @lru_cache(maxsize=8)
-def _orders(
+def orders_of(
     schedule: Schedule, workers: int, chunks: int, microbatches: int
 ) -> tuple[tuple[Action, ...], ...]:
     """The actions of all workers. Searches ask for the same again and again."""
@@ -174,7 +174,7 @@ def _warmed_up(forward: Sequence[int], transfer_ns: int) -> tuple[list[int], lis
     return clocks, list(clocks)
 
 
-class _Run:
+class PipelineRun:
     """Carries the orders out: each worker as far as it can, until a message is missing."""
 
     def __init__(
@@ -190,6 +190,11 @@ class _Run:
         self._runnable = list(range(len(orders)))[::-1]
 
     def carry_out(self) -> list[list[Span]]:
+        """When each worker does what.
+
+        Raises:
+            UsageError: the orders wait for each other.
+        """
         while self._runnable:
             self._advance(self._runnable.pop())
         if any(len(done) < len(order) for done, order in zip(self._done, self._orders, strict=True)):
@@ -205,9 +210,14 @@ class _Run:
                 self._waiting[needed] = worker
                 return
             begin = clock if needed is None else max(clock, self._arrived[needed])
-            clock = begin + self._stages[action.stage].of(action.kind)
-            done.append(Span(action, begin, clock))
-            self._send(action, clock)
+            clock = self._do(worker, action, begin)
+
+    def _do(self, worker: int, action: Action, begin: int) -> int:
+        """Do an action, and return when it is done."""
+        end = begin + self._stages[action.stage].of(action.kind)
+        self._done[worker].append(Span(action, begin, end))
+        self._send(action, end)
+        return end
 
     def _needed(self, action: Action) -> tuple[bool, int, int] | None:
         """The message that an action waits for."""

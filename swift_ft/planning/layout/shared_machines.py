@@ -10,9 +10,26 @@ from swift_ft.planning.layout.layer_balance import Stage, balance
 from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.recovery.layout.stage_layers import StageLayers, layers_of
 
-__all__ = ["balanced", "slowest_ns"]
+__all__ = ["balanced", "parts", "slowest_ns", "worth_moving_to"]
 
 _ANY_BYTES = 1 << 60
+_WORTH = 0.95
+"""A change has to bring the slowest machine down to this share of its time at least."""
+
+
+def worth_moving_to(
+    layers: Sequence[LayerProfile], machines: Sequence[str | int], present: StageLayers
+) -> StageLayers:
+    """The layout that a job should have: the balanced one, unless the present one is nearly as good.
+
+    Args:
+        layers: of the whole model, at least as many as stages.
+        machines: of each stage.
+        present: the layout of now.
+    """
+    best = balanced(layers, machines)
+    gains = slowest_ns(layers, machines, best) <= _WORTH * slowest_ns(layers, machines, present)
+    return best if gains else present
 
 
 def balanced(layers: Sequence[LayerProfile], machines: Sequence[str | int]) -> StageLayers:
@@ -61,3 +78,8 @@ def _loads(layers: Sequence[LayerProfile], machines: Sequence[str | int], layout
 def slowest_ns(layers: Sequence[LayerProfile], machines: Sequence[str | int], layout: StageLayers) -> int:
     """The time that the slowest machine computes for one microbatch."""
     return _loads(layers, machines, layout)[0]
+
+
+def parts(layers: Sequence[LayerProfile], layout: StageLayers) -> list[list[LayerProfile]]:
+    """The layers of each stage."""
+    return [[layers[number] for number in layers_of(layout, stage)] for stage in range(len(layout))]

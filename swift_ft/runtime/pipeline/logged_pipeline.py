@@ -14,6 +14,7 @@ from swift_ft.determinism import derive_seed, seed_torch
 from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.failpoints import Point, hit
 from swift_ft.logging import LogReader, MessageKey
+from swift_ft.planning.layout.orders import Schedule
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout
@@ -30,6 +31,7 @@ from swift_ft.torch_adapters.fsdp import is_sharded
 from swift_ft.torch_adapters.layer_stack import LayerStack, stack_of
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.microbatch import StageChain
+from swift_ft.torch_adapters.pipelining.schedule_kind import kind_of
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -177,6 +179,11 @@ class LoggedPipeline:
     def microbatches(self) -> int:
         """Microbatches per iteration."""
         return self._hook.microbatches
+
+    @property
+    def kind(self) -> Schedule | None:
+        """Which schedule it is; None for one of the user's own."""
+        return kind_of(self._hook.schedule)
 
     @property
     def num_stages(self) -> int:

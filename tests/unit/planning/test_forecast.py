@@ -14,7 +14,10 @@ from swift_ft.planning.forecast import Protection, forecast
 from swift_ft.planning.grouping.chain import ChainProfile
 from swift_ft.planning.grouping.groups import evaluate_groups
 from swift_ft.planning.job import Job, Measured, ScriptGroup, Worker
+from swift_ft.planning.layout.makespan import StageTime, makespan_ns
+from swift_ft.planning.layout.orders import Schedule
 from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import RecoveryMode, make_plan
 
@@ -258,6 +261,22 @@ def test_without_a_spare_layers_are_shared_anew() -> None:
     assert "Then layers move, and it takes 1.00 s or longer." in str(answer)
     slow = forecast(replace(Job(chain((1.0, 1.0, 0.8), 50), 1, 20), layers=layers))
     assert [machine.shared_s for machine in slow.machines] == pytest.approx([1.4, 1.4, 1.4])
+
+
+def test_by_the_schedule_itself() -> None:
+    """Six equal layers, 1F1B, two microbatches: what two stages of one machine add to the iteration."""
+    layers = (LayerProfile(100_000_000, 200_000_000, 0),) * 6
+    job = Job(chain((0.6, 0.6, 0.6), 50), 1, 20, layers=layers, layout=(2, 2, 2), microbatches=3)
+    answer = forecast(replace(job, schedule=Schedule.ONE_F_ONE_B))
+    now = makespan_ns([StageTime(200_000_000, 400_000_000)] * 3, 3)
+    then = shared_makespan_ns([StageTime(200_000_000, 400_000_000)] * 3, "bbc", 3)
+    assert answer.machines[0].hosted_s == pytest.approx(1.0 + (then - now) / 1e9)
+    shared_s, hosted_s = answer.machines[0].shared_s, answer.machines[0].hosted_s
+    assert shared_s is not None
+    assert hosted_s is not None
+    assert shared_s < hosted_s
+    assert not answer.machines[0].is_bound
+    assert "or longer" not in str(answer)
 
 
 def test_a_machine_alone_has_no_host() -> None:

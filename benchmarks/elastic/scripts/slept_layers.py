@@ -1,0 +1,96 @@
+"""Layers that compute nothing and take their time: each machine has one device, which its workers share.
+
+Each worker writes what session.plan() says, and its steps. Two processes that sleep would not slow each other
+down, as two that compute on one device do. So who sleeps holds the lock of its machine's device.
+"""
+
+import argparse
+import fcntl
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+import swift_ft
+from swift_ft.config import WorkerContext
+
+FORWARD_MS = (4, 9, 5, 5, 12, 5, 7, 5, 5, 8)
+MICROBATCHES, WIDTH, ASKED_AT = 8, 16, 12
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--store", required=True)
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--iterations", type=int, required=True)
+args = parser.parse_args()
+device = (args.out.parent / f"device-{WorkerContext.from_env().agent_pid}").open("w")
+
+
+def busy(milliseconds: int) -> None:
+    """Use the device of this machine."""
+    fcntl.flock(device, fcntl.LOCK_EX)
+    try:
+        time.sleep(milliseconds / 1e3)
+    finally:
+        fcntl.flock(device, fcntl.LOCK_UN)
+
+
+class Takes(torch.autograd.Function):
+    """Takes its time forward, and twice that backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, milliseconds: int) -> Tensor:
+        """Keep the device."""
+        ctx.milliseconds = milliseconds
+        busy(milliseconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Keep the device."""
+        busy(2 * ctx.milliseconds)
+        return gradient, None
+
+
+class Layer(nn.Module):
+    """One of the stack."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        torch.manual_seed(number)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.milliseconds = FORWARD_MS[number]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute next to nothing, and take its time."""
+        taken: Tensor = Takes.apply(self.linear(x), self.milliseconds)  # type: ignore[no-untyped-call]
+        return taken
+
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = swift_ft.LayerStack(Layer, len(FORWARD_MS))
+stage = PipelineStage(model, model.stage, model.num_stages, torch.device("cpu"), group=model.group)
+schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=args.store, checkpoint_every=10)
+session.attach_pipeline(schedule)
+times = []
+plan: dict[str, Any] = {}
+for step in session.steps(args.iterations):
+    began = time.perf_counter()
+    with step:
+        generator = torch.Generator().manual_seed(step.index)
+        x, y = torch.randn(2, MICROBATCHES * 2, WIDTH, generator=generator)
+        schedule.step(*[x] if rank == 0 else [], target=y, return_outputs=False)
+        optimizer.step()
+        optimizer.zero_grad()
+    times.append((step.index, time.perf_counter() - began))
+    if step.index == ASKED_AT and not step.replayed:
+        plan = session.plan().to_dict()
+args.out.with_name(f"steps{rank}.json").write_text(json.dumps({"plan": plan, "times": times}))
+dist.destroy_process_group()
