@@ -80,6 +80,7 @@ MEANINGS = {
     "part_copy_unusable": "A near copy of a file of a checkpoint cannot be used. Another place is asked.",
     "part_not_copied": "The local disk took no copy of a checkpoint's file. It is in the store.",
     "parts_not_served": "A worker cannot serve its copies of checkpoints to others. They read the store.",
+    "stragglers_stay": "`--stragglers rebalance` cannot move layers: the model is no LayerStack.",
     "log_not_served": "A worker cannot serve its log to others. A replacement reads it from the store.",
     "log_resumed": "A suspended log can be written again. The next checkpoint covers its gap.",
     "log_suspended": "A log cannot be written. Training continues, and a loss now leads to the checkpoint.",
@@ -336,7 +337,7 @@ def _members_of(kind: type[Enum], column: str) -> Callable[[], Iterator[str]]:
 
 def _prometheus() -> Iterator[str]:
     nothing = LogMetrics(IterationStats(), IterationStats(), LogWriterMetrics(), 0, 0, 0.0, False, 0, 0, True)
-    session = SessionMetrics(0, 0, 0, False, 0, 0, 0, nothing)
+    session = SessionMetrics(0, 0, 0, False, 0, 0, 0, 1.0, nothing)
     families = list(MetricsCollector(lambda: session).collect())
     return _families(families)
 

@@ -63,6 +63,7 @@ class Option:
         minimum: the lowest allowed value; None for no bound.
         maximum: the highest allowed value; None for no bound.
         above: the value must be greater than this; None for no bound.
+        choices: the allowed values; none for any.
         is_path: the value is a path. It is made absolute, because workers may change their directory.
         same_everywhere: a machine that was started with another value is refused.
     """
@@ -73,6 +74,7 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
+    choices: tuple[str, ...] = ()
     is_path: bool = False
     same_everywhere: bool = False
 
@@ -145,6 +147,22 @@ class RunConfig:
         "so memory checkpoints go to a machine of another one. With --standalone, the names of all machines "
         "and then of all spares, separated by commas (default: each machine is a domain of its own)",
         metavar="NAME",
+    )
+    stragglers: str = _option(
+        Topic.FAILURES,
+        "warn",
+        "what becomes of a machine that is persistently slower than its peers: warn says so, rebalance moves "
+        "layers of a LayerStack away from it, and replace has a waiting spare take its place (default: warn)",
+        choices=("warn", "rebalance", "replace"),
+        same_everywhere=True,
+    )
+    straggler_factor: float = _option(
+        Topic.FAILURES,
+        1.5,
+        "how many times as long as its peers a straggler takes for its own work, at least (default: 1.5)",
+        metavar="F",
+        above=1,
+        same_everywhere=True,
     )
     inject: str = _option(
         Topic.FAILURES,

@@ -15,7 +15,7 @@ from swift_ft.recovery.timeline import Recovery, Timeline, lost_statistics
 from swift_ft.recovery.waits import named
 from swift_ft.units import format_seconds
 
-__all__ = ["Narrator", "News", "Weight", "counted", "machine_in_words"]
+__all__ = ["Narrator", "News", "Weight", "counted", "machine_in_words", "pace_in_words"]
 
 
 class Weight(IntEnum):
@@ -122,7 +122,8 @@ def _fact(before: State, after: State, event: ev.Event) -> tuple[str, Weight]:
         case ev.FaultInjected():
             return f"fault: {event.fault}", Weight.NEWS
         case ev.DrainRequested() if event.machine in after.membership.draining:
-            return f"{machine_in_words(after, event.machine)} is asked to leave by {event.by}", Weight.NEWS
+            text = f"{machine_in_words(after, event.machine)} is asked to leave by {event.asked_by}"
+            return text, Weight.NEWS
         case ev.MachineLost(on_request=True) if event.machine not in before.membership.fenced:
             return f"{machine_in_words(before, event.machine)} leaves: {event.reason}", Weight.NEWS
         case ev.MachineLost() if (slot := before.slot_of(event.machine)) is not None:
@@ -137,6 +138,8 @@ def _fact(before: State, after: State, event: ev.Event) -> tuple[str, Weight]:
             return event.reason, Weight.NEWS
         case ev.WorkerReady() if event.replayed:
             return f"worker {event.rank} has replayed {counted(event.replayed, 'iteration')}", Weight.NEWS
+        case ev.PaceNoted() if after != before:
+            return pace_in_words(event), Weight.NEWS
         case ev.CheckpointCommitted():
             return f"the checkpoint of iteration {event.iteration} is committed", Weight.ROUTINE
         case ev.CheckpointRequested() if after.checkpoints.requested != before.checkpoints.requested:
@@ -145,6 +148,14 @@ def _fact(before: State, after: State, event: ev.Event) -> tuple[str, Weight]:
         case ev.WorkerFinished() if len(after.round.finished) == after.world_size:
             return "all workers have completed the last iteration", Weight.ROUTINE
     return "", Weight.ROUTINE
+
+
+def pace_in_words(event: ev.PaceNoted) -> str:
+    """``worker 2 takes 2.9 times as long as its peers for its own work``."""
+    if event.permille <= 1000:
+        return f"worker {event.rank} is as fast as its peers again"
+    times = event.permille / 1000
+    return f"worker {event.rank} takes {times:.1f} times as long as its peers would for its own work"
 
 
 def machine_in_words(state: State, machine: str) -> str:

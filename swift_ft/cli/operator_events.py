@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from swift_ft.cli.narrate import machine_in_words
+from swift_ft.cli.narrate import machine_in_words, pace_in_words
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Phase, State
@@ -37,6 +37,8 @@ OPERATOR_EVENTS = {
     "help_declined": ("warning", "A survivor cannot help in a replay, which goes on without it."),
     "layout_changed": ("info", "Layers have moved: how many are on each stage from now on."),
     "layout_declined": ("warning", "A worker cannot take layers. They stay where they are."),
+    "straggler": ("warning", "A worker is persistently slower than its peers: how many times."),
+    "straggler_gone": ("info", "A worker that was slower than its peers is so no more."),
     "script_failed": ("warning", "The script raised or exited with an error. All start again."),
     "deadline_passed": ("warning", "Machines did not answer in time, and count as lost."),
     "drain_requested": ("info", "A machine is asked to hand over to a spare, and to leave."),
@@ -147,10 +149,10 @@ def _of_event(before: State, after: State, event: ev.Event) -> Iterator[Notice]:
             slot = before.slot_of(event.machine)
             yield _notice(
                 "drain_requested",
-                f"{machine_in_words(before, event.machine)} is asked to leave by {event.by}",
+                f"{machine_in_words(before, event.machine)} is asked to leave by {event.asked_by}",
                 machine=slot,
                 name=event.machine,
-                by=event.by,
+                by=event.asked_by,
             )
         case ev.CommunicationFailed():
             yield _of_worker("communication_failed", before, event.rank, event.reason)
@@ -160,6 +162,16 @@ def _of_event(before: State, after: State, event: ev.Event) -> Iterator[Notice]:
             yield _of_worker("help_declined", before, event.rank, event.reason)
         case ev.LayoutDeclined():
             yield _of_worker("layout_declined", before, event.rank, event.reason)
+        case ev.PaceNoted():
+            name = "straggler" if event.permille > 1000 else "straggler_gone"
+            yield _notice(
+                name,
+                pace_in_words(event),
+                machine=after.slot_of_rank(event.rank),
+                rank=event.rank,
+                iteration=event.iteration,
+                permille=event.permille,
+            )
         case ev.ScriptFailed() if after.phase != Phase.ENDED:
             slot = before.slot_of(event.machine)
             yield _notice("script_failed", event.reason, machine=slot, exit_code=event.exit_code)

@@ -38,7 +38,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag_of(field.name), action="store_true", **facts)
         else:
             parse = _absolute if option.is_path else kind
-            group.add_argument(flag_of(field.name), type=parse, metavar=option.metavar, **facts)
+            choices = option.choices or None
+            group.add_argument(
+                flag_of(field.name), type=parse, metavar=option.metavar, choices=choices, **facts
+            )
 
 
 def config_from(args: argparse.Namespace) -> RunConfig:

@@ -19,6 +19,7 @@ from swift_ft.coordination.journal import Journal
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
+from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.events import Entry, StatusReported
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
@@ -133,6 +134,8 @@ class View:
                 words = "finished" if ranks <= set(state.round.finished) else "live"
                 if layers := layers_on(state, slot):
                     words += f", layers {in_words(layers)}"
+                if (pace := max(pace_of(state, rank) for rank in ranks)) > 1000:
+                    words += f", takes {pace / 1000:.1f} times as long as others"
                 host = state.membership.hosts.get(state.membership.members[slot])
                 return words if host is None else f"{words}, on {machine_in_words(state, host)}"
         return "finished" if state.verdict is not None and state.verdict.ok else "stopped"

@@ -36,6 +36,7 @@ __all__ = [
     "LayoutRequested",
     "MachineJoined",
     "MachineLost",
+    "PaceNoted",
     "PartPersisted",
     "ReplayFailed",
     "ScriptExited",
@@ -114,10 +115,13 @@ class MachineLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """Somebody asks a machine to leave. It hands over to a spare after the next checkpoint."""
+    """Somebody asks a machine to leave. It hands over to a spare after the next checkpoint.
+
+    ``asked_by`` is who asks, in words. An entry's own ``by`` is who wrote it.
+    """
 
     machine: str
-    by: str
+    asked_by: str = "somebody"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,6 +385,24 @@ class LayoutDeclined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaceNoted:
+    """A worker has become persistently slower than its peers, or is so no more.
+
+    Attributes:
+        rank: the worker.
+        generation: the one in which it trains.
+        iteration: iterations that it has completed.
+        permille: how long it takes for its own work, in thousandths of what its peers would take; at most
+            1000 if it is slower no more.
+    """
+
+    rank: int
+    generation: int
+    iteration: int
+    permille: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFinished:
     """A worker has completed its last iteration. It stays until all workers have."""
 
@@ -464,6 +486,7 @@ Event = (
     | LayoutRequested
     | LayoutBoundaryReached
     | LayoutDeclined
+    | PaceNoted
     | WorkerFinished
     | ScriptExited
     | ScriptFailed
@@ -485,6 +508,7 @@ OF_A_GENERATION: frozenset[type[Event]] = frozenset(
         LayoutRequested,
         LayoutBoundaryReached,
         LayoutDeclined,
+        PaceNoted,
         WorkerFinished,
         DeadlinePassed,
     }

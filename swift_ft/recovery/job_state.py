@@ -15,6 +15,7 @@ from immutables import Map
 from swift_ft.recovery.attempts import Attempts
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.layout.stage_layers import StageLayers
+from swift_ft.recovery.maps import without
 from swift_ft.recovery.plan import Plan
 
 __all__ = [
@@ -138,6 +139,8 @@ class Membership:
     """Machines that were asked to leave: the last committed checkpoint at that time, -1 for none."""
     hosts: Map[str, str] = field(default_factory=Map)
     """By guest, also by one that has left: the machine that it stands on (`recovery/guests.py`)."""
+    pace: Map[str, int] = field(default_factory=Map)
+    """By device (`recovery/devices.py`), how long a slow one takes, in thousandths of what others take."""
     declined: Map[str, str] = field(default_factory=Map)
     """Machines that take no guest in this generation, with the reason."""
     exited: Numbers = field(default_factory=Map)
@@ -162,8 +165,12 @@ class Membership:
 
     def without(self, machine: str) -> Membership:
         """The membership once a machine's slot is empty."""
+        slow = [device for device in self.pace if device.rpartition("/")[0] == machine]
         return replace(
-            self, members=self.members.delete(self.slots[machine]), slots=self.slots.delete(machine)
+            self,
+            members=self.members.delete(self.slots[machine]),
+            slots=self.slots.delete(machine),
+            pace=without(self.pace, slow),
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.handlers import checkpoints, guests, layouts, membership, recovery
+from swift_ft.recovery.handlers import checkpoints, guests, layouts, membership, pace, recovery
 from swift_ft.recovery.job_state import Phase, State
 
 __all__ = ["TRANSITIONS", "step"]
@@ -51,6 +51,7 @@ TABLE = (
     ((LIVE,),                  ev.LayoutRequested,      (STAY,)),
     ((LIVE,),                  ev.LayoutBoundaryReached, (STAY, AGREEING)),  # the last
     ((RECOVERING,),            ev.LayoutDeclined,       (AGREEING,)),
+    ((LIVE,),                  ev.PaceNoted,            (STAY,)),
     ((LIVE,),                  ev.WorkerFinished,       (STAY,)),
     ((FORMING, AGREEING, LIVE), ev.ScriptExited,        (STAY, ENDED)),      # the last one, or too early
     ((RECOVERING,),            ev.ScriptExited,         (ENDED,)),           # all others need it
@@ -89,6 +90,7 @@ _HANDLERS: Mapping[type[Any], Callable[[State, Any], State]] = {
     ev.LayoutRequested: layouts.layout_requested,
     ev.LayoutBoundaryReached: layouts.layout_boundary_reached,
     ev.LayoutDeclined: layouts.layout_declined,
+    ev.PaceNoted: pace.pace_noted,
     ev.WorkerFinished: recovery.worker_finished,
     ev.ScriptExited: membership.script_exited,
     ev.ScriptFailed: membership.script_failed,

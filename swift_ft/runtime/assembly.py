@@ -32,6 +32,7 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.planning.forecast import Forecast, forecast
 from swift_ft.planning.job import Worker
+from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.runtime.between import Between, Part
@@ -45,7 +46,7 @@ from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.helpers.member import Helping
 from swift_ft.runtime.housekeeping import Housekeeping
 from swift_ft.runtime.iterations import Iterations
-from swift_ft.runtime.layer_profiler import read_layers
+from swift_ft.runtime.layer_profiler import LayerCosts, read_layers
 from swift_ft.runtime.memory.interval import Interval
 from swift_ft.runtime.memory.snapshots import Snapshots
 from swift_ft.runtime.metrics import SessionMetrics
@@ -66,6 +67,7 @@ from swift_ft.runtime.script_line import line_in
 from swift_ft.runtime.script_phases import Phase, ScriptPhases
 from swift_ft.runtime.settings import Settings
 from swift_ft.runtime.state_proof import StateProof
+from swift_ft.runtime.straggler_watch import StragglerWatch
 from swift_ft.runtime.work_history import WorkHistory
 from swift_ft.runtime.worker_records import WorkerRecords
 from swift_ft.runtime.worker_status import WorkerStatus
@@ -399,7 +401,8 @@ class Assembly:
             )
         self._end_setup()
         self._publish_place()  # first of all: another worker may wait for it, and all others for that one
-        collaborators = self._collaborators()
+        costs = self._layer_costs()
+        collaborators = self._collaborators(costs)
         if self._context.config.inject:
             inject_faults(collaborators, self._state.optimizers.values())
         self._snapshots.start()
@@ -410,6 +413,8 @@ class Assembly:
             "log_disk_bytes": self._settings.log.budget.disk_bytes,
         }
         iterations.start(self._store, self._rendezvous, noted)
+        if self._context.rank == 0:
+            StragglerWatch(self._participant, self._progress, self.profiler.workers, costs).start()
         return iterations
 
     def _end_setup(self) -> None:
@@ -429,7 +434,7 @@ class Assembly:
     def _new_executor(self, collaborators: Collaborators) -> Executor:
         return Executor(collaborators)
 
-    def _collaborators(self) -> Collaborators:
+    def _collaborators(self, costs: LayerCosts | None) -> Collaborators:
         return Collaborators(
             context=self._context,
             recovery_group=self._settings.recovery_groups[self._context.slot],
@@ -459,7 +464,7 @@ class Assembly:
             pipeline=self._pipeline,
             replays=self._replays(self._pipeline) if self._pipeline is not None else None,
             repartition=self._repartition(),
-            rebalance=self._rebalance(),
+            rebalance=self._rebalance(costs),
         )
 
     def _repartition(self) -> Repartition | None:
@@ -476,11 +481,18 @@ class Assembly:
             self._layers_moved,
         )
 
-    def _rebalance(self) -> Rebalance | None:
+    def _rebalance(self, costs: LayerCosts | None) -> Rebalance | None:
         pipeline = self._pipeline
-        if self._context.rank or pipeline is None or pipeline.stack is None:
+        if self._context.rank or costs is None or pipeline is None or pipeline.stack is None:
             return None
-        return Rebalance(self._rendezvous, pipeline.stack.count)
+        by_pace = self._context.config.stragglers == "rebalance"
+        return Rebalance(costs, pipeline.stack.count, by_pace=by_pace)
+
+    def _layer_costs(self) -> LayerCosts | None:
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.stack is None:
+            return None
+        return LayerCosts(self._rendezvous, pipeline.stack.count)
 
     def _layers_moved(self) -> None:
         """What refers to tensors that are no longer here would keep them alive, or bring them back."""
@@ -510,6 +522,7 @@ class Assembly:
             recoveries=self.status.recoveries,
             committed=self._participant.state.checkpoints.committed,
             in_memory=self._snapshots.newest,
+            pace=pace_of(self._participant.state, self._context.rank) / 1000,
             log=self.log.metrics(),
         )
 

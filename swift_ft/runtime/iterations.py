@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from swift_ft.checkpoint.store_claim import claim_store
@@ -30,6 +32,9 @@ __all__ = ["Iterations"]
 
 _logger = logging.getLogger(__name__)
 
+_REMEMBERED = 5
+"""Iterations whose median says how long this worker takes for its own work."""
+
 
 class Iterations:
     """Runs iteration after iteration, and recovers in between.
@@ -46,6 +51,7 @@ class Iterations:
         self._seed = seed
         self._rank = collaborators.context.rank
         self._stalls = StallWatch(self._rank, threading.get_ident())
+        self._own_s: deque[float] = deque(maxlen=_REMEMBERED)  # of the last iterations, without waits
         self._next: int | None = None  # the iteration that is about to begin, or runs
 
     @property
@@ -152,7 +158,8 @@ class Iterations:
         else:
             self._stalls.begin(iteration)
         until = c.replays.until if c.replays is not None else 0
-        c.progress.publish(iteration, "replay" if self.replaying else "live", until=until)
+        own_s = median(self._own_s) if len(self._own_s) == _REMEMBERED else None
+        c.progress.publish(iteration, "replay" if self.replaying else "live", until=until, own_s=own_s)
 
     def is_connection_error(self, error: BaseException) -> bool:
         """Whether an exception in the body of a step comes from broken communication."""
@@ -171,9 +178,12 @@ class Iterations:
             channel.progress(iteration=c.status.iteration, **c.log.heartbeat())
         stats = c.log.messages.end_iteration()
         c.history.complete(self.iteration, stats, replaying=self.replaying)
+        own_s = c.pipeline.take_computed_s() if c.pipeline is not None else stats.step_s
+        own_s = max(0.0, own_s - c.replicas.take_waited_s())
         if self.replaying:
             self._complete_replayed()
             return
+        self._own_s.append(own_s)
         c.profiler.add(stats, c.pipeline.sent if c.pipeline is not None else None)
         if c.between.due(self.iteration):
             c.status.parts_done = 0  # the rest follows in settle()

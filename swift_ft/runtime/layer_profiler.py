@@ -13,12 +13,14 @@ from torch import nn
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import WorkerContext
 from swift_ft.errors import UsageError
+from swift_ft.planning.layout.alike import on_equal_devices
 from swift_ft.planning.layout.profile import LayerProfile, write_layers
+from swift_ft.recovery.job_state import State
 from swift_ft.runtime.layer_times import LayerTimes
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.waits import waiting
 
-__all__ = ["LayerProfiler", "read_layers"]
+__all__ = ["LayerCosts", "LayerProfiler", "read_layers"]
 
 _logger = logging.getLogger(__name__)
 
@@ -97,6 +99,33 @@ def joined(stages: Mapping[int, list[LayerProfile]]) -> list[LayerProfile]:
             shared = None if layer.shared_with is None else first + layer.shared_with
             layers.append(replace(layer, name=f"{index}.{layer.name}", shared_with=shared))
     return layers
+
+
+class LayerCosts:
+    """What each layer of a LayerStack takes, as on a device like most others. From any thread.
+
+    Args:
+        rendezvous: where all workers have published it.
+        count: layers of the model.
+    """
+
+    def __init__(self, rendezvous: RendezvousStore, count: int) -> None:
+        self._rendezvous = rendezvous
+        self._count = count
+        self._layers: list[LayerProfile] | None = None
+
+    def read(self, state: State) -> list[LayerProfile] | None:
+        """The layers, in order; None until all workers have measured theirs.
+
+        Args:
+            state: of the job. The layers are where they were when they were measured.
+        """
+        if self._layers is None:
+            layers = read_layers(self._rendezvous, state.world_size, self._count)
+            owners = {layer: rank for rank, own in state.layouts.placed.items() for layer in own}
+            if layers is not None and len(owners) == self._count:
+                self._layers = on_equal_devices(layers, [owners[number] for number in range(self._count)])
+        return self._layers
 
 
 def read_layers(rendezvous: RendezvousStore, workers: int, count: int) -> list[LayerProfile] | None:

@@ -56,6 +56,7 @@ class SessionMetrics:
         recoveries: how often training has continued after an interruption, in this process.
         committed: iteration of the last committed checkpoint; None before the first.
         in_memory: iterations completed by the newest memory checkpoint that is complete; None without any.
+        pace: how many times as long as its peers it takes for its own work, if it is a straggler; else 1.
         log: its log.
     """
 
@@ -66,6 +67,7 @@ class SessionMetrics:
     recoveries: int
     committed: int | None
     in_memory: int | None
+    pace: float
     log: LogMetrics
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,6 +172,7 @@ _WORKER = {
     "replaying": "1 while the worker's state is being rebuilt from the log.",
     "committed": "Iteration of the last committed checkpoint.",
     "in_memory": "Iteration of the newest complete memory checkpoint.",
+    "pace": "How many times as long as its peers a straggler takes for its own work; 1 for any other worker.",
 }
 _LOG = {
     "memory_budget_bytes": "Memory that the worker's log may take.",

@@ -231,6 +231,11 @@ class Profiler:
             workers, context.workers_per_machine, checkpoint_every, groups, snapshot_every=snapshot_every
         )
 
+    def workers(self) -> list[Worker] | None:
+        """All workers with what they have measured; None until all have. From any thread."""
+        ranks = range(self._context.world_size)
+        return [self._worker(rank) for rank in ranks] if self._complete() else None
+
     def _worker(self, rank: int) -> Worker:
         place = json.loads(self._rendezvous.get(_place(rank)))
         measured = Measured()

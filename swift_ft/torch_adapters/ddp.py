@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -111,12 +112,20 @@ class DataParallelHook:
         self._backward = 0
         self._buffers_arrival: torch.futures.Future[None] | None = None
         self._one_at_a_time = threading.Condition()
+        self._all_begun = 0.0  # when this worker had all its gradients; monotonic
+        self._waited_s = 0.0
         self._register()
 
     @property
     def replica(self) -> int:
         """The number of this worker among its replicas, from 0."""
         return self.group.rank()
+
+    def take_waited_s(self) -> float:
+        """Seconds since the last call in which this worker had its gradients, and waited for averages."""
+        with self._one_at_a_time:
+            waited, self._waited_s = self._waited_s, 0.0
+        return waited
 
     def renew(self, group: dist.ProcessGroup) -> None:
         """From the next :meth:`reset` on, use another group of the same workers."""
@@ -186,6 +195,8 @@ class DataParallelHook:
         index = bucket.index()
         if not self._layout_known and bucket.is_last():
             self._predict_layout()
+        if bucket.is_last():
+            self._all_begun = time.monotonic()
         try:
             hit(Point.REDUCE, self._iteration, index)
             if index == 0:  # the first in every backward
@@ -267,6 +278,8 @@ class DataParallelHook:
             except Exception as error:  # of a wait-free optimizer, say: the waiting backward raises it
                 self._failure = error
             self._under_way.discard(number)
+            if not self._under_way and self._all_begun:
+                self._waited_s, self._all_begun = self._waited_s + time.monotonic() - self._all_begun, 0.0
             arrival = self._awaited.pop(number, None)
             self._one_at_a_time.notify_all()
         if arrival is not None:

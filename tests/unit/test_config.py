@@ -16,7 +16,7 @@ from swift_ft.launch.agent import MachineAgent
 from swift_ft.launch.machine import MachineJob
 
 FIELDS = [field.name for field in dataclasses.fields(RunConfig)]
-TEXTS = {"inject": "kill machine=0 iteration=8 point=forward"}
+TEXTS = {"inject": "kill machine=0 iteration=8 point=forward", "stragglers": "replace"}
 TYPES = get_type_hints(RunConfig)
 
 

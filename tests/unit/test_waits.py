@@ -56,6 +56,7 @@ REASONS = {
         "runtime/memory/snapshots.py:Snapshots._pause",
         "runtime/memory/snapshots.py:Snapshots._run",
         "runtime/stall_watch.py:StallWatch._run",
+        "runtime/straggler_watch.py:StragglerWatch._run",
         "launch/store_watch.py:StoreWatch._ask",
         "launch/store_watch.py:StoreWatch._watch",
         "launch/agent.py:MachineAgent._handle",

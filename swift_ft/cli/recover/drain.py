@@ -70,7 +70,7 @@ def leave(follower: Follower, machine: str, *, timeout_s: float, tell: bool) -> 
     if slot is not None and follower.state.generation and not follower.state.has_sessions:
         raise UsageError("the run's script has no session: all its workers would start again from nothing")
     began = time.monotonic()
-    state = follower.append(ev.DrainRequested(machine=machine, by=who_asks()))
+    state = follower.append(ev.DrainRequested(machine=machine, asked_by=who_asks()))
     outcome = _wait(follower, state, machine, slot, timeout_s, tell=tell)
     if tell and outcome == LEFT:
         by = f", and {follower.state.membership.members[slot]} fills its slot" if slot is not None else ""

@@ -1,57 +1,68 @@
-"""Layers for stages of which some share a machine, because one runs the workers of another one, too. Pure."""
+"""Layers for stages of unlike machines: one runs another one's workers, too, or is slower. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from swift_ft.planning.layout.layer_balance import Stage, balance
 from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.recovery.layout.stage_layers import StageLayers, layers_of
 
-__all__ = ["balanced", "parts", "slowest_ns", "worth_moving_to"]
+__all__ = ["Paces", "balanced", "parts", "slowest_ns", "worth_moving_to"]
 
 _ANY_BYTES = 1 << 60
 _WORTH = 0.95
 """A change has to bring the slowest machine down to this share of its time at least."""
+_AS_OTHERS = 1000
+
+Paces = Mapping[str, int]
+"""How long slow machines take, in thousandths of what others take."""
+_NONE: Paces = MappingProxyType({})
 
 
 def worth_moving_to(
-    layers: Sequence[LayerProfile], machines: Sequence[str | int], present: StageLayers
+    layers: Sequence[LayerProfile], machines: Sequence[str], present: StageLayers, paces: Paces = _NONE
 ) -> StageLayers:
     """The layout that a job should have: the balanced one, unless the present one is nearly as good.
 
     Args:
-        layers: of the whole model, at least as many as stages.
+        layers: of the whole model, at least as many as stages, with times as on an ordinary machine.
         machines: of each stage.
         present: the layout of now.
+        paces: of slow machines.
     """
-    best = balanced(layers, machines)
-    gains = slowest_ns(layers, machines, best) <= _WORTH * slowest_ns(layers, machines, present)
-    return best if gains else present
+    best = balanced(layers, machines, paces)
+    before, after = (slowest_ns(layers, machines, layout, paces) for layout in (present, best))
+    return best if after <= _WORTH * before else present
 
 
-def balanced(layers: Sequence[LayerProfile], machines: Sequence[str | int]) -> StageLayers:
+def balanced(layers: Sequence[LayerProfile], machines: Sequence[str], paces: Paces = _NONE) -> StageLayers:
     """A layout in which the slowest machine is as fast as can be.
 
     It begins with the best one in which each machine gives its stages equal shares of its time. From there
     layers cross the borders of stages one by one, as long as that makes the machines' loads more equal.
 
     Args:
-        layers: of the whole model, at least as many as stages.
+        layers: of the whole model, at least as many as stages, with times as on an ordinary machine.
         machines: of each stage.
+        paces: of slow machines.
     """
     stages_of = Counter(machines)
-    reference = 1
-    for count in stages_of.values():
-        reference *= count
-    stages = [Stage(reference // stages_of[machine], _ANY_BYTES) for machine in machines]
+    takes = [stages_of[machine] * paces.get(machine, _AS_OTHERS) for machine in machines]
+    reference = math.lcm(*takes)
+    stages = [Stage(reference * _AS_OTHERS // one, _ANY_BYTES) for one in takes]
     found = balance(layers, stages, reference=reference, microbatches=1)
     assert found is not None  # there is a layer for each stage
     best = tuple(last - first + 1 for first, last in found.stages)
-    while (better := min(_neighbours(best), key=partial(_loads, layers, machines), default=best)) != best:
-        if _loads(layers, machines, better) >= _loads(layers, machines, best):
+
+    def loads(layout: StageLayers) -> list[int]:
+        return _loads(layers, machines, layout, paces)
+
+    while (better := min(_neighbours(best), key=loads, default=best)) != best:
+        if loads(better) >= loads(best):
             break
         best = better
     return best
@@ -67,17 +78,22 @@ def _neighbours(layout: StageLayers) -> Iterator[StageLayers]:
                 yield tuple(moved)
 
 
-def _loads(layers: Sequence[LayerProfile], machines: Sequence[str | int], layout: StageLayers) -> list[int]:
-    """The time of each machine for one microbatch, the longest first."""
-    load: Counter[str | int] = Counter()
+def _loads(
+    layers: Sequence[LayerProfile], machines: Sequence[str], layout: StageLayers, paces: Paces
+) -> list[int]:
+    """The time of each machine for one microbatch, in thousandths of nanoseconds, the longest first."""
+    load: Counter[str] = Counter()
     for stage, machine in enumerate(machines):
-        load[machine] += sum(layers[number].compute_ns for number in layers_of(layout, stage))
+        own = sum(layers[number].compute_ns for number in layers_of(layout, stage))
+        load[machine] += own * paces.get(machine, _AS_OTHERS)
     return sorted(load.values(), reverse=True)
 
 
-def slowest_ns(layers: Sequence[LayerProfile], machines: Sequence[str | int], layout: StageLayers) -> int:
+def slowest_ns(
+    layers: Sequence[LayerProfile], machines: Sequence[str], layout: StageLayers, paces: Paces = _NONE
+) -> int:
     """The time that the slowest machine computes for one microbatch."""
-    return _loads(layers, machines, layout)[0]
+    return _loads(layers, machines, layout, paces)[0] // _AS_OTHERS
 
 
 def parts(layers: Sequence[LayerProfile], layout: StageLayers) -> list[list[LayerProfile]]:

@@ -180,6 +180,10 @@ class LoggedPipeline:
         """Microbatches per iteration."""
         return self._hook.microbatches
 
+    def take_computed_s(self) -> float:
+        """Seconds since the last call in which this worker's stages computed, and nothing was waited for."""
+        return self._hook.take_computed_s()
+
     @property
     def kind(self) -> Schedule | None:
         """Which schedule it is; None for one of the user's own."""

@@ -82,6 +82,10 @@ class Replicas:
         self._averaged = False  # the last completed iteration has changed one of them
         self._wait_free: list[tuple[UndoableOptimizer, set[torch.Tensor]]] = []
 
+    def take_waited_s(self) -> float:
+        """Seconds since the last call in which this worker waited for the gradients of other replicas."""
+        return self._hook.take_waited_s() if self._hook is not None else 0.0
+
     def attach_ddp(self, model: Any) -> nn.Module:
         """See :meth:`swift_ft.Session.attach_ddp`. Returns the module within DDP."""
         self._hook = DataParallelHook(

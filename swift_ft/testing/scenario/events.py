@@ -62,7 +62,7 @@ def _lost(line: Line, _: State) -> list[ev.Event]:
 
 
 def _drain(line: Line, _: State) -> list[ev.Event]:
-    return [ev.DrainRequested(machine=line.take(), by="an operator")]
+    return [ev.DrainRequested(machine=line.take(), asked_by="an operator")]
 
 
 def _declined(line: Line, _: State) -> list[ev.Event]:
@@ -194,6 +194,12 @@ def _layout_declined(line: Line, state: State) -> list[ev.Event]:
     return [ev.LayoutDeclined(rank=rank, generation=generation, reason=line.text("too little memory"))]
 
 
+def _pace(line: Line, state: State) -> list[ev.Event]:
+    rank, generation = int(line.take()), _generation(line, state)
+    permille = int(line.take())
+    return [ev.PaceNoted(rank=rank, generation=generation, iteration=30, permille=permille)]
+
+
 def _finished(line: Line, state: State) -> list[ev.Event]:
     generation = _generation(line, state)
     return [ev.WorkerFinished(rank=rank, generation=generation) for rank in ranks_of(state, line.take())]
@@ -262,6 +268,7 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "request-layout": _request_layout,
     "stopped": _stopped,
     "layout-declined": _layout_declined,
+    "pace": _pace,
     "finished": _finished,
     "exited": _exited,
     "script-failed": _script_failed,

@@ -73,6 +73,10 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     "checkpoint-needed": (lambda state: list(leaves_after_checkpoint(state)), Line.rest),
     "commit-due": (lambda state: commit_due(state, 0), _number_or_none),
     "layout": (lambda state: list(state.layouts.current), lambda line: [*map(int, line.rest())]),
+    "slow": (
+        lambda state: [f"{device}:{pace}" for device, pace in sorted(state.membership.pace.items())],
+        Line.rest,
+    ),
     "layers": (
         lambda state: [*map(len, (layers for _, layers in sorted(state.layouts.placed.items())))],
         lambda line: [*map(int, line.rest())],

@@ -159,7 +159,7 @@ class Faults:
         machine, cluster = self._random_machine(), self._cluster
         if machine is None:
             return False
-        cluster.append(ev.DrainRequested(machine=machine.name, by="an operator"), "an operator")
+        cluster.append(ev.DrainRequested(machine=machine.name, asked_by="an operator"), "an operator")
         for host, slots in guests_wanted(cluster.states[-1]).items() if self._rng.random() < 0.5 else ():
             if cluster.machine_named(host).alive:
                 cluster.add_guest(cluster.machine_named(host), slots[0])

@@ -15,7 +15,9 @@ Private parts used:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,6 +103,7 @@ class PipelineHook:
         self._calls_completed = 0  # of the last complete step
         self._running = False  # the attached schedule
         self._aside = False
+        self._computed_s = 0.0
         self._wrap_steps()
         for stage in self.stages:
             self._wrap_stage(stage)
@@ -276,7 +279,7 @@ class PipelineHook:
             if not self._aside:
                 self._arrived(stage, microbatch, Direction.FORWARD)
                 self._interceptor.on_compute(stage.stage_index, self._numbered(microbatch), Direction.FORWARD)
-            return forward(microbatch, *args, **kwargs)
+            return self._timed(forward, microbatch, *args, **kwargs)
 
         def backward_one_chunk(microbatch: int, *args: Any, **kwargs: Any) -> Any:
             if not self._aside:
@@ -284,9 +287,23 @@ class PipelineHook:
                 self._interceptor.on_compute(
                     stage.stage_index, self._numbered(microbatch), Direction.BACKWARD
                 )
-            return backward(microbatch, *args, **kwargs)
+            return self._timed(backward, microbatch, *args, **kwargs)
 
         stage.forward_one_chunk, stage.backward_one_chunk = forward_one_chunk, backward_one_chunk
+
+        stage.backward_weight_one_chunk = partial(self._timed, stage.backward_weight_one_chunk)
+
+    def _timed(self, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return compute(*args, **kwargs)
+        finally:
+            self._computed_s += time.perf_counter() - began
+
+    def take_computed_s(self) -> float:
+        """Seconds since the last call in which the stages of this worker computed."""
+        computed, self._computed_s = self._computed_s, 0.0
+        return computed
 
     def _arrived(self, stage: _PipelineStageBase, microbatch: int, direction: Direction) -> None:
         for route, buffer in receives(stage, microbatch, direction):

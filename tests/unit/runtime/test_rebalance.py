@@ -14,6 +14,7 @@ from immutables import Map
 
 from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.planning.layout.shared_machines import balanced, slowest_ns
+from swift_ft.recovery.devices import devices_of_stages
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import (
     JobShape,
@@ -25,7 +26,8 @@ from swift_ft.recovery.job_state import (
     State,
 )
 from swift_ft.recovery.plan import Plan, RecoveryMode
-from swift_ft.runtime.rebalance import Rebalance, devices_of_stages
+from swift_ft.runtime.layer_profiler import LayerCosts
+from swift_ft.runtime.rebalance import Rebalance
 
 
 def layers(*times: int) -> list[LayerProfile]:
@@ -83,18 +85,21 @@ def job(*, guest: bool = True, at: int = 10, **layouts: Any) -> State:
         rank: StatusReported(rank=rank, generation=1, iteration=at, stages=(rank,), layers=9, steps=60)
         for rank in range(3)
     }
+    placed = Map({rank: tuple(range(3 * rank, 3 * rank + 3)) for rank in range(3)})
     return State(
         phase=Phase.LIVE,
         shape=JobShape(machines=3),
         membership=Membership(members=Map(members), hosts=Map({"G.0": "A.0"} if guest else {})),
         round=RecoveryRound(statuses=Map(reports), plan=Plan(RecoveryMode.REPLAY, at)),
-        layouts=Layouts(**layouts),
+        layouts=Layouts(**{"placed": placed, **layouts}),
     )
 
 
-def wanted(state: State, iteration: int = 11, *, known: bool = True) -> tuple[int, ...] | None:
+def wanted(
+    state: State, iteration: int = 11, *, known: bool = True, by_pace: bool = False
+) -> tuple[int, ...] | None:
     board: Any = Board(known)
-    return Rebalance(board, 9).wanted(state, iteration)
+    return Rebalance(LayerCosts(board, 9), 9, by_pace=by_pace).wanted(state, iteration)
 
 
 def test_a_host_gets_fewer_layers_for_each_of_its_workers() -> None:
@@ -110,6 +115,15 @@ def test_workers_of_one_machine_have_a_device_each() -> None:
     two = replace(two, membership=replace(two.membership, members=members))
     assert devices_of_stages(two) == ("A.0/0", "A.0/1", "B.0/0")
     assert wanted(two) is None
+
+
+def test_a_slow_machine_gets_fewer_layers() -> None:
+    slow = job(guest=False)
+    slow = replace(slow, membership=replace(slow.membership, pace=Map({"B.0/0": 3000})))
+    assert wanted(slow, by_pace=True) == (4, 1, 4)
+    assert wanted(slow) is None  # --stragglers warn
+    fast = job(guest=False, current=(4, 1, 4), since=4, changes=1)
+    assert wanted(fast, by_pace=True) == (3, 3, 3)
 
 
 def test_layers_go_back_once_each_machine_has_one_worker() -> None:

@@ -1,0 +1,55 @@
+"""What layers would take on equal devices, from what they took on the devices where they were measured. Pure.
+
+Layers with the same state and the same activations are alike: the blocks of a transformer, say. If those of
+one device take longer than those of others, the device is slow, and not the layer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median, median_low
+
+from swift_ft.planning.layout.profile import LayerProfile
+
+__all__ = ["on_equal_devices"]
+
+_ALIKE = 1.2
+"""On one device, layers that are alike take at most so many times what the fastest of them takes."""
+
+
+def on_equal_devices(layers: Sequence[LayerProfile], devices: Sequence[Hashable]) -> list[LayerProfile]:
+    """The same layers with the times that a device like the others would take.
+
+    Args:
+        layers: as measured.
+        devices: on which each was measured.
+    """
+    alike: dict[tuple[int, int], dict[Hashable, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for number, (layer, device) in enumerate(zip(layers, devices, strict=True)):
+        alike[layer.state_bytes, layer.activation_bytes][device].append(number)
+    paces: dict[Hashable, list[float]] = defaultdict(list)
+    for kind, by_device in alike.items():
+        uniform = all(_uniform(layers, own) for own in by_device.values())
+        if not all(kind) or len(by_device) < 2 or not uniform:
+            continue
+        times = {device: median(layers[n].compute_ns for n in own) for device, own in by_device.items()}
+        usual = median_low(times.values())
+        for device, time in times.items():
+            paces[device].append(time / usual)
+    return [_scaled(layer, paces, device) for layer, device in zip(layers, devices, strict=True)]
+
+
+def _uniform(layers: Sequence[LayerProfile], own: Sequence[int]) -> bool:
+    times = [layers[number].compute_ns for number in own]
+    return 0 < max(times) <= _ALIKE * min(times)
+
+
+def _scaled(layer: LayerProfile, paces: Mapping[Hashable, Sequence[float]], device: Hashable) -> LayerProfile:
+    if device not in paces:
+        return layer
+    pace = median(paces[device])
+    return replace(
+        layer, forward_ns=round(layer.forward_ns / pace), backward_ns=round(layer.backward_ns / pace)
+    )

@@ -1,0 +1,98 @@
+"""Which workers are persistently slower than their peers, by what each takes for its own work. Pure.
+
+A worker tells the median of its last iterations, without the time in which it waited for others. That is
+compared with what the same work is expected to take, and the result with that of its peers: if all become
+slower, by longer sequences say, nobody is a straggler.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median, median_low
+
+__all__ = ["Sample", "Stragglers"]
+
+_JUDGEMENTS = 3
+"""In a row that have to agree."""
+_APART = 3
+"""Iterations between two of them."""
+_CHANGE = 0.2
+"""A straggler's pace is told anew when it has changed by this share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a worker says of itself.
+
+    Attributes:
+        iteration: iterations that it has completed.
+        own_s: seconds of an iteration in which it did not wait: the median of the last few.
+    """
+
+    iteration: int
+    own_s: float
+
+
+@dataclass(slots=True)
+class _Record:
+    iteration: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_JUDGEMENTS))
+
+
+class Stragglers:
+    """Judges again and again, and says what has changed.
+
+    Args:
+        factor: how many times as long as its peers a straggler takes, at least. Half of what is beyond 1 is
+            the factor at which it is none any more.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._enters, self._leaves = factor, 1 + (factor - 1) / 2
+        self._records: dict[int, _Record] = {}
+
+    def forget(self) -> None:
+        """After a recovery: workers were rebuilt, or stood still."""
+        self._records.clear()
+
+    def judge(
+        self, samples: Mapping[int, Sample], expected_s: Mapping[int, float], slow: Mapping[int, int]
+    ) -> dict[int, int]:
+        """The paces to be noted, by rank, in thousandths; 1000 for who is a straggler no more.
+
+        Args:
+            samples: the newest of each worker.
+            expected_s: what the work of each takes on equal devices, by rank; those without are left out.
+            slow: the paces that are noted, by rank.
+        """
+        ranks = [rank for rank in expected_s if rank in samples and expected_s[rank] > 0]
+        if len(ranks) < 2:
+            return {}
+        takes = {rank: samples[rank].own_s / expected_s[rank] for rank in ranks}
+        peers = median_low(takes.values())
+        if peers <= 0:
+            return {}
+        found = {}
+        for rank in ranks:
+            record = self._records.setdefault(rank, _Record(samples[rank].iteration - _APART))
+            if samples[rank].iteration < record.iteration + _APART:
+                continue
+            record.iteration = samples[rank].iteration
+            record.recent.append(takes[rank] / peers)
+            if (pace := self._pace(record, slow.get(rank, 1000))) is not None:
+                found[rank] = pace
+        return found
+
+    def _pace(self, record: _Record, noted: int) -> int | None:
+        """What to note of a worker; None if that is noted already."""
+        if len(record.recent) < _JUDGEMENTS:
+            return None
+        pace = round(1000 * median(record.recent))
+        if noted <= 1000:
+            return pace if min(record.recent) >= self._enters else None
+        if max(record.recent) <= self._leaves:
+            return 1000
+        changed = abs(pace - noted) > _CHANGE * noted
+        return pace if changed and min(record.recent) >= self._enters else None

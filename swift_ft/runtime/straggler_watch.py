@@ -1,0 +1,142 @@
+"""Worker 0 looks out for workers that are persistently slower than their peers, in a thread of its own.
+
+Each worker publishes how long it takes for its own work, with its progress. What that is compared with is the
+cost of its layers where they can move, else what replicas of it take, else what it took itself in the first
+iterations. A device that several workers share is not judged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median_low
+
+from swift_ft.coordination.participant import Participant
+from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.planning.job import Worker
+from swift_ft.planning.stragglers import Sample, Stragglers
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.devices import device_of, pace_of, shared_devices
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.runtime.layer_profiler import LayerCosts
+
+__all__ = ["StragglerWatch"]
+
+_logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+_PER_WORKER_S = 0.002
+"""Of the interval, so that large jobs are looked at less often."""
+
+
+class StragglerWatch:
+    """Judges all workers.
+
+    Args:
+        participant: worker 0's part in the job.
+        progress: what all workers publish.
+        workers: reads what the workers have measured in their first iterations; None until all have.
+        costs: of the layers of a LayerStack; None for any other model.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        progress: ProgressBoard,
+        workers: Callable[[], Sequence[Worker] | None],
+        costs: LayerCosts | None,
+    ) -> None:
+        self._participant = participant
+        self._progress = progress
+        self._config = config = participant.context.config
+        self._stragglers = Stragglers(config.straggler_factor)
+        self._workers = workers
+        self._costs = costs
+        self._measured: Mapping[int, float] | None = None
+        self._generation = 0
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Begin to look."""
+        if self._config.stragglers == "rebalance" and self._costs is None:
+            _logger.warning(
+                "--stragglers rebalance has no effect: only the layers of a LayerStack can move. Slow "
+                "workers are named.",
+                extra={"event": "stragglers_stay"},
+            )
+        threading.Thread(target=self._run, name="swift-straggler-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        interval_s = _LOOK_S + _PER_WORKER_S * self._participant.context.world_size
+        while not self._closed.wait(interval_s):
+            try:
+                self._look(self._participant.state)
+            except Exception as error:  # the rendezvous store is lost: the journal's thread says so
+                _logger.debug("no further look for stragglers: %s", error)
+                return
+
+    def _look(self, state: State) -> None:
+        if state.phase != Phase.LIVE or state.round.finished or state.world_size < 2:
+            return
+        if state.generation != self._generation:
+            self._generation = state.generation
+            self._stragglers.forget()
+        if (expected_s := self._expected_s(state)) is None:
+            return
+        shared = shared_devices(state)
+        expected_s = {r: s for r, s in expected_s.items() if device_of(state, r) not in shared}
+        slow = {rank: pace_of(state, rank) for rank in expected_s}
+        samples = self._samples(state)
+        for rank, permille in self._stragglers.judge(samples, expected_s, slow).items():
+            state = self._participant.append(
+                ev.PaceNoted(
+                    rank=rank,
+                    generation=self._generation,
+                    iteration=samples[rank].iteration,
+                    permille=permille,
+                )
+            )
+        if self._config.stragglers == "replace":
+            self._replace(state)
+
+    def _samples(self, state: State) -> dict[int, Sample]:
+        """What all workers say of their own work, as far as they train."""
+        return {
+            rank: Sample(said["iteration"], said["own_s"])
+            for rank, said in self._progress.read_all(state.world_size).items()
+            if said["mode"] == "live" and said.get("own_s") is not None
+        }
+
+    def _expected_s(self, state: State) -> Mapping[int, float] | None:
+        """What the work of each worker takes on equal devices, by rank. Only the proportions count."""
+        if self._costs is not None:
+            if (layers := self._costs.read(state)) is None:
+                return None
+            placed = state.layouts.placed
+            return {rank: sum(layers[n].compute_ns for n in own) / 1e9 for rank, own in placed.items()}
+        if self._measured is None and (workers := self._workers()) is not None:
+            self._measured = _by_peers(workers)
+        return self._measured
+
+    def _replace(self, state: State) -> None:
+        """Ask the slowest machine to hand over, if a spare waits and no other machine is leaving."""
+        membership = state.membership
+        spares = [spare for spare in membership.spares if spare not in membership.hosts]
+        slow = {device.rpartition("/")[0]: pace for device, pace in sorted(membership.pace.items())}
+        if not spares or not slow or membership.draining:
+            return
+        machine = max(slow, key=lambda name: slow[name])
+        self._participant.append(ev.DrainRequested(machine=machine, asked_by="--stragglers replace"))
+
+
+def _by_peers(workers: Sequence[Worker]) -> dict[int, float]:
+    """What workers that hold the same took in their first iterations: as a rule, the faster half of them."""
+    took: dict[tuple[str, ...], list[float]] = {}
+    for worker in workers:
+        took.setdefault(worker.holds, []).append(worker.measured.compute_s or 0.0)
+    return {rank: median_low(took[worker.holds]) for rank, worker in enumerate(workers)}
