@@ -26,12 +26,16 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--store", required=True)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--iterations", type=int, required=True)
+parser.add_argument("--slow", type=int, help="a worker that takes three times as long")
+parser.add_argument("--slow-from", type=int, default=0, help="from this iteration on")
 args = parser.parse_args()
 device = (args.out.parent / f"device-{WorkerContext.from_env().agent_pid}").open("w")
 
 
 def busy(milliseconds: int) -> None:
     """Use the device of this machine."""
+    if slowed:
+        milliseconds *= 3
     fcntl.flock(device, fcntl.LOCK_EX)
     try:
         time.sleep(milliseconds / 1e3)
@@ -80,9 +84,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=args.store, checkpoint_every=10)
 session.attach_pipeline(schedule)
 times = []
+slowed = False
 plan: dict[str, Any] = {}
 for step in session.steps(args.iterations):
     began = time.perf_counter()
+    slowed = rank == args.slow and step.index >= args.slow_from
     with step:
         generator = torch.Generator().manual_seed(step.index)
         x, y = torch.randn(2, MICROBATCHES * 2, WIDTH, generator=generator)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from swift_ft.cli.common import OneLineParser
-from swift_ft.cli.plan import compare, devices, instantiate, layers, reconfigure, reshard, templates
+from swift_ft.cli.plan import compare, devices, instantiate, layers, reconfigure, reshard, size, templates
 from swift_ft.cli.verb import Verb, add_verbs, run_verb
 
 __all__ = ["VERBS", "main", "parser"]
@@ -17,6 +17,7 @@ VERBS: tuple[Verb, ...] = (
     instantiate.VERB,
     reconfigure.VERB,
     reshard.VERB,
+    size.VERB,
     devices.VERB,
     compare.VERB,
 )
