@@ -23,6 +23,7 @@ from swift_ft.checkpoint.layered_part import file_by_layer, kinds_of, load_layer
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.part_files import LocalParts, PartFiles
+from swift_ft.checkpoint.sliced_part import SavedPart, file_of_value, is_sharded, load_slices
 from swift_ft.checkpoint.state_digest import StateDigests, listed
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWritableError, UsageError
@@ -121,11 +122,14 @@ class Checkpointer:
                 _log_failure(older, self._failure)
                 _clear(older.copy)  # before the next copy is made
                 self._due = None
-            file_of = file_by_layer(LayeredState(self._state))
+            file_of = file_by_layer(LayeredState(self._state)) or self._file_of_shards()
             copy = staged(self._state.to_save(digests))
             self._due = _Save(iteration, path, copy, file_of, on_durable)
             if not self._waiting:
                 threading.Thread(target=self._run, name="swift-checkpoint", daemon=True).start()
+
+    def _file_of_shards(self) -> FileOf | None:
+        return file_of_value if is_sharded(self._state) else None
 
     def _run(self) -> None:
         retry(
@@ -181,13 +185,17 @@ class Checkpointer:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def load(self, iteration: int, rank: int, layout: StageLayers | None = None) -> None:
+    def load(
+        self, iteration: int, rank: int, layout: StageLayers | None = None, workers: int | None = None
+    ) -> None:
         """Load a worker's part of a committed checkpoint into the state, if it is the part that was saved.
 
         Args:
             iteration: of the checkpoint.
             rank: the worker.
             layout: for a LayerStack the number of layers of each stage. The checkpoint may have another one.
+            workers: of the job. A checkpoint of others may be of another sharding: then this worker's ranges
+                are read from the parts that have them. None for as many as the checkpoint has.
 
         Raises:
             DamagedCheckpointError: it is not, or it is gone.
@@ -195,7 +203,7 @@ class Checkpointer:
             TopologyMismatchError: if another model made it.
         """
         try:
-            part = self._read_twice(lambda: self._load(iteration, rank, layout))
+            part = self._read_twice(lambda: self._load(iteration, rank, layout, workers))
         except DamagedCheckpointError as error:
             raise self._damaged(iteration, rank, error) from error
         except (CheckpointError, UsageError):
@@ -241,12 +249,15 @@ class Checkpointer:
             **{**error.fields, "iteration": iteration, "rank": rank},
         )
 
-    def _load(self, iteration: int, rank: int, layout: StageLayers | None) -> Part:
+    def _load(self, iteration: int, rank: int, layout: StageLayers | None, workers: int | None) -> Part:
         store = self.folder.store
         store.check_anchor()
         placed = self.folder.layers_of(iteration) if layout is not None else {}
         if placed and layout is not None:
             return self._load_layers(iteration, rank, layout, placed)
+        parts = self.folder.parts_of(iteration)
+        if workers is not None and len(parts) != workers:
+            return self._load_slices(parts, rank)
         part = self.folder.part_of(iteration, rank)
         with self._named(part):
             self._load_part(part)
@@ -283,6 +294,20 @@ class Checkpointer:
                     f"the loaded state is not what was saved: {listed(names)} differ"
                 )
         return first
+
+    def _load_slices(self, parts: Mapping[int, Part], rank: int) -> Part:
+        """Load this worker's ranges from the parts that have them. Replicas share a part."""
+        own = rank if rank in parts else max(parts)
+        saved: dict[int, SavedPart] = {}
+        read: set[str] = set()
+        for other in (own, *(other for other in parts if other != own)):
+            if parts[other].path not in read:
+                read.add(parts[other].path)
+                with self._named(parts[other]):
+                    saved[other] = SavedPart(self.folder.reader(parts[other], self.files))
+        with self._named(parts[own]):
+            load_slices(saved, own, self._state)
+        return parts[own]
 
     def _load_part(self, part: Part) -> None:
         reader = self.folder.reader(part, self.files)

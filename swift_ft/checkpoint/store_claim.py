@@ -216,13 +216,15 @@ def _decide(
 
 
 def _check_topology(store: Store, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Layers are read from whichever parts have them, so their number alone has to be the same."""
+    """Layers and ranges are read from whichever parts have them: there may be more or fewer workers."""
     if theirs.get("layers") and ours.get("layers") == theirs["layers"]:
+        return
+    if (theirs.get("sharded") or ours.get("sharded")) and ours["stages"] == theirs["stages"] == 1:
         return
     differences = [
         f"{name} {theirs.get(name)} there, {ours[name]} here"
         for name in ours
-        if theirs.get(name) != ours[name]
+        if name != "sharded" and theirs.get(name) != ours[name]
     ]
     if differences:
         raise TopologyMismatchError(

@@ -160,7 +160,7 @@ class Executor:
         self._status.known = False  # while only a part of it is there
         layout = self._repartition.adopt(state) if self._repartition is not None else None
         if task.holder is None:
-            self._checkpointer.load(iteration, self._rank, layout)
+            self._checkpointer.load(iteration, self._rank, layout, self._context.world_size)
         else:
             self._snapshots.load(task)
         self._status.dirty, self._status.updated = None, ()

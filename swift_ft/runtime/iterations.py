@@ -79,6 +79,8 @@ class Iterations:
         }
         if pipeline is not None and pipeline.stack is not None:
             topology["layers"] = pipeline.stack.count
+        if self._c.shards:
+            topology["sharded"] = True
         found = claim_store(store, context, rendezvous, topology, context.config.report_timeout_s, settings)
         self._c.commits.found(found)
         self._archive_journal(store)

@@ -87,12 +87,16 @@ def damage_the_checkpoint(victim: int) -> None:
     load = Checkpointer.load
 
     def after_damage(
-        self: Checkpointer, iteration: int, rank: int, layout: tuple[int, ...] | None = None
+        self: Checkpointer,
+        iteration: int,
+        rank: int,
+        layout: tuple[int, ...] | None = None,
+        workers: int | None = None,
     ) -> None:
         Checkpointer.load = load
         (part,) = STORE.glob(f"checkpoints/{iteration:08d}/rank-{victim:05d}.*/__0_0.distcp")
         damage("flip", part)
-        load(self, iteration, rank, layout)
+        load(self, iteration, rank, layout, workers)
 
     Checkpointer.load = after_damage
 

@@ -1,0 +1,234 @@
+"""Puts a worker's shards together from a checkpoint of another sharding, range by range (Tenplex §4).
+
+A worker that now has rows 3 to 5 of a tensor takes row 3 from the part that has rows 2 and 3, and rows 4 and
+5 from the next one. Parts of replicas are the same. What is not sharded comes from the worker's own part, or,
+where there was no such worker, from the last one's.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from swift_ft.checkpoint.layered_part import kinds_of
+from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tensor_at, unpack
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import CheckpointError, TopologyMismatchError
+from swift_ft.torch_adapters.core.shards import Description, describe, local
+from swift_ft.torch_adapters.dcp import PartReader
+
+__all__ = ["SavedPart", "file_of_value", "is_sharded", "load_slices"]
+
+
+def file_of_value(path: tuple[str, ...]) -> int:
+    """Which file of a part of sharded state a value goes to: what others look at first has one of its own."""
+    return 0 if path[0] == "plain" else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """A range of a tensor in each dimension."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    def overlap(self, other: _Box) -> _Box:
+        """What both have; it may be empty."""
+        begins = [max(a, b) for a, b in zip(self.offset, other.offset, strict=True)]
+        ends = [min(a, b) for a, b in zip(self._ends(), other._ends(), strict=True)]
+        sizes = [max(0, end - begin) for begin, end in zip(begins, ends, strict=True)]
+        return _Box(tuple(begins), tuple(sizes))
+
+    def within(self, whole: _Box) -> tuple[slice, ...]:
+        """Where it is in a box that contains it."""
+        begins = [a - b for a, b in zip(self.offset, whole.offset, strict=True)]
+        return tuple(slice(begin, begin + size) for begin, size in zip(begins, self.shape, strict=True))
+
+    def _ends(self) -> list[int]:
+        return [begin + size for begin, size in zip(self.offset, self.shape, strict=True)]
+
+
+class SavedPart:
+    """A part of the checkpoint: what it has of which tensor.
+
+    Args:
+        reader: of the part.
+    """
+
+    def __init__(self, reader: PartReader) -> None:
+        self._reader = reader
+        content = {"plain": {"bytes": io.BytesIO()}}
+        reader.fill(content)
+        self.plain: Mapping[str, Any] = unpack(content["plain"]["bytes"].getvalue())
+        self.kinds = kinds_of(reader)
+
+    def description(self, path: StatePath) -> Description | None:
+        """Of what a tensor is a part; None if it is whole."""
+        found: Any = self.plain.get("shards") or {}
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found if isinstance(found, dict) else None
+
+    def box(self, path: StatePath) -> _Box:
+        """The range of a tensor that is here."""
+        return _box_of(self.description(path), self.kinds[path].shape, path)
+
+    def whole(self, path: StatePath) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        description = self.description(path)
+        return self.kinds[path].shape if description is None else tuple(description["shape"])
+
+    def read(self, paths: set[StatePath]) -> dict[str, Any]:
+        """Some tensors, nested by their paths."""
+        found: dict[str, Any] = {}
+        for path in paths:
+            kind, inner = self.kinds[path], found
+            for key in path[:-1]:
+                inner = inner.setdefault(key, {})
+            inner[path[-1]] = torch.empty(kind.shape, dtype=kind.dtype)
+        if found:
+            self._reader.fill(found)
+        return found
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A tensor of this worker, and from which parts its pieces come."""
+
+    kind: TensorKind
+    box: _Box
+    pieces: dict[int, _Box]
+
+
+def is_sharded(state: TrainingState) -> bool:
+    """Whether this worker has parts of tensors."""
+    parameters = (p for module in state.modules.values() for p in module.parameters())
+    return any(describe(parameter) is not None for parameter in parameters)
+
+
+def load_slices(parts: Mapping[int, SavedPart], own: int, state: TrainingState) -> None:
+    """Make the state what the parts have of it.
+
+    Args:
+        parts: by rank.
+        own: the part for what is not sharded.
+        state: of the session.
+
+    Raises:
+        TopologyMismatchError: another model made the checkpoint, or its shards are no ranges.
+        CheckpointError: the parts do not cover a tensor.
+    """
+    saved = state.to_save()
+    shards = unpack(saved["plain"]["bytes"].getvalue())["shards"]
+    wanted: dict[StatePath, _Wanted] = {}
+    for name, model in saved["models"].items():
+        for key, tensor in model.items():
+            if isinstance(tensor, torch.Tensor):
+                path: StatePath = ("models", name, key)
+                wanted[path] = _find(path, tensor, shards["models"].get(name, {}).get(key), parts, own)
+    described: dict[str, Any] = {name: {"state": {}} for name in state.optimizers}
+    for path, parameter in _optimizer_tensors(parts, state):
+        like = describe(parameter) if any(part.description(path) for part in parts.values()) else None
+        wanted[path] = _find(path, None if like is None else parameter, like, parts, own)
+        if like is not None:
+            described[path[1]]["state"].setdefault(path[3], {})[path[4]] = like
+    loaded = _filled(wanted, parts)
+    plain = parts[own].plain
+    rest = {
+        "small": plain["small"],
+        "optimizers": plain["optimizers"],
+        "digests": {},  # those of other ranges would not match
+        "shards": {"models": shards["models"], "optimizers": described},
+    }
+    models = {name: loaded["models"].get(name, {}) for name in state.modules}
+    optimizers = {name: loaded["optimizers"].get(name, {"state": {}}) for name in state.optimizers}
+    state.take_over({"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO(pack(rest))}})
+
+
+def _optimizer_tensors(
+    parts: Mapping[int, SavedPart], state: TrainingState
+) -> Iterator[tuple[StatePath, torch.Tensor]]:
+    """All tensors that optimizers keep, by path, with the parameter that they belong to."""
+    paths = sorted({path for part in parts.values() for path in part.kinds if path[0] == "optimizers"})
+    for path in paths:
+        groups = state.optimizers[path[1]].param_groups
+        yield path, [p for group in groups for p in group["params"]][int(path[3])]
+
+
+def _find(
+    path: StatePath,
+    here: torch.Tensor | None,
+    description: Description | None,
+    parts: Mapping[int, SavedPart],
+    own: int,
+) -> _Wanted:
+    """From which parts the pieces of a tensor come. Without a tensor here it is as the own part has it."""
+    holders = {rank: part for rank, part in parts.items() if path in part.kinds}
+    if not holders:
+        raise TopologyMismatchError(
+            f"The checkpoint was made by another model: it has no {path[-1]}. Start with the same model, or "
+            "choose another store.",
+            key=path[-1],
+        )
+    first = holders[own] if own in holders else next(iter(holders.values()))
+    whole = first.whole(path)
+    if here is None:
+        box = _Box((0,) * len(whole), whole)
+    else:
+        shape = tuple(description["shape"]) if description is not None else tuple(here.shape)
+        if shape != whole:
+            raise TopologyMismatchError(
+                f"The checkpoint was made by another model: {path[-1]} has the shape {whole} there and "
+                f"{shape} here. Start with the same model, or choose another store.",
+                key=path[-1],
+            )
+        box = _box_of(description, tuple(local(here).shape), path)
+    found = _Wanted(TensorKind(first.kinds[path].dtype, box.shape), box, {})
+    missing, seen = box.elements, set[_Box]()
+    for rank in (own, *(rank for rank in sorted(holders) if rank != own)):
+        if missing and rank in holders and (theirs := holders[rank].box(path)) not in seen:
+            seen.add(theirs)
+            if (piece := box.overlap(theirs)).elements:
+                found.pieces[rank] = piece
+                missing -= piece.elements
+    if missing:
+        raise CheckpointError(f"The parts of the checkpoint do not cover {'.'.join(path)}.")
+    return found
+
+
+def _filled(wanted: Mapping[StatePath, _Wanted], parts: Mapping[int, SavedPart]) -> dict[str, Any]:
+    """The wanted tensors, nested by their paths. Of each part, only what is needed is read."""
+    loaded: dict[str, Any] = {"models": {}, "optimizers": {}}
+    for path, one in wanted.items():
+        inner = loaded
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = torch.empty(one.box.shape, dtype=one.kind.dtype)
+    for rank, part in parts.items():
+        needed = {path for path, one in wanted.items() if rank in one.pieces}
+        read = part.read(needed)
+        for path in needed:
+            one, piece = wanted[path], wanted[path].pieces[rank]
+            values = tensor_at(read, path)[piece.within(part.box(path))]
+            tensor_at(loaded, path)[piece.within(one.box)] = values
+    return loaded
+
+
+def _box_of(description: Description | None, shape: tuple[int, ...], path: StatePath) -> _Box:
+    if description is None:
+        return _Box((0,) * len(shape), shape)
+    if any("/" in placement for placement in description["placements"]):
+        raise TopologyMismatchError(
+            f"The shards of {path[-1]} are no ranges: tensor parallelism and FSDP share a dimension. Resume "
+            "with the same mesh.",
+            key=path[-1],
+        )
+    return _Box(tuple(description["offset"]), shape)
