@@ -28,7 +28,7 @@ from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
 from swift_ft.cli.verb import Verb
 from swift_ft.config import Option, RunConfig, flag_of
-from swift_ft.data import IndexedBatches, LoaderBatches
+from swift_ft.data import GlobalBatches, IndexedBatches, LoaderBatches
 from swift_ft.determinism import deterministic
 from swift_ft.failpoints import Point
 from swift_ft.faults import Action, Target
@@ -284,7 +284,7 @@ def _front_door() -> Iterator[str]:
     yield from ("### `Step`", "", *_describe(Step))
     for exported in (LogBudget, wrap_optimizer, undo_support, deterministic):
         yield from _callable(exported.__name__, exported)
-    for batches in (IndexedBatches, LoaderBatches):
+    for batches in (IndexedBatches, GlobalBatches, LoaderBatches):
         yield from _callable(f"data.{batches.__name__}", batches)
 
 

@@ -256,9 +256,10 @@ class Checkpointer:
         if placed and layout is not None:
             return self._load_layers(iteration, rank, layout, placed)
         parts = self.folder.parts_of(iteration)
-        if workers is not None and len(parts) != workers:
+        replicas = len({part.path for part in parts.values()}) == 1 and not is_sharded(self._state)
+        if workers is not None and len(parts) != workers and not replicas:
             return self._load_slices(parts, rank)
-        part = self.folder.part_of(iteration, rank)
+        part = parts[min(parts)] if replicas else self.folder.part_of(iteration, rank)
         with self._named(part):
             self._load_part(part)
         return part

@@ -216,22 +216,34 @@ def _decide(
 
 
 def _check_topology(store: Store, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Layers and ranges are read from whichever parts have them: there may be more or fewer workers."""
+    """Whether a checkpoint can be read, and the same samples follow.
+
+    Layers and ranges are read from whichever parts have them, and each replica has all of them: there may be
+    more or fewer workers. ``redealt`` is in the record of replicas: whether their batches follow them.
+    """
     if theirs.get("layers") and ours.get("layers") == theirs["layers"]:
         return
     if (theirs.get("sharded") or ours.get("sharded")) and ours["stages"] == theirs["stages"] == 1:
         return
+    if theirs.get("redealt") and ours.get("redealt"):
+        return
     differences = [
         f"{name} {theirs.get(name)} there, {ours[name]} here"
         for name in ours
-        if name != "sharded" and theirs.get(name) != ours[name]
+        if name not in ("sharded", "redealt") and theirs.get(name) != ours[name]
     ]
     if differences:
         raise TopologyMismatchError(
             f"The checkpoint in {store.url} was made with another topology ({'; '.join(differences)}): "
-            "start with the same one, or choose another store.",
+            f"start with the same one, or choose another store.{_HINT if 'redealt' in ours else ''}",
             path=store.url,
         )
+
+
+_HINT = (
+    " A run goes on with more or fewer replicas if it began with swift_ft.data.GlobalBatches in "
+    "Session(state): others would give it some samples twice."
+)
 
 
 def _take_over_logs(store: Store, known: set[str]) -> None:

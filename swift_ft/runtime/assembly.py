@@ -41,6 +41,7 @@ from swift_ft.runtime.collaborators import Collaborators
 from swift_ft.runtime.commits import Commits
 from swift_ft.runtime.data.board import BatchBoard
 from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.data.dealing import deal_batches
 from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.helpers.member import Helping
@@ -454,6 +455,7 @@ class Assembly:
             between=self.between,
             phases=self.phases,
             batches=self._batches,
+            redealt=self._deal_batches(),
             rollback=self._rollback,
             sharded=self._sharded,
             shards=self.shards,
@@ -466,6 +468,10 @@ class Assembly:
             repartition=self._repartition(),
             rebalance=self._rebalance(costs),
         )
+
+    def _deal_batches(self) -> bool:
+        number, count = self.replica
+        return deal_batches(self._state.small.values(), count, number, sharded=bool(self.shards))
 
     def _repartition(self) -> Repartition | None:
         pipeline = self._pipeline

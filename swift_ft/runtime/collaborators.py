@@ -58,6 +58,7 @@ class Collaborators:
         between: what its script does between two steps.
         phases: where its script is.
         batches: whether a repeated iteration gets the batch that it had.
+        redealt: the session deals the batches to the replicas, however many there are.
         rollback: undoes the small changes of an interrupted step.
         sharded: what ``fully_shard`` was applied to; nothing, as a rule.
         shards: which shards it has, in words; empty if nothing is sharded.
@@ -89,6 +90,7 @@ class Collaborators:
     between: Between
     phases: ScriptPhases
     batches: BatchCheck
+    redealt: bool
     rollback: Rollback
     sharded: ShardedModels
     shards: str

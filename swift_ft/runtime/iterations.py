@@ -71,8 +71,8 @@ class Iterations:
 
     def start(self, store: Store, rendezvous: RendezvousStore, settings: Mapping[str, Any]) -> None:
         """Claim the store and become part of the job, whether or not other workers train already."""
-        context, pipeline = self._c.context, self._c.pipeline
-        topology = {
+        c, context, pipeline = self._c, self._c.context, self._c.pipeline
+        topology: dict[str, Any] = {
             "machines": context.world_size // context.workers_per_machine,
             "workers": context.workers_per_machine,
             "stages": pipeline.num_stages if pipeline is not None else 1,
@@ -81,6 +81,8 @@ class Iterations:
             topology["layers"] = pipeline.stack.count
         if self._c.shards:
             topology["sharded"] = True
+        elif pipeline is None and c.replicas.attached:
+            topology["redealt"] = c.redealt
         found = claim_store(store, context, rendezvous, topology, context.config.report_timeout_s, settings)
         self._c.commits.found(found)
         self._archive_journal(store)

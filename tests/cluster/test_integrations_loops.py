@@ -108,6 +108,11 @@ def test_the_trainer_of_hugging_face(fault: str, tmp_path: Path, undisturbed: Re
     assert [entry["step"] for entry in saved["curves"] if "loss" in entry] == list(range(1, 9))
 
 
+def test_global_batches(tmp_path: Path, undisturbed: Reference) -> None:
+    run = run_replicas(tmp_path, "any_replicas", inject="kill machine=1 iteration=5 point=reduced")
+    assert_same_files(run, undisturbed("any_replicas"))
+
+
 @needs("torchdata")
 def test_a_stateful_loader(tmp_path: Path, undisturbed: Reference) -> None:
     run = run_replicas(tmp_path, "stateful_loader", inject="kill machine=0 iteration=5 point=between")

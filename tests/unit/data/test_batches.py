@@ -217,7 +217,7 @@ def test_the_state_of_another_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     for index in range(3):
         theirs[index]
     saved = theirs.state_dict()
-    monkeypatch.setattr("swift_ft.data._rank", lambda: 5)
+    monkeypatch.setattr("swift_ft.data.loader._rank", lambda: 5)
     batches = LoaderBatches(kind(EveryOther(0), 4))
     batches.load_state_dict(saved)
     assert batches[3].tolist() == [24, 26, 28, 30]

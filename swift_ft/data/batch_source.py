@@ -1,0 +1,162 @@
+"""Loads any batch by its index, and in advance those that follow."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import itertools
+import os
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from swift_ft.data.random_numbers import draw_from, random_numbers_of
+
+__all__ = ["BatchKey", "BatchSource"]
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+class BatchKey(NamedTuple):
+    """What makes a batch.
+
+    Attributes:
+        samples: their indices in the data set.
+        seeds: of what the data set draws at random, 63 bits: one for each sample, or one for all of them.
+    """
+
+    samples: list[int]
+    seeds: list[int]
+
+
+class BatchSource:
+    """The batches of a map-style data set.
+
+    With workers, the batches that follow the last one are loaded in advance. After a jump the workers begin
+    anew from there, and no batch is loaded that is not asked for.
+
+    Args:
+        dataset: map-style: it has ``__getitem__`` and ``__len__``.
+        key_of: what makes the batch of an index. It must not refer to this object, which
+            would keep its workers alive.
+        num_workers: processes that load batches; 0 to load them when they are asked for.
+        options: further arguments of ``DataLoader``.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        key_of: Callable[[int], BatchKey],
+        num_workers: int,
+        options: dict[str, Any],
+    ) -> None:
+        self._dataset = _Seeded(dataset)
+        self._key_of = key_of
+        self._num_workers = num_workers
+        self._options = options
+        self._ahead: Iterator[Any] | None = None
+        self._next = 0  # the batch that comes next from the workers
+        self._close_at_exit = partial(_close, weakref.ref(self))
+
+    def __getitem__(self, index: int) -> Any:
+        """The batch of an index.
+
+        Raises:
+            IndexError: for a negative one.
+        """
+        if index < 0:
+            raise IndexError(f"Iterations count from 0, not {index}.")
+        if self._num_workers == 0:
+            return next(self._load([self._key_of(index)]))
+        if self._ahead is not None and index == self._next - 1:  # repeated: the workers need not begin anew
+            return next(self._load([self._key_of(index)]))
+        if self._ahead is None or index != self._next:
+            self._ahead = None  # its workers end before others begin
+            self._ahead = self._load(_From(self._key_of, index), self._num_workers)
+        self._next = index + 1
+        return next(self._ahead)
+
+    def close(self) -> None:
+        """End the workers, and forget what they have loaded. The next batch starts them again."""
+        self._ahead = None
+
+    def _load(self, keys: Iterable[BatchKey], num_workers: int = 0) -> Iterator[Any]:
+        options = dict(self._options) if num_workers else _without_workers(self._options)
+        if num_workers and sys.platform == "linux":
+            options["worker_init_fn"] = partial(_begin_worker, os.getpid(), options.get("worker_init_fn"))
+        generator = torch.Generator()  # from which the loader draws a seed, and not from the training's
+        loader: Any = DataLoader(
+            self._dataset,
+            batch_sampler=keys,  # type: ignore[arg-type]  # what it yields goes to _Seeded.__getitems__
+            num_workers=num_workers,
+            generator=generator,
+            **options,
+        )
+        batches: Iterator[Any] = iter(loader)
+        if num_workers:  # at exit: before the loader, which would wait for workers that know of no end
+            atexit.unregister(self._close_at_exit)
+            atexit.register(self._close_at_exit)
+        return batches
+
+
+class _From:
+    """The keys of all batches from one on."""
+
+    def __init__(self, key_of: Callable[[int], BatchKey], start: int) -> None:
+        self._key_of = key_of
+        self._start = start
+
+    def __iter__(self) -> Iterator[BatchKey]:
+        return map(self._key_of, itertools.count(self._start))
+
+
+class _Seeded(Dataset[Any]):
+    """A data set that draws the random numbers of a key, in whatever process."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, key: BatchKey) -> list[Any]:
+        with random_numbers_of(key.seeds[0]):
+            several = getattr(self._dataset, "__getitems__", None)
+            if several is not None:
+                samples: list[Any] = several(key.samples)
+                return samples
+            return list(self._one_by_one(key))
+
+    def _one_by_one(self, key: BatchKey) -> Iterator[Any]:
+        of_each = len(key.seeds) > 1
+        for number, sample in enumerate(key.samples):
+            if of_each:
+                draw_from(key.seeds[number])
+            yield self._dataset[sample]
+
+
+def _begin_worker(parent: int, then: Callable[[int], None] | None, worker: int) -> None:
+    """In a process that loads batches: end with the training, and not when it is missed some seconds later.
+
+    Until then the process would keep the connections of a training process that was killed.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # in order: temporary files are removed
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it has ended already
+        sys.exit(0)
+    if then is not None:
+        then(worker)
+
+
+def _close(source: weakref.ref[BatchSource]) -> None:
+    if (living := source()) is not None:
+        living.close()
+
+
+def _without_workers(options: dict[str, Any]) -> dict[str, Any]:
+    of_workers = {"prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"}
+    return {name: value for name, value in options.items() if name not in of_workers}

@@ -1,0 +1,220 @@
+"""Global batches that stay the same however many replicas share them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import xxhash
+from torch.utils.data import Dataset, IterableDataset
+
+from swift_ft.data.batch_source import BatchKey, BatchSource
+from swift_ft.data.identity import check_same, identity_of
+from swift_ft.data.order import SampleOrder, shards_of
+from swift_ft.data.sample_log import SampleLog
+from swift_ft.data.shares import deal
+from swift_ft.determinism import derive_seed
+from swift_ft.errors import UsageError
+
+__all__ = ["GlobalBatches"]
+
+
+class GlobalBatches:
+    """A replica's part of each global batch, counted on over all epochs.
+
+    All samples stand in one order, by seed and epoch. Each global batch is the next part of it, and is dealt
+    to the replicas one after the other. So a run that goes on with more or fewer replicas gets the same
+    global batches, and every sample of an epoch is trained on exactly once, in the same order. A global batch
+    may end one epoch and begin the next.
+
+    What the data set draws at random (augmentation by torch, Python or NumPy) depends on the seed and the
+    sample's place in the order, and not on who loads it. A data set that loads several samples at once
+    (``__getitems__``) draws by its first one.
+
+    Make it a part of ``Session(state)``: then the session deals its batches to the replicas, a run may be
+    continued with more or fewer of them, and one with another data set, seed or batch is refused.
+
+    Args:
+        dataset: map-style: it has ``__getitem__`` and ``__len__``. torch's, or one of Hugging Face. If it has
+            ``shard_sizes``, these are the shards.
+        batch_size: samples per iteration, of all replicas together.
+        shuffle: another order in each epoch.
+        seed: of the order, and of what the data set draws.
+        shard_size: samples of consecutive indices that stay together in a shuffled order, for data that is
+            read in large pieces. Without it, the order is that of ``DistributedSampler``.
+        replicas: that share a batch. If left out, those of the session that it is a part of.
+        replica: this worker's number among them.
+        weights: of the replicas, for unlike devices: how many samples each can take, in proportion. All alike
+            if left out.
+        unit: samples that stay together when a batch is dealt, such as a microbatch.
+        log: a folder in which each replica writes down the samples of every iteration.
+        num_workers: processes that load batches; 0 to load them when they are asked for.
+        options: further arguments of ``DataLoader``, such as ``collate_fn`` and ``pin_memory``.
+
+    Attributes:
+        dealt: it has been said how many replicas share a batch.
+
+    Raises:
+        UsageError: for an iterable-style data set, a batch that cannot be dealt, or one that is larger than
+            an epoch, as is a shard.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        shard_size: int | None = None,
+        replicas: int | None = None,
+        replica: int = 0,
+        weights: Sequence[float] | None = None,
+        unit: int = 1,
+        log: str | Path | None = None,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> None:
+        samples = _length_of(dataset)
+        if not 0 < batch_size <= samples:
+            raise UsageError(
+                f"A global batch of {batch_size} samples does not fit into an epoch of {samples}: "
+                "some would be in it twice. Give a smaller one."
+            )
+        shards = _shards(dataset, samples, shard_size)
+        self._weights = weights
+        self._unit = unit
+        self.dealt = replicas is not None
+        self._part = _Part(SampleOrder(shards, shuffle=shuffle, seed=seed), batch_size, seed)
+        self._source = BatchSource(dataset, self._part.key, num_workers, options)
+        self._deal(len(weights or [1.0]) if replicas is None else replicas, replica)
+        self._log = SampleLog(log) if log is not None else None
+        self._state = {
+            "samples": samples,
+            "identity": identity_of(dataset),
+            "batch_size": batch_size,
+            "shards": xxhash.xxh3_64_hexdigest(repr(shards).encode()),
+            "shuffle": shuffle,
+            "seed": seed,
+        }
+
+    def deal(self, replicas: int, replica: int) -> None:
+        """Deal the batches to so many replicas, unless the script has said to how many. A session does it.
+
+        Args:
+            replicas: that share a batch.
+            replica: this worker's number among them.
+
+        Raises:
+            UsageError: if a batch cannot be dealt to them.
+        """
+        if not self.dealt:
+            self._deal(replicas, replica)
+            self.dealt = True
+
+    def _deal(self, replicas: int, replica: int) -> None:
+        if self._weights is not None and len(self._weights) != replicas:
+            raise UsageError(
+                f"There are {len(self._weights)} weights for {replicas} replicas: give one for each."
+            )
+        self._part.shares = deal(self._part.batch_size, self._unit, self._weights or [1.0] * replicas)
+        self._part.replica = replica
+        self._source.close()  # its workers load another part
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Samples of each global batch that every replica gets."""
+        return tuple(self._part.shares)
+
+    @property
+    def weight(self) -> float:
+        """What to multiply a replica's mean loss by, where gradients are averaged over replicas.
+
+        It makes the average that of all samples of the global batch, and is 1 where shares are equal.
+        """
+        return self._part.count * len(self.shares) / self._part.batch_size
+
+    def samples(self, index: int) -> list[int]:
+        """The indices of this replica's samples in an iteration's global batch."""
+        return self._part.key(index).samples
+
+    def __getitem__(self, index: int) -> Any:
+        """The part of this replica in an iteration's global batch. Iterations count from 0.
+
+        Raises:
+            IndexError: for a negative iteration.
+        """
+        if not self.dealt and dist.is_initialized() and dist.get_world_size() > 1:
+            raise UsageError(
+                "Nobody has said how many replicas share a batch: make these GlobalBatches a part of "
+                "Session(state), or give replicas= and replica=."
+            )
+        batch = self._source[index]
+        if self._log is not None:
+            self._log.write(index, self.samples(index), self.shares, self._part.replica)
+        return batch
+
+    def close(self) -> None:
+        """End the workers. The next batch starts them again."""
+        self._source.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the order depends on, for ``Session(state)``. The same on all replicas."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compare with the run that is continued.
+
+        Raises:
+            UsageError: if that had another order.
+        """
+        check_same(state, self._state)
+
+
+class _Part:
+    """What of each global batch belongs to one replica.
+
+    Attributes:
+        shares: samples of each replica.
+        replica: its number.
+    """
+
+    def __init__(self, order: SampleOrder, batch_size: int, seed: int) -> None:
+        self._order = order
+        self.batch_size = batch_size
+        self._seed = seed
+        self.shares: list[int] = []
+        self.replica = 0
+
+    @property
+    def start(self) -> int:
+        """Where its samples begin in a global batch."""
+        return sum(self.shares[: self.replica])
+
+    @property
+    def count(self) -> int:
+        """Its samples in a global batch."""
+        return self.shares[self.replica]
+
+    def key(self, index: int) -> BatchKey:
+        """What makes its part in an iteration."""
+        position = index * self.batch_size + self.start
+        seeds = [derive_seed(self._seed, place) for place in range(position, position + self.count)]
+        return BatchKey(self._order.at(position, self.count), seeds)
+
+
+def _length_of(dataset: Any) -> int:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise UsageError(
+            "GlobalBatches takes a map-style data set. For an iterable one, make a DataLoader or a "
+            "StatefulDataLoader, and use swift_ft.data.LoaderBatches(loader)."
+        )
+    return len(dataset)
+
+
+def _shards(dataset: Any, samples: int, shard_size: int | None) -> list[int]:
+    if shard_size is not None:
+        return shards_of(samples, shard_size)
+    return list(getattr(dataset, "shard_sizes", None) or [samples])

@@ -1,0 +1,121 @@
+"""Each replica's batches, in the order of ``DistributedSampler``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset, Sampler
+
+from swift_ft.data.batch_source import BatchKey, BatchSource
+from swift_ft.data.epochs import set_epoch
+from swift_ft.determinism import derive_seed
+from swift_ft.errors import UsageError
+
+__all__ = ["IndexedBatches"]
+
+
+class IndexedBatches:
+    """The batches of a map-style dataset, counted on over all epochs.
+
+    The order is that of ``DistributedSampler``, whose ``set_epoch`` is called for each epoch, and of a
+    ``DataLoader``. With workers, the batches that follow the last one are loaded in advance. After a jump the
+    workers begin anew from there, and no batch is loaded that is not asked for.
+
+    What a dataset draws at random (augmentation by torch, Python or NumPy) depends on the seed, the batch and
+    the rank only, and leaves the random numbers of the training as they are.
+
+    Which samples make a batch depends on the number of replicas. :class:`GlobalBatches` stays the same.
+
+    Args:
+        dataset: map-style: it has ``__getitem__`` and ``__len__``.
+        batch_size: samples per batch, on each replica.
+        shuffle: another order in each epoch.
+        seed: of the order, and of what the dataset draws.
+        num_replicas: among how many the dataset is divided: ``session.replicas``. The stages of one pipeline
+            all get the same batches, so for a single pipeline it is 1.
+        rank: this worker's number among them: ``session.replica``.
+        drop_last: drop the samples that do not fill a batch on every replica. Otherwise some samples are
+            repeated, so that all replicas have as many, and the last batch of an epoch may be smaller.
+        sampler: replaces the ``DistributedSampler`` that the arguments above describe. If it has a
+            ``set_epoch``, its order may depend on that alone.
+        num_workers: processes that load batches; 0 to load them when they are asked for.
+        options: further arguments of ``DataLoader``, such as ``collate_fn`` and ``pin_memory``.
+
+    Raises:
+        UsageError: for an iterable-style dataset, or one that has not a single batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        num_replicas: int = 1,
+        rank: int = 0,
+        drop_last: bool = False,
+        sampler: Sampler[int] | None = None,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> None:
+        if isinstance(dataset, IterableDataset):
+            raise UsageError(
+                "IndexedBatches takes a map-style dataset. For an iterable one, make a DataLoader or a "
+                "StatefulDataLoader, and use swift_ft.data.LoaderBatches(loader)."
+            )
+        sampler = sampler or DistributedSampler(
+            dataset, num_replicas=num_replicas, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+        )
+        self._order = _Order(sampler, batch_size, drop_last, seed=seed, rank=rank)
+        self._source = BatchSource(dataset, self._order.key, num_workers, options)
+        if self.batches_per_epoch == 0:
+            raise UsageError(f"The dataset does not fill a single batch of {batch_size} samples.")
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches that one epoch has, on each replica."""
+        return self._order.batches_per_epoch
+
+    def __getitem__(self, index: int) -> Any:
+        """The batch of an iteration, counted from 0. The first epoch is followed by the second, and so on."""
+        return self._source[index]
+
+    def close(self) -> None:
+        """End the workers. The next batch starts them again."""
+        self._source.close()
+
+
+class _Order:
+    """Which samples make the batches of each epoch, and what is drawn for them.
+
+    Args:
+        sampler: of one epoch's samples.
+        batch_size: samples per batch.
+        drop_last: whether an epoch's last batch must be full.
+        seed: of what the dataset draws.
+        rank: of the replica.
+    """
+
+    def __init__(
+        self, sampler: Sampler[int], batch_size: int, drop_last: bool, *, seed: int, rank: int
+    ) -> None:
+        self._sampler = sampler
+        self._batch_sampler = BatchSampler(sampler, batch_size, drop_last)
+        self._seed = seed
+        self._rank = rank
+        self._epochs: dict[int, list[list[int]]] = {}  # the last two
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """On this replica."""
+        return len(self._batch_sampler)
+
+    def key(self, index: int) -> BatchKey:
+        """What makes a batch, counted on over all epochs."""
+        epoch, position = divmod(index, len(self._batch_sampler))
+        if epoch not in self._epochs:
+            self._epochs = {n: order for n, order in self._epochs.items() if n == epoch - 1}
+            set_epoch(self._sampler, epoch)
+            self._epochs[epoch] = list(self._batch_sampler)
+        return BatchKey(self._epochs[epoch][position], [derive_seed(self._seed, index, self._rank)])

@@ -1,0 +1,147 @@
+"""The batches of a loader that a script has made, counted on over all epochs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from swift_ft.data.epochs import samplers_of, set_epoch
+from swift_ft.data.random_numbers import random_numbers_of
+from swift_ft.determinism import derive_seed
+from swift_ft.errors import UsageError
+from swift_ft.torch_adapters.core.tensors import tensors_in, version_of
+
+__all__ = ["LoaderBatches"]
+
+
+class LoaderBatches:
+    """The batches of a loader that the script has made, counted on over all epochs.
+
+    For a ``DataLoader`` over an iterable-style dataset, or for torchdata's ``StatefulDataLoader``. Its
+    batches are taken one after the other. A repeated batch is still there; after any other jump the epoch is
+    read again from its beginning. With a ``StatefulDataLoader``, make this object a part of
+    ``Session(state)``: then a replacement continues from the state in the checkpoint. A replica gets the
+    state of another one, whose loader is at other samples, so it reads the epoch again.
+
+    What is drawn at random, by a sampler for example, depends on the seed and on the place in the epoch only.
+    The state of a ``StatefulDataLoader`` does not hold what its workers draw.
+
+    Args:
+        loader: with a length, and with the same batches in each pass over the same epoch. ``set_epoch`` of
+            its sampler or its dataset is called where there is one.
+        seed: of what is drawn at random.
+
+    Raises:
+        UsageError: for a loader without a length, or without a batch.
+    """
+
+    def __init__(self, loader: Any, *, seed: int = 0) -> None:
+        try:
+            self._length = len(loader)
+        except TypeError as error:
+            raise UsageError(
+                "LoaderBatches needs a loader with a length, to find a batch by its index: give its dataset "
+                "a __len__."
+            ) from error
+        if self._length == 0:
+            raise UsageError("The loader has no batch.")
+        self._loader = loader
+        self._seed = seed
+        self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._kept: dict[int, _Kept] = {}  # the last batches
+        self._loaded: tuple[int, Any] | None = None  # a state of the loader, before which batch
+        self._iterator: Iterator[Any] | None = None
+        self._next = 0  # the batch that the iterator gives next
+
+    def __getitem__(self, index: int) -> Any:
+        """The batch of an iteration, counted from 0. The first epoch is followed by the second, and so on."""
+        if index < 0:
+            raise IndexError(f"Iterations count from 0, not {index}.")
+        if index in self._kept and self._kept[index].unchanged:
+            return _copied(self._kept[index].batch)
+        if self._iterator is None or index != self._next or index % self._length == 0:
+            self._seek(index)
+        while self._next < index:
+            self._take()
+        batch = self._take()
+        self._kept = {place: kept for place, kept in self._kept.items() if place == index - 1}
+        self._kept[index] = _Kept(batch)
+        return _copied(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is, for ``Session(state)``."""
+        if self._loaded is not None:
+            return {"next": self._loaded[0], "loader": self._loaded[1], "rank": _rank()}
+        inside = self._iterator is not None and self._next % self._length != 0
+        return {
+            "next": self._next,
+            "loader": self._loader.state_dict() if self._stateful and inside else None,
+            "rank": _rank(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from there when that batch is asked for."""
+        if state["next"] not in self._kept and state["next"] != self._next:
+            own = state.get("rank", _rank()) == _rank()  # an earlier version did not say
+            self._loaded = (state["next"], state["loader"] if own else None)
+
+    def _seek(self, index: int) -> None:
+        """Begin anew: where a state was loaded for, or at the beginning of the epoch."""
+        self._iterator = None
+        start = index - index % self._length
+        place, state = self._loaded if self._loaded is not None else (start, None)
+        self._loaded = None
+        from_state = state is not None and start < place <= index
+        set_epoch(self._loader, start // self._length)
+        _seed_samplers(self._loader, derive_seed(self._seed, start))
+        with random_numbers_of(derive_seed(self._seed, start)):
+            if from_state:
+                self._loader.load_state_dict(state)
+            self._iterator = iter(self._loader)
+        self._next = place if from_state else start
+
+    def _take(self) -> Any:
+        assert self._iterator is not None
+        with random_numbers_of(derive_seed(self._seed, self._next)):
+            batch = next(self._iterator)
+        self._next += 1
+        return batch
+
+
+class _Kept:
+    """A batch that may be asked for again."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self._versions = [(tensor, version_of(tensor)) for tensor in tensors_in(batch)]
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether no tensor was changed in place."""
+        return all(version_of(tensor) == version for tensor, version in self._versions)
+
+
+def _copied(batch: Any) -> Any:
+    """A batch in new lists and dictionaries, with the same tensors."""
+    if isinstance(batch, dict):
+        return {key: _copied(value) for key, value in batch.items()}
+    if type(batch) in (list, tuple):
+        return type(batch)(_copied(value) for value in batch)
+    return batch if isinstance(batch, torch.Tensor) else copy.copy(batch)
+
+
+def _rank() -> int:
+    """Of the worker whose samples a loader reads."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _seed_samplers(loader: Any, seed: int) -> None:
+    """Give the samplers that draw at random a generator of their own, so that an epoch can be repeated."""
+    for sampler in samplers_of(loader):
+        if hasattr(sampler, "generator"):
+            sampler.generator = sampler.generator or torch.Generator()
+            sampler.generator.manual_seed(seed)

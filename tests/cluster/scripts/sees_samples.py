@@ -1,0 +1,79 @@
+"""Data-parallel training whose weights say how often it has seen each sample, and where in the order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gpt import argument_parser
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+import swift_ft
+
+SAMPLES, BATCH = int(os.environ["SAMPLES"]), int(os.environ["BATCH"])
+
+
+class Places(Dataset[int]):
+    """Each sample is its index."""
+
+    def __len__(self) -> int:
+        return int(os.environ.get("LENGTH", SAMPLES))
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Seen(nn.Module):
+    """Plain SGD with a learning rate of 1 adds up, for each sample, what it was multiplied with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
+        self.place = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
+
+    def forward(self, samples: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return -(self.times[samples].sum() + (self.place[samples] * places).sum())
+
+
+def main() -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--store")
+    parser.add_argument("--checkpoint-every", type=int)
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(Seen())
+    optimizer = swift_ft.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    replicas, replica = dist.get_world_size(), dist.get_rank()
+    weights = [1.0 + n for n in range(replicas)] if os.environ["UNLIKE"] == "1" else None
+    batches = swift_ft.data.GlobalBatches(
+        Places(),
+        BATCH,
+        shuffle=True,
+        seed=5,
+        weights=weights,
+        log=os.environ["SAMPLE_LOG"],
+        num_workers=int(os.environ["LOADERS"]),
+    )
+    state = {"model": model, "optimizer": optimizer, "batches": batches}
+    session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)
+    session.attach_ddp(model)
+    for step in session.steps(args.iterations):
+        with step:
+            samples = batches[step.index]
+            start = step.index * BATCH + sum(batches.shares[:replica])
+            places = torch.arange(start, start + len(samples), dtype=torch.float64)
+            (replicas * model(samples, places)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    out = Path(args.weights_out)
+    out.mkdir(parents=True, exist_ok=True)
+    torch.save(model.module.state_dict(), out / f"rank{replica}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

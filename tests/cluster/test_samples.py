@@ -1,0 +1,86 @@
+"""Every sample of an epoch is trained on once and in order, whatever is lost, on however many machines.
+
+The weights themselves say what they have seen: an update that is undone takes its samples back.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from swift_ft.data import samples_by_iteration
+from swift_ft.data.order import SampleOrder
+from tests.support.cluster import EXAMPLES, ClusterRun, one_line, run_cluster, training
+
+SCRIPT = Path(__file__).parent / "scripts" / "sees_samples.py"
+SAMPLES, BATCH = 10_000, 40
+ITERATIONS = SAMPLES // BATCH
+POINTS = ("between", "reduce", "reducing", "reduced", "optimizer")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = {"SAMPLES": SAMPLES, "BATCH": BATCH, "LOADERS": 0, "UNLIKE": 0, "SAMPLE_LOG": tmp_path / "log"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def run(folder: Path, machines: int, iterations: int, inject: str, *flags: str) -> ClusterRun:
+    script = training(folder, SCRIPT, iterations=iterations)
+    return run_cluster(folder, machines=machines, inject=inject, script=script, flags=list(flags))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_sample_once_in_order(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 samples: five runs of other sizes, and in each of them a machine is killed."""
+    monkeypatch.setenv("UNLIKE", str(seed % 2))
+    draw = random.Random(seed)
+    ends = sorted(draw.sample(range(20, ITERATIONS - 20), 4))
+    sizes = draw.sample([2, 3, 4, 2, 3], 5)
+    begin = 0
+    for number, (machines, end) in enumerate(zip(sizes, [*ends, ITERATIONS], strict=True)):
+        iteration = draw.randint(begin + 1, max(begin + 1, end - 5))
+        victim, point = draw.randrange(machines), draw.choice(POINTS)
+        resume = ["--resume"] if number else []
+        spares = draw.choice(["0", "1"])  # without one, a survivor runs the lost worker, too
+        inject = f"kill machine={victim} iteration={iteration} point={point}"
+        found = run(tmp_path, machines, end, inject, "--spares", spares, *resume)
+        assert found.code == 0, f"{inject}, {machines} machines: {found.output[-3000:]}"
+        assert len(found.recoveries) == 1, inject
+        begin = end
+    order = SampleOrder([SAMPLES], shuffle=True, seed=5).at(0, SAMPLES)
+    expected = torch.empty(SAMPLES, dtype=torch.float64)
+    expected[torch.tensor(order)] = torch.arange(SAMPLES, dtype=torch.float64)
+    for rank in range(sizes[-1]):
+        weights = torch.load(tmp_path / "weights" / f"rank{rank}.pt", weights_only=True)
+        assert torch.equal(weights["times"], torch.ones(SAMPLES, dtype=torch.float64))
+        assert torch.equal(weights["place"], expected)
+    seen = samples_by_iteration(tmp_path / "log")
+    assert [sample for iteration in range(ITERATIONS) for sample in seen[iteration]] == order
+
+
+def test_a_data_set_that_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(tmp_path, 2, 7, "").code == 0
+    monkeypatch.setenv("LENGTH", "9990")
+    other = run(tmp_path, 2, 12, "", "--resume")
+    assert other.code == 2
+    assert "number of samples was 10000 when this run began, and is 9990 now" in one_line(other)
+
+
+def test_a_batch_that_cannot_be_dealt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCH", "2")
+    found = run(tmp_path, 3, 7, "")
+    assert found.code == 2
+    assert "cannot be dealt to 3 replicas" in one_line(found)
+
+
+def test_batches_that_do_not_follow_the_replicas(tmp_path: Path) -> None:
+    """DistributedSampler deals them anew: a resumed run of another size would see some samples twice."""
+    script = training(tmp_path, EXAMPLES / "train_ddp.py", iterations=4)
+    assert run_cluster(tmp_path, machines=2, script=script).code == 0
+    other = run_cluster(tmp_path, machines=3, script=script, flags=["--resume"])
+    assert other.code == 2
+    assert "if it began with swift_ft.data.GlobalBatches" in one_line(other)
