@@ -28,7 +28,7 @@ from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
 from swift_ft.cli.verb import Verb
 from swift_ft.config import Option, RunConfig, flag_of
-from swift_ft.data import GlobalBatches, IndexedBatches, LoaderBatches
+from swift_ft.data import FileSamples, GlobalBatches, IndexedBatches, LoaderBatches
 from swift_ft.determinism import deterministic
 from swift_ft.failpoints import Point
 from swift_ft.faults import Action, Target
@@ -79,6 +79,10 @@ MEANINGS = {
     "log_not_uploaded": "A log is not in the store yet. Its writer serves it while it lives.",
     "part_copy_unusable": "A near copy of a file of a checkpoint cannot be used. Another place is asked.",
     "part_not_copied": "The local disk took no copy of a checkpoint's file. It is in the store.",
+    "samples_not_served": "A worker cannot serve its files of samples to others. They read the store.",
+    "samples_not_offered": "The rendezvous store does not answer, so a file of samples is not offered.",
+    "samples_not_from_peer": "No other machine gives a file of samples. It is read from the store.",
+    "samples_not_prefetched": "A file of samples could not be fetched in advance. Who needs it tries again.",
     "parts_not_served": "A worker cannot serve its copies of checkpoints to others. They read the store.",
     "stragglers_stay": "`--stragglers rebalance` cannot move layers: the model is no LayerStack.",
     "log_not_served": "A worker cannot serve its log to others. A replacement reads it from the store.",
@@ -284,7 +288,7 @@ def _front_door() -> Iterator[str]:
     yield from ("### `Step`", "", *_describe(Step))
     for exported in (LogBudget, wrap_optimizer, undo_support, deterministic):
         yield from _callable(exported.__name__, exported)
-    for batches in (IndexedBatches, GlobalBatches, LoaderBatches):
+    for batches in (IndexedBatches, GlobalBatches, FileSamples, LoaderBatches):
         yield from _callable(f"data.{batches.__name__}", batches)
 
 

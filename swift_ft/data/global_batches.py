@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 
 __all__ = ["GlobalBatches"]
+
+_AHEAD = 2
+"""Shards that are fetched before they are needed."""
 
 
 class GlobalBatches:
@@ -38,7 +41,8 @@ class GlobalBatches:
 
     Args:
         dataset: map-style: it has ``__getitem__`` and ``__len__``. torch's, or one of Hugging Face. If it has
-            ``shard_sizes``, these are the shards.
+            ``shard_sizes``, as :class:`FileSamples` does, these are the shards, and its ``prefetch`` is told
+            which come next.
         batch_size: samples per iteration, of all replicas together.
         shuffle: another order in each epoch.
         seed: of the order, and of what the data set draws.
@@ -54,6 +58,7 @@ class GlobalBatches:
         options: further arguments of ``DataLoader``, such as ``collate_fn`` and ``pin_memory``.
 
     Attributes:
+        dataset: as it was given.
         dealt: it has been said how many replicas share a batch.
 
     Raises:
@@ -87,7 +92,10 @@ class GlobalBatches:
         self._weights = weights
         self._unit = unit
         self.dealt = replicas is not None
-        self._part = _Part(SampleOrder(shards, shuffle=shuffle, seed=seed), batch_size, seed)
+        order = SampleOrder(shards, shuffle=shuffle, seed=seed)
+        prefetch = getattr(dataset, "prefetch", None) if shard_size is None else None
+        self._part = _Part(order, batch_size, seed, prefetch)
+        self.dataset = dataset
         self._source = BatchSource(dataset, self._part.key, num_workers, options)
         self._deal(len(weights or [1.0]) if replicas is None else replicas, replica)
         self._log = SampleLog(log) if log is not None else None
@@ -181,8 +189,12 @@ class _Part:
         replica: its number.
     """
 
-    def __init__(self, order: SampleOrder, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, order: SampleOrder, batch_size: int, seed: int, prefetch: Callable[[Sequence[int]], None] | None
+    ) -> None:
         self._order = order
+        self._prefetch = prefetch
+        self._begun = -1  # the shard that was last begun
         self.batch_size = batch_size
         self._seed = seed
         self.shares: list[int] = []
@@ -201,6 +213,11 @@ class _Part:
     def key(self, index: int) -> BatchKey:
         """What makes its part in an iteration."""
         position = index * self.batch_size + self.start
+        if self._prefetch is not None:
+            shards = self._order.shards_from(position, 1 + _AHEAD)
+            if shards[0] != self._begun:
+                self._begun = shards[0]
+                self._prefetch(shards)
         seeds = [derive_seed(self._seed, place) for place in range(position, position + self.count)]
         return BatchKey(self._order.at(position, self.count), seeds)
 

@@ -17,6 +17,8 @@ from swift_ft.torch_adapters.core.tensors import tensors_in, version_of
 
 __all__ = ["LoaderBatches"]
 
+_END = object()
+
 
 class LoaderBatches:
     """The batches of a loader that the script has made, counted on over all epochs.
@@ -31,21 +33,22 @@ class LoaderBatches:
     The state of a ``StatefulDataLoader`` does not hold what its workers draw.
 
     Args:
-        loader: with a length, and with the same batches in each pass over the same epoch. ``set_epoch`` of
-            its sampler or its dataset is called where there is one.
+        loader: with the same batches in each pass over the same epoch. ``set_epoch`` of its sampler or its
+            dataset is called where there is one.
         seed: of what is drawn at random.
+        length: batches of an epoch, where the loader has no length: it is read so far and no further.
 
     Raises:
-        UsageError: for a loader without a length, or without a batch.
+        UsageError: for a loader without a length, or without a batch; by a batch that an epoch does not have.
     """
 
-    def __init__(self, loader: Any, *, seed: int = 0) -> None:
+    def __init__(self, loader: Any, *, seed: int = 0, length: int | None = None) -> None:
         try:
-            self._length = len(loader)
+            self._length = len(loader) if length is None else length
         except TypeError as error:
             raise UsageError(
-                "LoaderBatches needs a loader with a length, to find a batch by its index: give its dataset "
-                "a __len__."
+                "LoaderBatches needs to know how many batches an epoch has, to find one by its index: give "
+                "length=, or the loader's dataset a __len__."
             ) from error
         if self._length == 0:
             raise UsageError("The loader has no batch.")
@@ -107,7 +110,12 @@ class LoaderBatches:
     def _take(self) -> Any:
         assert self._iterator is not None
         with random_numbers_of(derive_seed(self._seed, self._next)):
-            batch = next(self._iterator)
+            batch = next(self._iterator, _END)
+        if batch is _END:
+            raise UsageError(
+                f"The loader's epoch ended after {self._next % self._length} batches of {self._length}: its "
+                "length, or length=, must be what each epoch has."
+            )
         self._next += 1
         return batch
 

@@ -51,6 +51,24 @@ class SampleOrder:
             found += self._run(position + len(found), count - len(found))
         return found
 
+    def shards_from(self, position: int, count: int) -> list[int]:
+        """The shards that come next, without repetition.
+
+        Args:
+            position: of a sample, counted on over all epochs. Its shard is the first.
+            count: how many, at most.
+        """
+        found: list[int] = []
+        for _ in range(count):
+            epoch, place = divmod(position, self.samples)
+            shards, starts = self._shards_of(epoch)
+            number = bisect_right(starts, place) - 1
+            if shards[number] not in found:
+                found.append(shards[number])
+            end = starts[number + 1] if number + 1 < len(starts) else self.samples
+            position = epoch * self.samples + end
+        return found
+
     def _run(self, position: int, count: int) -> Sequence[int]:
         """As many of these samples as lie in the shard of the first."""
         epoch, place = divmod(position, self.samples)

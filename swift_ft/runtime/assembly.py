@@ -42,6 +42,7 @@ from swift_ft.runtime.commits import Commits
 from swift_ft.runtime.data.board import BatchBoard
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.dealing import deal_batches
+from swift_ft.runtime.data.file_peers import share_files
 from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.helpers.member import Helping
@@ -455,6 +456,7 @@ class Assembly:
             between=self.between,
             phases=self.phases,
             batches=self._batches,
+            file_peers=share_files(self._state.small.values(), self._rendezvous, self._context),
             redealt=self._deal_batches(),
             rollback=self._rollback,
             sharded=self._sharded,

@@ -16,6 +16,7 @@ from swift_ft.runtime.between import Between
 from swift_ft.runtime.checkpointing import Saver
 from swift_ft.runtime.commits import Commits
 from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.data.file_peers import FilePeers
 from swift_ft.runtime.housekeeping import Housekeeping
 from swift_ft.runtime.memory.snapshots import Snapshots
 from swift_ft.runtime.part_peers import PartPeers
@@ -58,6 +59,7 @@ class Collaborators:
         between: what its script does between two steps.
         phases: where its script is.
         batches: whether a repeated iteration gets the batch that it had.
+        file_peers: gives and gets files of samples; None if there are none.
         redealt: the session deals the batches to the replicas, however many there are.
         rollback: undoes the small changes of an interrupted step.
         sharded: what ``fully_shard`` was applied to; nothing, as a rule.
@@ -90,6 +92,7 @@ class Collaborators:
     between: Between
     phases: ScriptPhases
     batches: BatchCheck
+    file_peers: FilePeers | None
     redealt: bool
     rollback: Rollback
     sharded: ShardedModels

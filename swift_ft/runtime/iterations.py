@@ -368,6 +368,8 @@ class Iterations:
             return False
         c.completeness.close()
         c.snapshots.close()
+        if c.file_peers is not None:
+            c.file_peers.close()
         c.saver.finish(self.iteration)
         if c.archiver is not None:
             c.archiver.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -27,6 +29,11 @@ class Places(Dataset[int]):
         return index
 
 
+def samples_in_files(url: str, rank: int) -> Dataset[int]:
+    """Each machine has a disk of its own, for copies."""
+    return swift_ft.data.FileSamples(url, f"{os.environ['COPIES']}/{rank}", decode=int)
+
+
 class Seen(nn.Module):
     """Plain SGD with a learning rate of 1 adds up, for each sample, what it was multiplied with."""
 
@@ -49,8 +56,10 @@ def main() -> None:
     optimizer = swift_ft.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
     replicas, replica = dist.get_world_size(), dist.get_rank()
     weights = [1.0 + n for n in range(replicas)] if os.environ["UNLIKE"] == "1" else None
+    url = os.environ.get("FILES")
+    dataset = samples_in_files(url, replica) if url else Places()
     batches = swift_ft.data.GlobalBatches(
-        Places(),
+        dataset,
         BATCH,
         shuffle=True,
         seed=5,
@@ -72,6 +81,8 @@ def main() -> None:
     out = Path(args.weights_out)
     out.mkdir(parents=True, exist_ok=True)
     torch.save(model.module.state_dict(), out / f"rank{replica}.pt")
+    if isinstance(dataset, swift_ft.data.FileSamples):
+        (out / f"fetched{replica}.json").write_text(json.dumps(asdict(dataset.copies.fetched)))
     dist.destroy_process_group()
 
 

@@ -1,0 +1,151 @@
+"""Workers give each other the files of samples that they have; the rendezvous store says who has which.
+
+    samples/token              a request to any of the servers must carry it
+    samples/5f0c.../reader     the worker that reads the file of this digest from where it is stored
+    samples/5f0c.../at         the address of the worker that had it last
+
+All replicas come to a file at about the same time. So the first one reads it, and the others wait for that
+one, instead of reading it as well. If it is lost, they wait in vain for a while, once for each file.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+from torch.distributed import DistError
+
+from swift_ft.config import WorkerContext
+from swift_ft.data.file_cache import Peers
+from swift_ft.data.file_index import DataFile
+from swift_ft.data.files import FileSamples
+from swift_ft.data.global_batches import GlobalBatches
+from swift_ft.errors import first_line
+from swift_ft.file_server import FileServer, fetch_file
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.waits import waiting
+
+__all__ = ["FilePeers", "share_files"]
+
+_logger = logging.getLogger(__name__)
+
+_TOKEN = "samples/token"
+_TOKEN_BYTES = 32
+_PATIENCE_S = 20.0
+
+
+class FilePeers(Peers):
+    """The other workers of a job. May be used by any thread.
+
+    Args:
+        rendezvous: where files are offered.
+        context: the worker's place.
+    """
+
+    any = True
+
+    def __init__(self, rendezvous: RendezvousStore, context: WorkerContext) -> None:
+        self._rendezvous = rendezvous
+        self._context = context
+        self._lock = threading.Lock()  # guards what follows
+        self._server: FileServer | None = None
+        self._refused = False
+        self._places: dict[str, Path] = {}
+
+    def open(self, file: DataFile) -> IO[bytes]:
+        """Fetch a file from the worker that had it last.
+
+        Raises:
+            FileNotFoundError: nobody has it, so this worker reads it from where it is stored.
+            OSError: who has it cannot be reached.
+        """
+        digest = file.content.digest
+        try:
+            address = self._address_of(digest, file.path)
+            token = self._token()
+        except (DistError, RuntimeError) as error:
+            raise ConnectionError(f"the rendezvous store does not answer: {first_line(error)}") from error
+        return fetch_file(address, token, digest)
+
+    def _address_of(self, digest: str, path: str) -> str:
+        """Of the worker that has a file, or will soon have it."""
+        store, at = self._rendezvous, f"samples/{digest}/at"
+        if not store.check([at]):
+            reader = f"worker {self._context.rank}, started in {self._context.started_in}"
+            first = store.compare_set(f"samples/{digest}/reader", "", reader).decode()
+            if first == reader:
+                raise FileNotFoundError(path)
+            with waiting(f"{first} to read {path}", _PATIENCE_S):
+                store.wait([at], timedelta(seconds=_PATIENCE_S))
+        return store.get(at).decode()
+
+    def offer(self, file: DataFile, place: Path) -> None:
+        """Serve a file from now on. Logs a warning if this worker cannot serve any."""
+        digest = file.content.digest
+        try:
+            with self._lock:
+                if digest in self._places or self._refused or (server := self._serving()) is None:
+                    return
+                self._places[digest] = place
+            self._rendezvous.set(f"samples/{digest}/at", server.address)
+        except (DistError, RuntimeError) as error:
+            _logger.info(
+                "%s is not offered to other workers: the rendezvous store does not answer (%s)",
+                file.path,
+                first_line(error),
+                extra={"event": "samples_not_offered"},
+            )
+
+    def close(self) -> None:
+        """Serve no more."""
+        with self._lock:
+            self._refused = True
+            if self._server is not None:
+                self._server.close()
+
+    def _serving(self) -> FileServer | None:
+        if self._server is None:
+            try:
+                self._server = FileServer(self._context.address, self._token(), self._find)
+            except OSError as error:
+                self._refused = True
+                _logger.warning(
+                    "Worker %d cannot serve its files of samples at %s (%s): others read the store.",
+                    self._context.rank,
+                    self._context.address,
+                    error,
+                    extra={"event": "samples_not_served", "rank": self._context.rank},
+                )
+        return self._server
+
+    def _find(self, name: str) -> Path:
+        if (place := self._places.get(name)) is None:
+            raise FileNotFoundError(name)
+        return place
+
+    def _token(self) -> str:
+        """The first worker that needs it generates it."""
+        return self._rendezvous.compare_set(_TOKEN, "", secrets.token_hex(_TOKEN_BYTES)).decode()
+
+
+def share_files(
+    parts: Iterable[Any], rendezvous: RendezvousStore, context: WorkerContext
+) -> FilePeers | None:
+    """Let the files of the session's batches come from other workers, too.
+
+    Returns:
+        To be closed at the end; None if there are no such batches.
+    """
+    datasets = [part.dataset for part in parts if isinstance(part, GlobalBatches)]
+    of_files = [dataset for dataset in datasets if isinstance(dataset, FileSamples)]
+    if not of_files or context.world_size == 1:
+        return None
+    peers = FilePeers(rendezvous, context)
+    for dataset in of_files:
+        dataset.copies.peers = peers
+    return peers
