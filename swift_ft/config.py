@@ -152,7 +152,8 @@ class RunConfig:
         Topic.FAILURES,
         "warn",
         "what becomes of a machine that is persistently slower than its peers: warn says so, rebalance moves "
-        "layers of a LayerStack away from it, and replace has a waiting spare take its place (default: warn)",
+        "layers of a LayerStack away from it, or gives it fewer samples of GlobalBatches, and replace has a "
+        "waiting spare take its place (default: warn)",
         choices=("warn", "rebalance", "replace"),
         same_everywhere=True,
     )

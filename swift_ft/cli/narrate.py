@@ -15,7 +15,7 @@ from swift_ft.recovery.timeline import Recovery, Timeline, lost_statistics
 from swift_ft.recovery.waits import named
 from swift_ft.units import format_seconds
 
-__all__ = ["Narrator", "News", "Weight", "counted", "machine_in_words", "pace_in_words"]
+__all__ = ["Narrator", "News", "Weight", "counted", "machine_in_words", "pace_in_words", "shares_in_words"]
 
 
 class Weight(IntEnum):
@@ -158,6 +158,12 @@ def pace_in_words(event: ev.PaceNoted) -> str:
     return f"worker {event.rank} takes {times:.1f} times as long as its peers would for its own work"
 
 
+def shares_in_words(state: State) -> str:
+    """``replicas get 10, 22 samples of each batch, from iteration 40 on``. There is such a change."""
+    since, samples = state.layouts.shares[-1]
+    return f"replicas get {', '.join(map(str, samples))} samples of each batch, from iteration {since} on"
+
+
 def machine_in_words(state: State, machine: str) -> str:
     """``machine 3`` for a member, ``a spare machine`` for any other."""
     slot = state.slot_of(machine)
@@ -203,6 +209,8 @@ def _generation_in_words(before: State, after: State, event: ev.Event) -> tuple[
     ]
     if after.layouts.pending is not None:
         return f"generation {after.generation}: all stop, since layers move", Weight.ROUTINE
+    if after.layouts.shares != before.layouts.shares:
+        return f"generation {after.generation}: {shares_in_words(after)}", Weight.NEWS
     return f"generation {after.generation}: {', '.join(what) or 'all meet again'}", Weight.NEWS
 
 

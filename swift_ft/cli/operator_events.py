@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from swift_ft.cli.narrate import machine_in_words, pace_in_words
+from swift_ft.cli.narrate import machine_in_words, pace_in_words, shares_in_words
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.plan import RecoveryMode
+from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.timeline import Recovery, Timeline
 from swift_ft.units import format_seconds
@@ -37,6 +37,7 @@ OPERATOR_EVENTS = {
     "help_declined": ("warning", "A survivor cannot help in a replay, which goes on without it."),
     "layout_changed": ("info", "Layers have moved: how many are on each stage from now on."),
     "layout_declined": ("warning", "A worker cannot take layers. They stay where they are."),
+    "shares_changed": ("info", "Global batches are dealt anew: how many samples each replica gets."),
     "straggler": ("warning", "A worker is persistently slower than its peers: how many times."),
     "straggler_gone": ("info", "A worker that was slower than its peers is so no more."),
     "script_failed": ("warning", "The script raised or exited with an error. All start again."),
@@ -224,7 +225,7 @@ def _of_state(before: State, after: State) -> Iterator[Notice]:
         reason = after.tries.fallback_reason or "there is no checkpoint to load, or the script has no session"
         facts = {"way": RecoveryMode.RESTART.value, "reason": reason, "resume": after.checkpoints.committed}
         yield _notice("fell_back", f"all processes start again: {reason}", **facts)
-    if plan is not None and before.plan is None and after.generation > 1 and plan.new_layout is None:
+    if plan is not None and before.plan is None and after.generation > 1 and not _changes_layout(after, plan):
         facts = {"way": plan.mode.value, "reason": plan.reason, "resume": plan.resume}
         text = f"{plan.mode.value}: all go on with iteration {plan.resume}"
         yield _notice("recovery_planned", f"{text}: {plan.reason}" if plan.reason else text, **facts)
@@ -235,9 +236,18 @@ def _of_state(before: State, after: State) -> Iterator[Notice]:
         layers = after.layouts.current
         text = f"layers have moved: {', '.join(map(str, layers))} on the stages"
         yield _notice("layout_changed", text, layers=list(layers), iteration=after.layouts.since)
+    if after.layouts.shares != before.layouts.shares:
+        since, samples = after.layouts.shares[-1]
+        yield _notice("shares_changed", shares_in_words(after), shares=list(samples), iteration=since)
     if after.phase == Phase.LIVE and before.phase != Phase.LIVE and after.generation == 1:
         resume = plan.resume if plan is not None else 0
         yield _notice("run_live", f"all train, from iteration {resume}", iteration=resume)
+
+
+def _changes_layout(state: State, plan: Plan) -> bool:
+    """Whether all have stopped because layers move, or batches are dealt anew: nobody recovers."""
+    dealt_anew = any(since == plan.resume for since, _ in state.layouts.shares[-1:])
+    return plan.new_layout is not None or (dealt_anew and plan.mode == RecoveryMode.CONTINUE)
 
 
 def _recovered(recovery: Recovery) -> Notice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from swift_ft.data.batch_source import BatchKey, BatchSource
 from swift_ft.data.identity import check_same, identity_of
 from swift_ft.data.order import SampleOrder, shards_of
 from swift_ft.data.sample_log import SampleLog
-from swift_ft.data.shares import deal
+from swift_ft.data.shares import Change, deal, shares_at
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 
 __all__ = ["GlobalBatches"]
+
+_logger = logging.getLogger(__name__)
 
 _AHEAD = 2
 """Shards that are fetched before they are needed."""
@@ -60,6 +63,7 @@ class GlobalBatches:
     Attributes:
         dataset: as it was given.
         dealt: it has been said how many replicas share a batch.
+        weighted: the script has asked for :attr:`weight`, so that shares may differ.
 
     Raises:
         UsageError: for an iterable-style data set, a batch that cannot be dealt, or one that is larger than
@@ -97,6 +101,9 @@ class GlobalBatches:
         self._part = _Part(order, batch_size, seed, prefetch)
         self.dataset = dataset
         self._source = BatchSource(dataset, self._part.key, num_workers, options)
+        self.weighted = False
+        self._last = 0  # the iteration whose batch was given last
+        self._given = 0
         self._deal(len(weights or [1.0]) if replicas is None else replicas, replica)
         self._log = SampleLog(log) if log is not None else None
         self._state = {
@@ -127,22 +134,47 @@ class GlobalBatches:
             raise UsageError(
                 f"There are {len(self._weights)} weights for {replicas} replicas: give one for each."
             )
-        self._part.shares = deal(self._part.batch_size, self._unit, self._weights or [1.0] * replicas)
+        self._part.shares = self.shares_for(self._weights or [1.0] * replicas)
         self._part.replica = replica
         self._source.close()  # its workers load another part
 
+    def shares_for(self, weights: Sequence[float]) -> tuple[int, ...]:
+        """The shares of replicas that can take so many samples each, in proportion.
+
+        Raises:
+            UsageError: if a batch cannot be dealt to so many.
+        """
+        return tuple(deal(self._part.batch_size, self._unit, weights))
+
+    def follow(self, changes: Sequence[Change]) -> None:
+        """Deal batches otherwise, each time from an iteration on. A session does it, for slow replicas.
+
+        Args:
+            changes: all that there were, the earliest first.
+        """
+        if self._part.changes != tuple(changes):
+            self._part.changes = tuple(changes)
+            self._source.close()
+
     @property
     def shares(self) -> tuple[int, ...]:
-        """Samples of each global batch that every replica gets."""
-        return tuple(self._part.shares)
+        """Samples of each replica, as batches were dealt in the beginning."""
+        return self._part.shares
+
+    def shares_at(self, index: int) -> tuple[int, ...]:
+        """Samples of each replica in an iteration."""
+        return self._part.shares_at(index)
 
     @property
     def weight(self) -> float:
         """What to multiply a replica's mean loss by, where gradients are averaged over replicas.
 
-        It makes the average that of all samples of the global batch, and is 1 where shares are equal.
+        It makes the average that of all samples of the global batch, and is 1 where shares are equal. It is
+        that of the batch that was given last.
         """
-        return self._part.count * len(self.shares) / self._part.batch_size
+        self.weighted = True
+        shares = self.shares_at(self._last)
+        return shares[self._part.replica] * len(shares) / self._part.batch_size
 
     def samples(self, index: int) -> list[int]:
         """The indices of this replica's samples in an iteration's global batch."""
@@ -159,10 +191,24 @@ class GlobalBatches:
                 "Nobody has said how many replicas share a batch: make these GlobalBatches a part of "
                 "Session(state), or give replicas= and replica=."
             )
+        self._warn_of_weight(index)
         batch = self._source[index]
         if self._log is not None:
-            self._log.write(index, self.samples(index), self.shares, self._part.replica)
+            self._log.write(index, self.samples(index), self.shares_at(index), self._part.replica)
+        self._last = index
         return batch
+
+    def _warn_of_weight(self, index: int) -> None:
+        """Say it once, when a batch was trained on whose weight was not asked for, and had to be."""
+        self._given += 1
+        if self._given == 2 and not self.weighted and len(set(shares := self.shares_at(index))) > 1:
+            _logger.warning(
+                "Replicas get %s samples of each batch, and the script has not asked for the weight of its "
+                "own part, so gradients may be those of another average: multiply the mean loss by "
+                "GlobalBatches.weight",
+                ", ".join(map(str, shares)),
+                extra={"event": "weight_not_asked_for", "shares": list(shares)},
+            )
 
     def close(self) -> None:
         """End the workers. The next batch starts them again."""
@@ -185,7 +231,8 @@ class _Part:
     """What of each global batch belongs to one replica.
 
     Attributes:
-        shares: samples of each replica.
+        shares: samples of each replica, in the beginning.
+        changes: of the shares, the earliest first.
         replica: its number.
     """
 
@@ -197,29 +244,26 @@ class _Part:
         self._begun = -1  # the shard that was last begun
         self.batch_size = batch_size
         self._seed = seed
-        self.shares: list[int] = []
+        self.shares: tuple[int, ...] = ()
+        self.changes: tuple[Change, ...] = ()
         self.replica = 0
 
-    @property
-    def start(self) -> int:
-        """Where its samples begin in a global batch."""
-        return sum(self.shares[: self.replica])
-
-    @property
-    def count(self) -> int:
-        """Its samples in a global batch."""
-        return self.shares[self.replica]
+    def shares_at(self, index: int) -> tuple[int, ...]:
+        """Samples of each replica in an iteration."""
+        return shares_at(self.changes, index) or self.shares
 
     def key(self, index: int) -> BatchKey:
         """What makes its part in an iteration."""
-        position = index * self.batch_size + self.start
+        shares = self.shares_at(index)
+        position = index * self.batch_size + sum(shares[: self.replica])
+        count = shares[self.replica]
         if self._prefetch is not None:
             shards = self._order.shards_from(position, 1 + _AHEAD)
             if shards[0] != self._begun:
                 self._begun = shards[0]
                 self._prefetch(shards)
-        seeds = [derive_seed(self._seed, place) for place in range(position, position + self.count)]
-        return BatchKey(self._order.at(position, self.count), seeds)
+        seeds = [derive_seed(self._seed, place) for place in range(position, position + count)]
+        return BatchKey(self._order.at(position, count), seeds)
 
 
 def _length_of(dataset: Any) -> int:

@@ -6,7 +6,20 @@ from collections.abc import Sequence
 
 from swift_ft.errors import UsageError
 
-__all__ = ["deal"]
+__all__ = ["Change", "deal", "shares_at"]
+
+Change = tuple[int, tuple[int, ...]]
+"""From an iteration on, so many samples for each replica."""
+
+
+def shares_at(changes: Sequence[Change], iteration: int) -> tuple[int, ...]:
+    """The shares of an iteration; empty if it comes before all changes.
+
+    Args:
+        changes: the earliest first.
+        iteration: that is dealt.
+    """
+    return next((shares for since, shares in reversed(changes) if since <= iteration), ())
 
 
 def deal(batch_size: int, unit: int, weights: Sequence[float]) -> list[int]:

@@ -42,6 +42,7 @@ __all__ = [
     "ScriptExited",
     "ScriptFailed",
     "SessionlessWorkers",
+    "SharesRequested",
     "StatusReported",
     "WorkerCameBack",
     "WorkerFinished",
@@ -367,8 +368,28 @@ class LayoutRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharesRequested:
+    """Global batches are to be dealt anew to the replicas, before an iteration that all are yet to begin.
+
+    Attributes:
+        rank: the worker that asks.
+        generation: the one in which it trains.
+        iteration: completed iterations at which all workers stop for it: :data:`REQUESTED_AHEAD` more than
+            that worker has completed.
+        shares: samples of each replica in a global batch.
+        reason: why, in words.
+    """
+
+    rank: int
+    generation: int
+    iteration: int
+    shares: tuple[int, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutBoundaryReached:
-    """A worker has completed the iterations after which layers move, and waits for the others."""
+    """A worker has completed the iterations before a change of layers or shares, and waits for the others."""
 
     rank: int
     generation: int
@@ -484,6 +505,7 @@ Event = (
     | CheckpointCommitted
     | CheckpointRequested
     | LayoutRequested
+    | SharesRequested
     | LayoutBoundaryReached
     | LayoutDeclined
     | PaceNoted
@@ -506,6 +528,7 @@ OF_A_GENERATION: frozenset[type[Event]] = frozenset(
         CommunicationFailed,
         CheckpointRequested,
         LayoutRequested,
+        SharesRequested,
         LayoutBoundaryReached,
         LayoutDeclined,
         PaceNoted,

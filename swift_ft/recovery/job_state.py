@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from immutables import Map
 
@@ -29,6 +30,7 @@ __all__ = [
     "Phase",
     "RecoveryRound",
     "SavedPart",
+    "Shares",
     "Spare",
     "State",
     "Tries",
@@ -197,15 +199,29 @@ class RecoveryRound:
 
 @dataclass(frozen=True, slots=True)
 class PendingLayout:
-    """A layout that was asked for, and the completed iterations at which all workers stop for it."""
+    """What was asked for, and the completed iterations at which all workers stop for it.
+
+    Attributes:
+        iteration: at which they stop.
+        layers: of each stage; empty if no layers move.
+        shares: samples of each replica in a global batch; empty if these stay.
+    """
 
     iteration: int
-    layers: StageLayers
+    layers: StageLayers = ()
+    shares: tuple[int, ...] = ()
+
+
+class Shares(NamedTuple):
+    """How global batches are dealt from an iteration on: samples of each replica."""
+
+    since: int
+    samples: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Which layers of a LayerStack are on which stage.
+    """Which layers of a LayerStack are on which stage, and which replica gets how much of a global batch.
 
     Attributes:
         current: the number of layers of each stage; empty for the layout with which the script began.
@@ -215,6 +231,8 @@ class Layouts:
         changes: how often it has changed.
         present: as ``current``, also for the first layout. Known from the first plan on, as ``placed`` is.
         placed: the layers of each worker, by rank.
+        shares: each change of how batches are dealt, the earliest first. An iteration that is repeated is
+            dealt as it was.
     """
 
     current: StageLayers = ()
@@ -224,6 +242,7 @@ class Layouts:
     changes: int = 0
     present: StageLayers = ()
     placed: Map[int, tuple[int, ...]] = field(default_factory=Map)
+    shares: tuple[Shares, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +327,7 @@ class State:
         round: what this generation has agreed on.
         checkpoints: which checkpoints and logs count.
         tries: counters and reasons that outlive a generation.
-        layouts: which layers are on which stage.
+        layouts: which layers are on which stage, and how batches are dealt.
         has_sessions: some worker has reported: the script, which is the same for all, has a session.
         injected: faults of a test that have happened.
         verdict: set exactly in ENDED.

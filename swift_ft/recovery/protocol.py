@@ -49,6 +49,7 @@ TABLE = (
     (ANY,                      ev.CheckpointCommitted,  (STAY,)),
     ((LIVE,),                  ev.CheckpointRequested,  (STAY,)),
     ((LIVE,),                  ev.LayoutRequested,      (STAY,)),
+    ((LIVE,),                  ev.SharesRequested,      (STAY,)),
     ((LIVE,),                  ev.LayoutBoundaryReached, (STAY, AGREEING)),  # the last
     ((RECOVERING,),            ev.LayoutDeclined,       (AGREEING,)),
     ((LIVE,),                  ev.PaceNoted,            (STAY,)),
@@ -88,6 +89,7 @@ _HANDLERS: Mapping[type[Any], Callable[[State, Any], State]] = {
     ev.CheckpointDamaged: checkpoints.checkpoint_damaged,
     ev.CheckpointRequested: checkpoints.checkpoint_requested,
     ev.LayoutRequested: layouts.layout_requested,
+    ev.SharesRequested: layouts.shares_requested,
     ev.LayoutBoundaryReached: layouts.layout_boundary_reached,
     ev.LayoutDeclined: layouts.layout_declined,
     ev.PaceNoted: pace.pace_noted,

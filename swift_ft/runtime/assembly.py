@@ -41,7 +41,7 @@ from swift_ft.runtime.collaborators import Collaborators
 from swift_ft.runtime.commits import Commits
 from swift_ft.runtime.data.board import BatchBoard
 from swift_ft.runtime.data.check import BatchCheck
-from swift_ft.runtime.data.dealing import deal_batches
+from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import share_files
 from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.fault_injector import inject_faults
@@ -65,6 +65,7 @@ from swift_ft.runtime.repartition import Repartition
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
 from swift_ft.runtime.report import held_by
+from swift_ft.runtime.reshare import Reshare
 from swift_ft.runtime.script_line import line_in
 from swift_ft.runtime.script_phases import Phase, ScriptPhases
 from swift_ft.runtime.settings import Settings
@@ -416,7 +417,10 @@ class Assembly:
         }
         iterations.start(self._store, self._rendezvous, noted)
         if self._context.rank == 0:
-            StragglerWatch(self._participant, self._progress, self.profiler.workers, costs).start()
+            rebalances = collaborators.rebalance is not None or collaborators.reshare is not None
+            dealt = collaborators.dealt
+            watch = StragglerWatch(self._participant, self._progress, self.profiler.workers, costs, dealt)
+            watch.start(rebalances=rebalances)
         return iterations
 
     def _end_setup(self) -> None:
@@ -437,6 +441,7 @@ class Assembly:
         return Executor(collaborators)
 
     def _collaborators(self, costs: LayerCosts | None) -> Collaborators:
+        dealt = self._deal_batches()
         return Collaborators(
             context=self._context,
             recovery_group=self._settings.recovery_groups[self._context.slot],
@@ -457,7 +462,7 @@ class Assembly:
             phases=self.phases,
             batches=self._batches,
             file_peers=share_files(self._state.small.values(), self._rendezvous, self._context),
-            redealt=self._deal_batches(),
+            dealt=dealt,
             rollback=self._rollback,
             sharded=self._sharded,
             shards=self.shards,
@@ -469,11 +474,14 @@ class Assembly:
             replays=self._replays(self._pipeline) if self._pipeline is not None else None,
             repartition=self._repartition(),
             rebalance=self._rebalance(costs),
+            reshare=self._reshare(dealt),
         )
 
-    def _deal_batches(self) -> bool:
+    def _deal_batches(self) -> DealtBatches:
         number, count = self.replica
-        return deal_batches(self._state.small.values(), count, number, sharded=bool(self.shards))
+        dealt = DealtBatches(self._state.small.values(), self._batches)
+        dealt.deal(count, number, sharded=bool(self.shards))
+        return dealt
 
     def _repartition(self) -> Repartition | None:
         pipeline = self._pipeline
@@ -495,6 +503,11 @@ class Assembly:
             return None
         by_pace = self._context.config.stragglers == "rebalance"
         return Rebalance(costs, pipeline.stack.count, by_pace=by_pace)
+
+    def _reshare(self, dealt: DealtBatches) -> Reshare | None:
+        by_pace = self._context.config.stragglers == "rebalance"
+        alone = self._pipeline is None and not self.shards
+        return Reshare(dealt) if alone and dealt and by_pace and self._context.rank == 0 else None
 
     def _layer_costs(self) -> LayerCosts | None:
         pipeline = self._pipeline

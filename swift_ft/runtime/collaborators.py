@@ -16,6 +16,7 @@ from swift_ft.runtime.between import Between
 from swift_ft.runtime.checkpointing import Saver
 from swift_ft.runtime.commits import Commits
 from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import FilePeers
 from swift_ft.runtime.housekeeping import Housekeeping
 from swift_ft.runtime.memory.snapshots import Snapshots
@@ -28,6 +29,7 @@ from swift_ft.runtime.rebalance import Rebalance
 from swift_ft.runtime.repartition import Repartition
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
+from swift_ft.runtime.reshare import Reshare
 from swift_ft.runtime.script_phases import ScriptPhases
 from swift_ft.runtime.work_history import WorkHistory
 from swift_ft.runtime.worker_status import WorkerStatus
@@ -60,7 +62,7 @@ class Collaborators:
         phases: where its script is.
         batches: whether a repeated iteration gets the batch that it had.
         file_peers: gives and gets files of samples; None if there are none.
-        redealt: the session deals the batches to the replicas, however many there are.
+        dealt: the batches that the session deals to the replicas, however many there are.
         rollback: undoes the small changes of an interrupted step.
         sharded: what ``fully_shard`` was applied to; nothing, as a rule.
         shards: which shards it has, in words; empty if nothing is sharded.
@@ -72,6 +74,7 @@ class Collaborators:
         replays: its part in replays; None without a pipeline.
         repartition: moves its layers; None where the model is no LayerStack.
         rebalance: says when layers should move; None on all workers but the first.
+        reshare: says when slow replicas should get fewer samples; None on all workers but the first.
     """
 
     context: WorkerContext
@@ -93,7 +96,7 @@ class Collaborators:
     phases: ScriptPhases
     batches: BatchCheck
     file_peers: FilePeers | None
-    redealt: bool
+    dealt: DealtBatches
     rollback: Rollback
     sharded: ShardedModels
     shards: str
@@ -105,6 +108,7 @@ class Collaborators:
     replays: Replays | None
     repartition: Repartition | None
     rebalance: Rebalance | None
+    reshare: Reshare | None
 
     @property
     def replaying(self) -> bool:

@@ -54,6 +54,7 @@ class Executor:
         self._pipeline = collaborators.pipeline
         self._replays = collaborators.replays
         self._repartition = collaborators.repartition
+        self._dealt = collaborators.dealt
 
     def recover(self) -> None:
         """Follow orders until there is a step to run, live or in a replay."""
@@ -224,6 +225,7 @@ class Executor:
         if self._pipeline is not None:
             self._pipeline.prepare(state, plan)
         self._log.open(state.generation, since=state.checkpoints.log_since, begin=self._status.iteration)
+        self._dealt.follow(state.layouts.shares)
         hit(Point.JOIN, self._status.iteration)
         if not self._groups.enter(state.generation):
             return False

@@ -82,7 +82,7 @@ class Iterations:
         if self._c.shards:
             topology["sharded"] = True
         elif pipeline is None and c.replicas.attached:
-            topology["redealt"] = c.redealt
+            topology["redealt"] = bool(c.dealt)
         found = claim_store(store, context, rendezvous, topology, context.config.report_timeout_s, settings)
         self._c.commits.found(found)
         self._archive_journal(store)
@@ -123,6 +123,7 @@ class Iterations:
         c = self._c
         self._next = None
         self._stalls.pause()
+        self._own_s.clear()  # it was of other work
         c.progress.publish(self.iteration, "waiting")
         c.participant.append(
             ev.LayoutBoundaryReached(rank=self._rank, generation=c.log.generation, iteration=self.iteration)
@@ -183,7 +184,10 @@ class Iterations:
         stats = c.log.messages.end_iteration()
         c.history.complete(self.iteration, stats, replaying=self.replaying)
         own_s = c.pipeline.take_computed_s() if c.pipeline is not None else stats.step_s
-        own_s = max(0.0, own_s - c.replicas.take_waited_s())
+        own_s -= c.replicas.take_waited_s()
+        if c.dealt:  # what is left grows with the share of a batch, and is compared with other shares
+            own_s -= c.replicas.take_since_averages_s()
+        own_s = max(0.0, own_s)
         if self.replaying:
             self._complete_replayed()
             return
@@ -255,19 +259,15 @@ class Iterations:
         hit(Point.BETWEEN, self.iteration - 1)
 
     def _rebalance(self) -> None:
-        """Ask for another layout, if that is due, and this is the worker that asks."""
-        c = self._c
-        if c.rebalance is None:
-            return
-        if (layout := c.rebalance.wanted(c.participant.state, self.iteration)) is not None:
-            c.participant.append(
-                ev.LayoutRequested(
-                    rank=self._rank,
-                    generation=c.log.generation,
-                    iteration=self.iteration + ev.REQUESTED_AHEAD,
-                    layers=layout,
-                )
-            )
+        """Ask for another layout, or for other shares, if that is due, and this is the worker that asks."""
+        c, state = self._c, self._c.participant.state
+        rank, generation, stop = self._rank, c.log.generation, self.iteration + ev.REQUESTED_AHEAD
+        if c.rebalance is not None and (layout := c.rebalance.wanted(state, self.iteration)):
+            request = ev.LayoutRequested(rank=rank, generation=generation, iteration=stop, layers=layout)
+            c.participant.append(request)
+        if c.reshare is not None and (shares := c.reshare.wanted(state, self.iteration)):
+            deal = ev.SharesRequested(rank=rank, generation=generation, iteration=stop, shares=shares)
+            c.participant.append(deal)
 
     def _save_if_due(self) -> bool:
         """False if the state turned out not to be what a replay has to rebuild."""

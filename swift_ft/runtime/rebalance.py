@@ -14,7 +14,7 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, stages_in
 from swift_ft.runtime.layer_profiler import LayerCosts
 
-__all__ = ["Rebalance"]
+__all__ = ["Rebalance", "may_change"]
 
 _PATIENCE = 64
 """Iterations after a change: the longest time in which no other one follows it."""
@@ -43,7 +43,7 @@ class Rebalance:
             state: of the job.
             iteration: completed iterations.
         """
-        if not self._may_change(state, iteration):
+        if not may_change(state, iteration, state.layouts.since, state.layouts.changes):
             return None
         statuses, membership = state.round.statuses, state.membership
         even = even_layout(self._count, stages_in(statuses))
@@ -56,13 +56,22 @@ class Rebalance:
         best = worth_moving_to(layers, devices_of_stages(state), present, paces)
         return best if best != present and best not in state.layouts.declined else None
 
-    def _may_change(self, state: State, iteration: int) -> bool:
-        layouts, plan = state.layouts, state.plan
-        if state.phase != Phase.LIVE or plan is None or layouts.pending is not None:
-            return False
-        if state.membership.draining or iteration <= plan.resume:
-            return False
-        if layouts.changes and iteration < layouts.since + min(1 << layouts.changes, _PATIENCE):
-            return False
-        steps = state.round.statuses[0].steps
-        return steps is None or iteration + _TOO_LATE < steps
+
+def may_change(state: State, iteration: int, since: int, changes: int) -> bool:
+    """Whether it is time for a change, of layers or of shares.
+
+    Args:
+        state: of the job.
+        iteration: completed iterations.
+        since: iterations that were completed at the last change.
+        changes: how many there were.
+    """
+    plan = state.plan
+    if state.phase != Phase.LIVE or plan is None or state.layouts.pending is not None:
+        return False
+    if state.membership.draining or iteration <= plan.resume:
+        return False
+    if changes and iteration < since + min(1 << changes, _PATIENCE):
+        return False
+    steps = state.round.statuses[0].steps
+    return steps is None or iteration + _TOO_LATE < steps

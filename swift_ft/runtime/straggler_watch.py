@@ -1,8 +1,8 @@
 """Worker 0 looks out for workers that are persistently slower than their peers, in a thread of its own.
 
 Each worker publishes how long it takes for its own work, with its progress. What that is compared with is the
-cost of its layers where they can move, else what replicas of it take, else what it took itself in the first
-iterations. A device that several workers share is not judged.
+cost of its layers where they can move, else what replicas of it take for their shares of a batch, else what
+it took itself in the first iterations. A device that several workers share is not judged.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from swift_ft.planning.stragglers import Sample, Stragglers
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.devices import device_of, pace_of, shared_devices
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.layer_profiler import LayerCosts
 
 __all__ = ["StragglerWatch"]
@@ -38,6 +39,7 @@ class StragglerWatch:
         progress: what all workers publish.
         workers: reads what the workers have measured in their first iterations; None until all have.
         costs: of the layers of a LayerStack; None for any other model.
+        dealt: the batches that replicas share.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class StragglerWatch:
         progress: ProgressBoard,
         workers: Callable[[], Sequence[Worker] | None],
         costs: LayerCosts | None,
+        dealt: DealtBatches,
     ) -> None:
         self._participant = participant
         self._progress = progress
@@ -53,16 +56,21 @@ class StragglerWatch:
         self._stragglers = Stragglers(config.straggler_factor)
         self._workers = workers
         self._costs = costs
+        self._dealt = dealt
         self._measured: Mapping[int, float] | None = None
         self._generation = 0
         self._closed = threading.Event()
 
-    def start(self) -> None:
-        """Begin to look."""
-        if self._config.stragglers == "rebalance" and self._costs is None:
+    def start(self, *, rebalances: bool) -> None:
+        """Begin to look.
+
+        Args:
+            rebalances: layers, or shares of batches, can be taken from slow workers.
+        """
+        if self._config.stragglers == "rebalance" and not rebalances:
             _logger.warning(
-                "--stragglers rebalance has no effect: only the layers of a LayerStack can move. Slow "
-                "workers are named.",
+                "--stragglers rebalance has no effect: what can move are the layers of a LayerStack, and the "
+                "shares of GlobalBatches that are a part of Session(state). Slow workers are named.",
                 extra={"event": "stragglers_stay"},
             )
         threading.Thread(target=self._run, name="swift-straggler-watch", daemon=True).start()
@@ -121,7 +129,7 @@ class StragglerWatch:
             return {rank: sum(layers[n].compute_ns for n in own) / 1e9 for rank, own in placed.items()}
         if self._measured is None and (workers := self._workers()) is not None:
             self._measured = _by_peers(workers)
-        return self._measured
+        return _by_shares(self._measured, self._dealt.shares, state) if self._measured else None
 
     def _replace(self, state: State) -> None:
         """Ask the slowest machine to hand over, if a spare waits and no other machine is leaving."""
@@ -132,6 +140,14 @@ class StragglerWatch:
             return
         machine = max(slow, key=lambda name: slow[name])
         self._participant.append(ev.DrainRequested(machine=machine, asked_by="--stragglers replace"))
+
+
+def _by_shares(took: Mapping[int, float], first: Sequence[int], state: State) -> Mapping[int, float]:
+    """What replicas take that have other shares of a batch now than when they measured it."""
+    if not state.layouts.shares or len(first) != len(took):
+        return took
+    now = state.layouts.shares[-1].samples
+    return {rank: seconds * now[rank] / first[rank] for rank, seconds in took.items()}
 
 
 def _by_peers(workers: Sequence[Worker]) -> dict[int, float]:

@@ -114,6 +114,7 @@ class DataParallelHook:
         self._one_at_a_time = threading.Condition()
         self._all_begun = 0.0  # when this worker had all its gradients; monotonic
         self._waited_s = 0.0
+        self._averaged_at: float | None = None  # monotonic
         self._register()
 
     @property
@@ -126,6 +127,12 @@ class DataParallelHook:
         with self._one_at_a_time:
             waited, self._waited_s = self._waited_s, 0.0
         return waited
+
+    def take_since_averages_s(self) -> float:
+        """Seconds since this worker had all averages, as a rule of its update. 0 if there were none."""
+        with self._one_at_a_time:
+            averaged_at, self._averaged_at = self._averaged_at, None
+        return 0.0 if averaged_at is None else time.monotonic() - averaged_at
 
     def renew(self, group: dist.ProcessGroup) -> None:
         """From the next :meth:`reset` on, use another group of the same workers."""
@@ -279,7 +286,8 @@ class DataParallelHook:
                 self._failure = error
             self._under_way.discard(number)
             if not self._under_way and self._all_begun:
-                self._waited_s, self._all_begun = self._waited_s + time.monotonic() - self._all_begun, 0.0
+                self._averaged_at = now = time.monotonic()
+                self._waited_s, self._all_begun = self._waited_s + now - self._all_begun, 0.0
             arrival = self._awaited.pop(number, None)
             self._one_at_a_time.notify_all()
         if arrival is not None:

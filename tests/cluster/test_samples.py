@@ -51,15 +51,46 @@ def test_each_sample_once_in_order(seed: int, tmp_path: Path, monkeypatch: pytes
         assert found.code == 0, f"{inject}, {machines} machines: {found.output[-3000:]}"
         assert len(found.recoveries) == 1, inject
         begin = end
+    assert_each_once_in_order(tmp_path, replicas=sizes[-1])
+
+
+def assert_each_once_in_order(folder: Path, replicas: int) -> None:
+    """By the weights, and by the samples that were logged."""
     order = SampleOrder([SAMPLES], shuffle=True, seed=5).at(0, SAMPLES)
     expected = torch.empty(SAMPLES, dtype=torch.float64)
     expected[torch.tensor(order)] = torch.arange(SAMPLES, dtype=torch.float64)
-    for rank in range(sizes[-1]):
-        weights = torch.load(tmp_path / "weights" / f"rank{rank}.pt", weights_only=True)
+    for rank in range(replicas):
+        weights = torch.load(folder / "weights" / f"rank{rank}.pt", weights_only=True)
         assert torch.equal(weights["times"], torch.ones(SAMPLES, dtype=torch.float64))
         assert torch.equal(weights["place"], expected)
-    seen = samples_by_iteration(tmp_path / "log")
+    seen = samples_by_iteration(folder / "log")
     assert [sample for iteration in range(ITERATIONS) for sample in seen[iteration]] == order
+
+
+@pytest.mark.parametrize(
+    ("loaders", "inject"),
+    [
+        (0, ""),
+        (2, "kill machine=2 iteration=100 point=reduced"),  # while one is slow
+        (0, "kill machine=1 iteration=170 point=reducing"),  # the one that was
+    ],
+)
+def test_a_slow_replica_gets_fewer_samples(
+    loaders: int, inject: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it is slow. Every sample is trained on once and in its place, whoever gets it."""
+    settings = {"SLOW": 1, "FROM": 20, "UNTIL": 130, "SAMPLE_MS": 4, "LOADERS": loaders}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, str(value))
+    found = run(tmp_path, 3, ITERATIONS, inject, "--stragglers", "rebalance", "--spares", "1")
+    assert found.code == 0, found.output[-3000:]
+    assert_each_once_in_order(tmp_path, replicas=3)
+    shares = [event["shares"] for event in found.report["events"] if event["event"] == "SharesRequested"]
+    assert shares, found.output[-3000:]
+    assert shares[0][1] < BATCH // 6, shares
+    assert shares[-1] == [14, 13, 13], shares
+    assert f"replicas get {', '.join(map(str, shares[0]))} samples of each batch" in found.output
+    assert "weight of its own part" not in found.output
 
 
 def test_a_data_set_that_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

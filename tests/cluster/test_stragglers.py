@@ -79,4 +79,4 @@ def test_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted = paces(found)
     assert {rank for _, rank, _ in noted} == {1}, noted
     assert FROM < noted[0][0] <= FROM + 20
-    assert "--stragglers rebalance has no effect: only the layers of a LayerStack can move" in found.output
+    assert "--stragglers rebalance has no effect: what can move are the layers" in found.output

@@ -95,7 +95,7 @@ def restart_all(state: State, reason: str) -> State:
         round=replace(state.round, plan=None),
         checkpoints=replace(state.checkpoints, parts=Map()),
         tries=replace(state.tries, fallback_reason=reason),
-        layouts=Layouts(),
+        layouts=Layouts(shares=state.layouts.shares),
     )
     if len(state.membership.members) < state.shape.machines:
         waiting = replace(state.membership, restart_all=True)

@@ -1,9 +1,10 @@
-"""Layouts: layers that are shared anew among the stages, between two iterations.
+"""Layouts: layers that are shared anew among the stages, or batches among replicas, between two iterations.
 
     requested ──▶ all stop at one iteration ──▶ layers move ──▶ all are ready: the new layout counts
                             └─────── a loss ──────┴──▶ the old layout, as if nothing had been asked
 
-What moves is kept aside until all are ready. So no worker ever has a part of each layout.
+What moves is kept aside until all are ready. So no worker ever has a part of each layout. Where batches are
+dealt anew nothing moves: once all have stopped, none has begun the iteration from which it counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers.generations import open_generation
-from swift_ft.recovery.job_state import Layouts, PendingLayout, State
+from swift_ft.recovery.job_state import Layouts, PendingLayout, Shares, State
 from swift_ft.recovery.layout.stage_layers import (
     StageLayers,
     layers_by_rank,
@@ -31,6 +32,7 @@ __all__ = [
     "layout_declined",
     "layout_requested",
     "placed",
+    "shares_requested",
     "with_new_layout",
 ]
 
@@ -42,8 +44,7 @@ def layout_requested(state: State, event: ev.LayoutRequested) -> State:
     statuses = state.round.statuses
     report = statuses[event.rank]
     present = present_layout(statuses, state.layouts.current)
-    too_late = report.steps is not None and event.iteration >= report.steps
-    if too_late or event.layers == present or state.round.finished:
+    if _too_late(state, event) or event.layers == present:
         return state
     if why_no_layout(event.layers, report.layers, stages_in(statuses)):
         return state
@@ -51,8 +52,32 @@ def layout_requested(state: State, event: ev.LayoutRequested) -> State:
     return replace(state, layouts=replace(state.layouts, pending=pending))
 
 
+def shares_requested(state: State, event: ev.SharesRequested) -> State:
+    """Accept a request, if there is none, and the shares are others, of as large a batch."""
+    shares, before = event.shares, state.layouts.shares
+    if state.layouts.pending is not None or _too_late(state, event):
+        return state
+    if not shares or min(shares) < 1 or state.world_size % len(shares):
+        return state
+    if before and (len(shares), sum(shares)) != (len(before[-1].samples), sum(before[-1].samples)):
+        return state
+    if before and shares == before[-1].samples:
+        return state
+    pending = PendingLayout(event.iteration, shares=shares)
+    return replace(state, layouts=replace(state.layouts, pending=pending))
+
+
+def _too_late(state: State, event: ev.LayoutRequested | ev.SharesRequested) -> bool:
+    """Whether the run ends before all could stop."""
+    steps = state.round.statuses[event.rank].steps
+    return bool(state.round.finished) or (steps is not None and event.iteration >= steps)
+
+
 def layout_boundary_reached(state: State, event: ev.LayoutBoundaryReached) -> State:
-    """Note that a worker has stopped. Once all have, they report in a new generation, whose plan moves."""
+    """Note that a worker has stopped. Once all have, they report in a new generation.
+
+    Its plan moves layers. Shares count at once.
+    """
     pending = state.layouts.pending
     if pending is None or pending.iteration != event.iteration:
         return state
@@ -60,7 +85,15 @@ def layout_boundary_reached(state: State, event: ev.LayoutBoundaryReached) -> St
     if len(stopped) < state.world_size:
         return replace(state, round=replace(state.round, stopped=stopped))
     opened = open_generation(state)
+    if pending.shares:
+        return replace(opened, layouts=_dealt(opened.layouts, pending))
     return replace(opened, layouts=replace(opened.layouts, pending=pending))
+
+
+def _dealt(layouts: Layouts, pending: PendingLayout) -> Layouts:
+    """The layouts once batches are dealt as was asked for. What was to be after that is abandoned."""
+    earlier = tuple(shares for shares in layouts.shares if shares.since < pending.iteration)
+    return replace(layouts, shares=(*earlier, Shares(pending.iteration, pending.shares)))
 
 
 def layout_declined(state: State, event: ev.LayoutDeclined) -> State:

@@ -96,7 +96,7 @@ def _follow(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported])
     else:
         checkpoints = _after_partial_recovery(state, plan, statuses)
     if plan.mode == RecoveryMode.START and state.checkpoints.committed is None:
-        state = replace(state, layouts=Layouts())  # all scripts begin anew
+        state = replace(state, layouts=Layouts(shares=state.layouts.shares))  # all scripts begin anew
     return _carry_out(replace(state, checkpoints=checkpoints), plan)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,14 +57,19 @@ class BatchBoard:
         """The first batch of this rank; None if there was none."""
         return self._first
 
-    def of(self, iteration: int) -> list[str]:
-        """The digests of an iteration's batches, in the order in which they were given."""
-        return self._chunk(iteration).get(str(iteration), [])
+    def of(self, iteration: int, shares: Sequence[int] = ()) -> list[str]:
+        """The digests of an iteration's batches, in the order in which they were given.
 
-    def publish(self, iteration: int, digest: str) -> None:
+        Args:
+            iteration: that is repeated, perhaps.
+            shares: of the replicas in it; empty if they are those of the beginning.
+        """
+        return self._chunk(iteration).get(_name(iteration, shares), [])
+
+    def publish(self, iteration: int, digest: str, shares: Sequence[int] = ()) -> None:
         """Add the digest of a batch. Returns at once."""
         chunk = self._chunk(iteration)
-        chunk.setdefault(str(iteration), []).append(digest)
+        chunk.setdefault(_name(iteration, shares), []).append(digest)
         self._write(str(iteration // _CHUNK), chunk)
         if self._first is None:
             self._first = FirstBatch(iteration, digest)
@@ -95,3 +101,7 @@ class BatchBoard:
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         self._writer.set(f"{self._prefix}/{name}", json.dumps(value))
+
+
+def _name(iteration: int, shares: Sequence[int]) -> str:
+    return f"{iteration}:{','.join(map(str, shares))}" if shares else str(iteration)

@@ -7,8 +7,10 @@ the next one instead: nothing fails, and the weights are not those of an undistu
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
+from swift_ft.data.shares import Change, shares_at
 from swift_ft.errors import ChangedBatchError
 from swift_ft.runtime.data.board import BatchBoard
 from swift_ft.runtime.data.digest import BatchDigest
@@ -41,8 +43,13 @@ class BatchCheck:
         self._iteration: int | None = None  # None outside of `with step:`
         self._given = 0  # in this step
         self._index_read = False
+        self._changes: Sequence[Change] = ()
         self._fresh = True  # this process has been given no batch yet
         self._on_device: list[tuple[int, BatchDigest]] = []  # that a GPU computes, by iteration
+
+    def follow(self, changes: Sequence[Change]) -> None:
+        """Batches are dealt otherwise from some iterations on: what was given for these before was other."""
+        self._changes = changes
 
     def begin(self, iteration: int, committed: int) -> None:
         """The step of an iteration begins; the last committed checkpoint is of the other one."""
@@ -76,7 +83,7 @@ class BatchCheck:
         if digest.empty:
             return
         number, self._given = self._given, self._given + 1
-        known = self._board.of(iteration)
+        known = self._board.of(iteration, shares_at(self._changes, iteration))
         if number < len(known):
             if digest.value != known[number]:
                 raise ChangedBatchError(
@@ -119,4 +126,4 @@ class BatchCheck:
     def _publish_arrived(self, *, wait: bool = False) -> None:
         while self._on_device and (wait or self._on_device[0][1].ready):
             iteration, digest = self._on_device.pop(0)
-            self._board.publish(iteration, digest.value)
+            self._board.publish(iteration, digest.value, shares_at(self._changes, iteration))

@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from swift_ft.data.global_batches import GlobalBatches
+from swift_ft.data.shares import Change
 from swift_ft.errors import UsageError
+from swift_ft.runtime.data.check import BatchCheck
 
-__all__ = ["deal_batches"]
+__all__ = ["DealtBatches"]
 
 
-def deal_batches(parts: Iterable[Any], replicas: int, replica: int, *, sharded: bool) -> bool:
-    """Deal those of the session's state, unless the script has done so.
+class DealtBatches:
+    """Those of the session's state, and what compares them when an iteration is repeated.
 
     Args:
         parts: of the state.
-        replicas: that share a batch.
-        replica: this worker's number among them.
-        sharded: the model is sharded. Whether workers with different shards train on different samples is
-            then known to the script only: with FSDP they do, with tensor parallelism they do not.
-
-    Returns:
-        Whether there were any.
-
-    Raises:
-        UsageError: if batches cannot be dealt, or it is unknown to how many.
+        check: of the batches of repeated iterations.
     """
-    found = [part for part in parts if isinstance(part, GlobalBatches)]
-    for batches in found:
-        if sharded and not batches.dealt:
-            raise UsageError(
-                "The model is sharded, so say among how many workers a batch is dealt: "
-                "GlobalBatches(..., replicas=, replica=). With fully_shard these are all workers."
-            )
-        batches.deal(replicas, replica)
-    return bool(found)
+
+    def __init__(self, parts: Iterable[Any], check: BatchCheck) -> None:
+        self._batches = [part for part in parts if isinstance(part, GlobalBatches)]
+        self._check = check
+
+    def deal(self, replicas: int, replica: int, *, sharded: bool) -> None:
+        """Deal them, unless the script has done so.
+
+        Args:
+            replicas: that share a batch.
+            replica: this worker's number among them.
+            sharded: the model is sharded. Whether workers with different shards train on different samples is
+                then known to the script only: with FSDP they do, with tensor parallelism they do not.
+
+        Raises:
+            UsageError: if batches cannot be dealt, or it is unknown to how many.
+        """
+        for batches in self._batches:
+            if sharded and not batches.dealt:
+                raise UsageError(
+                    "The model is sharded, so say among how many workers a batch is dealt: "
+                    "GlobalBatches(..., replicas=, replica=). With fully_shard these are all workers."
+                )
+            batches.deal(replicas, replica)
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._batches)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Samples of each replica in the beginning, if there is one data set."""
+        return self._batches[0].shares if len(self._batches) == 1 else ()
+
+    @property
+    def only(self) -> GlobalBatches | None:
+        """The batches of a script that has just one data set, and asks for their weight."""
+        if len(self._batches) != 1 or not self._batches[0].weighted:
+            return None
+        return self._batches[0]
+
+    def follow(self, changes: Sequence[Change]) -> None:
+        """Deal them as the job has agreed on, from the iterations on that it has agreed on."""
+        if self._batches:
+            self._check.follow(changes)
+        for batches in self._batches:
+            batches.follow(changes)

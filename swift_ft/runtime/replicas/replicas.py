@@ -86,6 +86,10 @@ class Replicas:
         """Seconds since the last call in which this worker waited for the gradients of other replicas."""
         return self._hook.take_waited_s() if self._hook is not None else 0.0
 
+    def take_since_averages_s(self) -> float:
+        """Seconds since all gradients were averages, which take no longer for a larger part of a batch."""
+        return self._hook.take_since_averages_s() if self._hook is not None else 0.0
+
     def attach_ddp(self, model: Any) -> nn.Module:
         """See :meth:`swift_ft.Session.attach_ddp`. Returns the module within DDP."""
         self._hook = DataParallelHook(

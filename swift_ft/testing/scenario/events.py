@@ -182,6 +182,14 @@ def _request_layout(line: Line, state: State) -> list[ev.Event]:
     return [ev.LayoutRequested(rank=rank, generation=generation, iteration=iteration, layers=layers)]
 
 
+def _request_shares(line: Line, state: State) -> list[ev.Event]:
+    rank, generation = int(line.take()), _generation(line, state)
+    line.skip("at")
+    iteration = int(line.take())
+    shares = numbers(line.take())
+    return [ev.SharesRequested(rank=rank, generation=generation, iteration=iteration, shares=shares)]
+
+
 def _stopped(line: Line, state: State) -> list[ev.Event]:
     ranks, generation = ranks_of(state, line.take()), _generation(line, state)
     line.skip("at")
@@ -266,6 +274,7 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "committed": _committed,
     "request-checkpoint": _request_checkpoint,
     "request-layout": _request_layout,
+    "request-shares": _request_shares,
     "stopped": _stopped,
     "layout-declined": _layout_declined,
     "pace": _pace,

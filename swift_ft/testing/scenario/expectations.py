@@ -73,6 +73,10 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     "checkpoint-needed": (lambda state: list(leaves_after_checkpoint(state)), Line.rest),
     "commit-due": (lambda state: commit_due(state, 0), _number_or_none),
     "layout": (lambda state: list(state.layouts.current), lambda line: [*map(int, line.rest())]),
+    "shares": (
+        lambda state: [f"{since}:{_listed(samples)}" for since, samples in state.layouts.shares],
+        Line.rest,
+    ),
     "slow": (
         lambda state: [f"{device}:{pace}" for device, pace in sorted(state.membership.pace.items())],
         Line.rest,

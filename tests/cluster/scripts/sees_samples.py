@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,6 +34,13 @@ class Places(Dataset[int]):
 def samples_in_files(url: str, rank: int) -> Dataset[int]:
     """Each machine has a disk of its own, for copies."""
     return swift_ft.data.FileSamples(url, f"{os.environ['COPIES']}/{rank}", decode=int)
+
+
+def work_on(samples: int, rank: int, iteration: int) -> None:
+    """For each sample SAMPLE_MS, and five times that on the rank SLOW, in the iterations FROM to UNTIL."""
+    slow = rank == int(os.environ.get("SLOW", -1))
+    slow = slow and int(os.environ["FROM"]) <= iteration < int(os.environ["UNTIL"])
+    time.sleep(samples * float(os.environ.get("SAMPLE_MS", 0)) / 1000 * (5 if slow else 1))
 
 
 class Seen(nn.Module):
@@ -73,8 +82,10 @@ def main() -> None:
     for step in session.steps(args.iterations):
         with step:
             samples = batches[step.index]
-            start = step.index * BATCH + sum(batches.shares[:replica])
+            start = step.index * BATCH + sum(batches.shares_at(step.index)[:replica])
             places = torch.arange(start, start + len(samples), dtype=torch.float64)
+            assert math.isclose(batches.weight * BATCH, replicas * len(samples))
+            work_on(len(samples), replica, step.index)
             (replicas * model(samples, places)).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -249,3 +249,59 @@ def test_it_is_a_loader_s_order() -> None:
     batches = GlobalBatches(Squares(), 4, shuffle=True, seed=5)
     for index, batch in enumerate(DataLoader(Squares(), 4, sampler=sampler, drop_last=True)):
         assert torch.equal(batches[index]["x"], batch["x"])
+
+
+# ---------------------------------------------------------------------------------------- shares that change
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_shares_that_change(num_workers: int) -> None:
+    """From an iteration on, whatever was loaded in advance. One that is repeated is dealt as it was."""
+    replicas = [
+        GlobalBatches(Numbers(), 12, shuffle=True, seed=4, replicas=3, replica=n, num_workers=num_workers)
+        for n in range(3)
+    ]
+    order = SampleOrder([SAMPLES], shuffle=True, seed=4)
+
+    def dealt(iteration: int) -> list[list[int]]:
+        parts = [batches[iteration][0].tolist() for batches in replicas]
+        assert [sample for part in parts for sample in part] == order.at(iteration * 12, 12)
+        return parts
+
+    assert [len(part) for part in dealt(0)] == [4, 4, 4]
+    dealt(1)
+    for batches in replicas:
+        batches.follow([(2, (5, 2, 5)), (4, (6, 1, 5))])
+    counts = [[len(part) for part in dealt(n)] for n in (2, 3, 4, 1)]
+    assert counts == [[5, 2, 5], [5, 2, 5], [6, 1, 5], [4, 4, 4]]
+    assert [batches.shares_at(3) for batches in replicas] == [(5, 2, 5)] * 3
+    assert replicas[0].shares == (4, 4, 4)
+    for batches in replicas:
+        batches.close()
+
+
+def test_the_weight_is_that_of_the_last_batch() -> None:
+    batches = GlobalBatches(Numbers(), 12, replicas=3, replica=1)
+    assert batches.weight == 1
+    batches.follow([(2, (5, 2, 5))])
+    batches[1]
+    assert batches.weight == 1
+    batches[2]
+    assert batches.weight == 2 * 3 / 12
+
+
+def test_a_weight_that_nobody_asks_for(caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once, when the first such batch has been used."""
+    batches = GlobalBatches(Numbers(), 12, replicas=2, weights=[3.0, 1.0])
+    batches[0]
+    assert not caplog.records
+    batches[1]
+    batches[2]
+    (record,) = caplog.records
+    assert "Replicas get 9, 3 samples" in record.message
+    caplog.clear()
+    asks = GlobalBatches(Numbers(), 12, replicas=2, weights=[3.0, 1.0])
+    for n in range(3):
+        assert asks[n] is not None
+        assert asks.weight == 1.5
+    assert not caplog.records

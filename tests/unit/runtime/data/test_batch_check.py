@@ -146,3 +146,21 @@ def test_what_is_not_needed_is_deleted() -> None:
     for iteration in range(200):
         worker.step(iteration, iteration, committed=iteration // 50 * 50)
     assert sorted(rendezvous.values) == ["batches/3/2", "batches/3/3", "batches/3/first"]
+
+
+def test_a_batch_that_is_dealt_otherwise() -> None:
+    """What a repeated iteration had before counts only if it was dealt as it is now."""
+    rendezvous = Rendezvous()
+    worker = Worker(rendezvous)
+    for iteration in range(4):
+        worker.step(iteration, iteration)
+    changes = [(3, (1, 2))]
+    worker.check.follow(changes)
+    worker.step(3, 33)
+    worker.step(4, 44)
+    for again in (worker, Worker(rendezvous, joined=True)):
+        again.check.follow(changes)
+        again.step(3, 33)
+        again.step(2, 2)
+        with pytest.raises(ChangedBatchError):
+            again.step(4, 4)
