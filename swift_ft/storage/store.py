@@ -39,6 +39,8 @@ __all__ = ["FileFacts", "Store", "StoreGoneError"]
 _logger = logging.getLogger(__name__)
 
 TEMPORARY_SUFFIX = ".tmp"
+_VANISHES = 2
+"""So often, at most, does a faster worker delete a probe's file, while it tidies or empties the store."""
 _PIECE_BYTES = 8 << 20
 _CREATE = "?create=true"
 _PROBE_PATIENCE_S = 10.0  # a user who mistyped a URL should not wait for long
@@ -170,7 +172,7 @@ class Store:
         path = self._temporary_name("probe")
         token = path.encode()
 
-        def try_all() -> bytes:
+        def try_once() -> bytes:
             full = self._absolute(path)
             self.check_anchor()
             self._files.make_root(self._root, create=self._create)
@@ -179,6 +181,12 @@ class Store:
             back = bytes(self._fs.cat_file(full))
             self._fs.rm_file(full)
             return back
+
+        def try_all() -> bytes:
+            for _ in range(_VANISHES):
+                with contextlib.suppress(FileNotFoundError):
+                    return try_once()
+            return try_once()
 
         def may_pass(error: BaseException) -> bool:
             return is_transient(error) or (patience_s is not None and is_outage(error))

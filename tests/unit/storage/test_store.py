@@ -12,6 +12,7 @@ import pytest
 from fsspec.registry import known_implementations
 
 from swift_ft import waits
+from swift_ft.checkpoint.store_claim import tidy_store
 from swift_ft.errors import StoreNotWritableError, UsageError
 from swift_ft.storage.hdfs import hdfs_class
 from swift_ft.storage.retry import retry
@@ -41,6 +42,31 @@ def test_a_store_below_a_file_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreNotWritableError, match=r"cannot be written .*choose a directory"):
         Store(str(tmp_path / "file" / "store")).probe()
+
+
+@pytest.mark.parametrize(("times", "passes"), [(1, True), (2, True), (3, False)])
+def test_a_probe_whose_file_another_worker_tidies_away(
+    times: int, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker 0 may claim the store, and delete leftovers in it, while a slower worker looks at it first."""
+    store, faster = Store(str(tmp_path / "store")), Store(str(tmp_path / "store"))
+    read, left = store._fs.cat_file, [None] * times
+
+    def read_late(path: str) -> bytes:
+        if left:
+            left.pop()
+            tidy_store(faster)
+        content: bytes = read(path)
+        return content
+
+    monkeypatch.setattr(store._fs, "cat_file", read_late)
+    if passes:
+        store.probe()
+    else:
+        with pytest.raises(StoreNotWritableError, match="No such file"):
+            store.probe()
+    assert not left
+    assert store.list("") == []
 
 
 @pytest.fixture
