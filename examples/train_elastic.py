@@ -19,6 +19,7 @@ def main() -> None:
     """Trains the layers that are on one worker."""
     parser = argument_parser(__doc__)
     parser.add_argument("--store", default="runs/elastic", help="a path or a URL, default: %(default)s")
+    parser.add_argument("--pipelines", type=int, default=1, help="that are replicas, default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="default: %(default)s iterations")
     args = parser.parse_args()
     config = Config.from_args(args)
@@ -29,9 +30,10 @@ def main() -> None:
         count=config.layers + 2,
         stages_per_worker=1 if args.schedule in ONE_STAGE else 2,
         v_shaped=args.schedule in V_SHAPED,
+        pipelines=args.pipelines,
     )
     stages = [
-        PipelineStage(part, index, model.num_stages, torch.device("cpu"))
+        PipelineStage(part, index, model.num_stages, torch.device("cpu"), group=model.group)
         for index, part in zip(model.stages, model.parts, strict=True)
     ]
     pipeline = stages if args.schedule in (*LOOPED, *V_SHAPED) else stages[0]
@@ -45,7 +47,7 @@ def main() -> None:
     for step in session.steps(args.iterations):
         with step:
             iteration = step.index
-            x, y = batches[iteration]
+            x, y = batches[iteration * model.pipelines + model.pipeline]
             losses: list[Tensor] = []
             schedule.step(*[x] if 0 in model.stages else [], target=y, losses=losses, return_outputs=False)
             optimizer.step()

@@ -65,6 +65,11 @@ class LayeredState:
         self.count = counts.pop() if counts else 0
 
     @property
+    def pipelines(self) -> int:
+        """How many pipelines have each layer; 1 if there is no stack."""
+        return self._stacks[0].stack.pipelines if self._stacks else 1
+
+    @property
     def layers(self) -> tuple[int, ...]:
         """The numbers of the layers that are here."""
         return self._stacks[0].stack.layers if self._stacks else ()

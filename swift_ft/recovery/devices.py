@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.layout.stage_layers import pipelines_in
 
-__all__ = ["device_of", "devices_of_stages", "pace_of", "shared_devices"]
+__all__ = ["AS_OTHERS", "device_of", "devices_of_stages", "pace_of", "shared_devices"]
 
-_AS_OTHERS = 1000
+AS_OTHERS = 1000
+"""The pace of a device that is not slow."""
 
 
 def device_of(state: State, rank: int) -> str:
@@ -20,15 +22,17 @@ def device_of(state: State, rank: int) -> str:
 
 def pace_of(state: State, rank: int) -> int:
     """How long a worker's device takes, in thousandths of what others take."""
-    return state.membership.pace.get(device_of(state, rank), _AS_OTHERS)
+    return state.membership.pace.get(device_of(state, rank), AS_OTHERS)
 
 
 def devices_of_stages(state: State) -> tuple[str, ...]:
-    """The device of each stage, in the pipeline's order."""
-    found: dict[int, str] = {}
-    for rank, status in state.round.statuses.items():
-        found |= dict.fromkeys(status.stages, device_of(state, rank))
-    return tuple(found[stage] for stage in sorted(found))
+    """The device of each stage, in the order of a layout: that of the pipelines, and of their stages."""
+    statuses = state.round.statuses
+    found: list[str] = []
+    for ranks in pipelines_in(statuses):
+        of_stage = {stage: rank for rank in ranks for stage in statuses[rank].stages}
+        found += [device_of(state, of_stage[stage]) for stage in sorted(of_stage)]
+    return tuple(found)
 
 
 def shared_devices(state: State) -> frozenset[str]:

@@ -190,6 +190,8 @@ class StatusReported:
         parts_done: how many of the script's parts between the last completed iteration and the next it has
             done (``session.between()``); None if it has done all that are due.
         layers: of the whole model, where it is a :class:`swift_ft.LayerStack`; 0 where it is none.
+        completes: it can complete the interrupted iteration without others: it has all averages of gradients,
+            and has not updated a parameter yet.
     """
 
     rank: int
@@ -218,6 +220,7 @@ class StatusReported:
     together_reason: str = ""
     parts_done: int | None = None
     layers: int = 0
+    completes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

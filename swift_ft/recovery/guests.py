@@ -44,8 +44,9 @@ def guests_wanted(state: State) -> Mapping[str, tuple[int, ...]]:
     """Which machine takes a guest for which slots, if no machine of its own comes.
 
     These are the empty slots, or those of machines that were asked to leave. They are dealt to the machines
-    with the fewest guests, the first of them first. All participants compute the same, so each slot gets one
-    guest.
+    with the fewest guests, the first of them first. Where pipelines are replicas, a machine of another one
+    counts as if it had one more: with it, two copies of a layer could be lost at once. All participants
+    compute the same, so each slot gets one guest.
     """
     membership, shape, guests = state.membership, state.shape, state.membership.hosts
     if state.phase == Phase.ENDED or (state.generation == 0 and shape.min_machines is None):
@@ -61,8 +62,19 @@ def guests_wanted(state: State) -> Mapping[str, tuple[int, ...]]:
     load = Counter({host: len(guests_of(state, host)) for host in hosts if host not in membership.declined})
     wanted: dict[str, tuple[int, ...]] = {}
     for slot in slots[own:]:
-        host = min(load, key=lambda machine: (load[machine], hosts.index(machine)), default=None)
+        far = {machine: _in_other_pipeline(state, slot, machine) for machine in load}
+        host = min(load, key=lambda m: (load[m] + far[m], far[m], hosts.index(m)), default=None)
         if host is not None:
             load[host] += 1
             wanted[host] = (*wanted.get(host, ()), slot)
     return wanted
+
+
+def _in_other_pipeline(state: State, slot: int, machine: str) -> bool:
+    """Whether a machine's own workers and those of a slot are in different pipelines of a LayerStack."""
+    own = state.membership.slots.get(machine)
+    workers = state.world_size // state.layouts.pipelines
+    pipelines = (
+        {rank // workers for rank in state.ranks_of(of)} for of in (slot, slot if own is None else own)
+    )
+    return next(pipelines).isdisjoint(next(pipelines))

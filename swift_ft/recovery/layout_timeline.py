@@ -9,7 +9,13 @@ from typing import Any
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.layout.stage_layers import LayerMove, StageLayers, layers_by_rank, moves_between
+from swift_ft.recovery.layout.stage_layers import (
+    LayerMove,
+    StageLayers,
+    layers_by_rank,
+    moves_between,
+    pipelines_in,
+)
 from swift_ft.recovery.protocol import step
 
 __all__ = ["LayoutChange", "layout_changes"]
@@ -63,6 +69,7 @@ def layout_changes(entries: Iterable[Entry]) -> list[LayoutChange]:
             moves = moves_between(
                 layers_by_rank(statuses, before.layouts.current),
                 layers_by_rank(statuses, state.layouts.current),
+                pipelines_in(statuses),
             )
             change = LayoutChange(state.layouts.since, state.layouts.current, moves, received)
             change.stopped, change.live = stopped, entry.at

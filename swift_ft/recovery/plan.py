@@ -23,6 +23,7 @@ from enum import StrEnum
 
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.helpers import ParallelReplay, assign_helpers
+from swift_ft.recovery.layer_replicas import reconcile_layers, why_no_layers
 from swift_ft.recovery.memory import MemoryCheckpoint, newest_in_memory
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.recovery.targets import Target, choose_replays, reconcile
@@ -136,6 +137,7 @@ def make_plan(
     log_gap_before: Mapping[int, int] | None = None,
     allow_memory: bool = True,
     layout_since: int | None = None,
+    layers: Mapping[int, Sequence[int]] | None = None,
 ) -> Plan:
     """Choose the cheapest recovery mode that is possible, and what each worker does in it.
 
@@ -150,6 +152,7 @@ def make_plan(
         allow_memory: workers may return to a state in memory. False once that has failed.
         layout_since: the iteration at which the layers of a LayerStack moved last. Copies up to that one in
             memory are of other layers.
+        layers: of each rank, where pipelines of a LayerStack are replicas of each other; None elsewhere.
 
     Returns:
         The plan. Its mode is ``RESTART`` if all processes have to start again.
@@ -165,6 +168,10 @@ def make_plan(
     if fallback_reason:
         return _fall_back(statuses, committed, memory, fallback_reason)
 
+    if layers is not None:
+        return _by_layer(statuses, layers) or _fall_back(
+            statuses, committed, memory, why_no_layers(statuses, layers)
+        )
     topology = Topology.of(statuses, workers_per_machine)
     reconciled, transfers = reconcile(statuses, topology)
     targets, replay_groups = choose_replays(statuses, reconciled, topology, committed, log_gap_before or {})
@@ -181,6 +188,28 @@ def make_plan(
         warm_up=_needs_warm_up(statuses),
         parallel_replays=_parallel_replays(tasks, statuses) if allow_helpers else (),
         parts_from=_parts_from(statuses, targets, resume),
+    )
+
+
+def _by_layer(statuses: Mapping[int, StatusReported], layers: Mapping[int, Sequence[int]]) -> Plan | None:
+    """The plan of pipelines that are replicas of each other: nothing is replayed. None if it cannot be."""
+    if (found := reconcile_layers(statuses, layers)) is None:
+        return None
+    at = found.iteration
+    tasks = {
+        rank: Task(None, at - (rank in found.completing), at, undo=found.undo.get(rank, ()))
+        for rank in statuses
+    }
+    received = {rank for transfer in found.transfers for rank in transfer.targets}
+    targets = {rank: Target(at, live=True, received=rank in received) for rank in statuses}
+    changes = found.transfers or found.undo or found.completing
+    return Plan(
+        mode=RecoveryMode.REPLICA if changes else RecoveryMode.CONTINUE,
+        resume=at,
+        tasks=tasks,
+        transfers=found.transfers,
+        warm_up=_needs_warm_up(statuses),
+        parts_from=_parts_from(statuses, targets, at),
     )
 
 

@@ -27,11 +27,14 @@ class Transfer:
         source: the rank that sends.
         targets: the ranks that receive.
         parameters: indices of the parameters, sent with their optimizer state; None for the whole state.
+        layers: numbers of the layers, sent with all state that goes with them and what belongs to no layer;
+            empty where it is no LayerStack of several pipelines.
     """
 
     source: int
     targets: tuple[int, ...]
     parameters: tuple[int, ...] | None = None
+    layers: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:

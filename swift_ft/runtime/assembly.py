@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,7 @@ from swift_ft.planning.forecast import Forecast, forecast
 from swift_ft.planning.job import Worker
 from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.layout.stage_layers import even_layout
+from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of, even_layout
 from swift_ft.runtime.between import Between, Part
 from swift_ft.runtime.checkpointing import Saver
 from swift_ft.runtime.collaborators import Collaborators
@@ -53,6 +53,7 @@ from swift_ft.runtime.memory.interval import Interval
 from swift_ft.runtime.memory.snapshots import Snapshots
 from swift_ft.runtime.metrics import SessionMetrics
 from swift_ft.runtime.part_peers import PartPeers
+from swift_ft.runtime.pipeline.layer_copies import check_replicas
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.noted_results import NotedResults
@@ -62,6 +63,7 @@ from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
 from swift_ft.runtime.rebalance import Rebalance
 from swift_ft.runtime.repartition import Repartition
+from swift_ft.runtime.replicas.layer_sync import LayerSync
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
 from swift_ft.runtime.report import held_by
@@ -79,6 +81,7 @@ from swift_ft.torch_adapters.ddp import constructed
 from swift_ft.torch_adapters.distribution import communicate_again
 from swift_ft.torch_adapters.fsdp import ShardedModels, is_sharded, place_of, replicas_of
 from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.script_groups import script_groups
@@ -252,7 +255,7 @@ class Assembly:
         self._pipeline = LoggedPipeline(
             schedule,
             context=self._context,
-            recovery_groups=self._settings.recovery_groups,
+            recovery_groups=self._logged_groups(),
             seed=self._settings.seed,
             log=self.log,
             rendezvous=self._rendezvous,
@@ -278,17 +281,25 @@ class Assembly:
             self._completeness.attach(f"stage {index}", module)
         self.profiler.attach_stages(self._pipeline.modules)
 
+    def _logged_groups(self) -> Sequence[int]:
+        """The recovery group of each machine: one for all where nothing is replayed, so nothing is logged."""
+        groups = self._settings.recovery_groups
+        stacks = (module for module in self._state.modules.values() if isinstance(module, LayerStack))
+        return [0] * len(groups) if any(stack.pipelines > 1 for stack in stacks) else groups
+
     def _check_layers(self) -> None:
         """What a LayerStack cannot do yet is refused before the first step."""
         pipeline = self._pipeline
         assert pipeline is not None
         if pipeline.stack is None:
             return
-        if len({*pipeline.holders().values()}) < self._context.world_size:
+        if len({*pipeline.holders().values()}) * pipeline.stack.pipelines < self._context.world_size:
             raise UnsupportedError(
-                "A LayerStack is for one pipeline of all workers: replicas and shards of its stages need "
-                "stages whose layers stay where they are."
+                "A LayerStack has all workers: for replicas say LayerStack(..., pipelines=2), without DDP. "
+                "Shards of its stages need stages whose layers stay where they are."
             )
+        if pipeline.replicated:
+            check_replicas(pipeline.stack, self._context.workers_per_machine)
 
     def _lost_with(self, rank: int) -> list[int]:
         groups, per_machine = self._settings.recovery_groups, self._context.workers_per_machine
@@ -388,6 +399,8 @@ class Assembly:
     @property
     def replica(self) -> tuple[int, int]:
         """The number of this worker among its replicas, and how many there are with it."""
+        if (pipeline := self._pipeline) is not None and pipeline.stack is not None and pipeline.replicated:
+            return pipeline.stack.pipeline, pipeline.stack.pipelines
         return self._replicas.replica, self._replicas.count
 
     # ------------------------------------------------------------------------------------------ ready
@@ -441,7 +454,7 @@ class Assembly:
         return Executor(collaborators)
 
     def _collaborators(self, costs: LayerCosts | None) -> Collaborators:
-        dealt = self._deal_batches()
+        dealt, repartition = self._deal_batches(), self._repartition()
         return Collaborators(
             context=self._context,
             recovery_group=self._settings.recovery_groups[self._context.slot],
@@ -467,12 +480,12 @@ class Assembly:
             sharded=self._sharded,
             shards=self.shards,
             replicas=self._replicas,
-            state_sync=self._state_sync,
+            state_sync=self._layer_sync(repartition) or self._state_sync,
             profiler=self.profiler,
             history=self._history,
             pipeline=self._pipeline,
             replays=self._replays(self._pipeline) if self._pipeline is not None else None,
-            repartition=self._repartition(),
+            repartition=repartition,
             rebalance=self._rebalance(costs),
             reshare=self._reshare(dealt),
         )
@@ -496,6 +509,12 @@ class Assembly:
             self._progress,
             self._layers_moved,
         )
+
+    def _layer_sync(self, repartition: Repartition | None) -> LayerSync | None:
+        if repartition is None or self._pipeline is None or not self._pipeline.replicated:
+            return None
+        rank = self._context.rank
+        return LayerSync(rank, self.status, self._state, repartition, self._groups, self._progress)
 
     def _rebalance(self, costs: LayerCosts | None) -> Rebalance | None:
         pipeline = self._pipeline
@@ -568,11 +587,16 @@ class Assembly:
             replace(
                 job,
                 layers=tuple(layers or ()),
-                layout=state.layouts.current or even_layout(pipeline.stack.count, pipeline.num_stages),
+                layout=self._layout_here(state, pipeline.stack),
                 schedule=pipeline.kind if alone else None,  # what is measured is each worker alone
                 microbatches=pipeline.microbatches,
             )
         )
+
+    def _layout_here(self, state: State, stack: LayerStack) -> StageLayers:
+        """The layers of each stage of this worker's pipeline."""
+        of_all = state.layouts.current or even_layout(stack.count, stack.num_stages, stack.pipelines)
+        return cut_of(of_all, stack.pipeline, stack.pipelines)
 
     def _publish_place(self) -> None:
         pipeline = self._pipeline

@@ -27,6 +27,7 @@ from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
 from swift_ft.runtime.rebalance import Rebalance
 from swift_ft.runtime.repartition import Repartition
+from swift_ft.runtime.replicas.layer_sync import LayerSync
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
 from swift_ft.runtime.reshare import Reshare
@@ -101,7 +102,7 @@ class Collaborators:
     sharded: ShardedModels
     shards: str
     replicas: Replicas
-    state_sync: StateSync
+    state_sync: StateSync | LayerSync
     profiler: Profiler
     history: WorkHistory
     pipeline: LoggedPipeline | None

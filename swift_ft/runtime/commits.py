@@ -13,6 +13,7 @@ from swift_ft.failpoints import Point, hit
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder, commit_due
+from swift_ft.recovery.topology import checkpoint_owner
 from swift_ft.storage.retry import is_outage, is_transient, retry
 
 __all__ = ["Commits"]
@@ -90,7 +91,7 @@ class Commits:
                 {rank: part.path for rank, part in parts.items()},
                 self._participant.context.run_id,
                 {part.path: part.digest for part in parts.values() if part.digest},
-                state.layouts.placed,
+                {rank: state.layouts.placed[rank] for rank in _savers(state) if rank in state.layouts.placed},
                 state.layouts.present,
             )
 
@@ -108,6 +109,12 @@ class Commits:
                 error,
                 extra={"event": "commit_failed", "iteration": iteration},
             )
+
+
+def _savers(state: State) -> list[int]:
+    """Workers that save their own part, and not only name that of a replica."""
+    statuses = state.round.statuses
+    return [rank for rank in range(state.world_size) if checkpoint_owner(rank, statuses) == rank]
 
 
 def _is_retryable(error: BaseException) -> bool:

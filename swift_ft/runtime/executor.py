@@ -90,7 +90,8 @@ class Executor:
 
     def _report(self, state: State) -> None:
         """Flush the log, then report the worker's status."""
-        live = self._status.known and not (self._pipeline is not None and self._pipeline.replaying)
+        replaying = self._pipeline is not None and self._pipeline.replaying and not self._pipeline.completing
+        live = self._status.known and not replaying
         if state.generation > 1:
             hit(Point.REPORT, self._status.iteration)
         # State that comes from a replica, and not from a replay, is not logged again, so the store must have
@@ -216,8 +217,10 @@ class Executor:
                 source,
                 extra={"event": "statistics_lost"},
             )
-        if self._repartition is not None:
+        if self._repartition is not None and self._status.known:
             self._repartition.settle(state)
+        elif self._repartition is not None:  # all that belongs here is about to come
+            self._repartition.adopt(state)
         if task.undo:
             self._undo(task)
         if plan.parts_from is not None and self._status.iteration == plan.resume:

@@ -79,6 +79,8 @@ class Iterations:
         }
         if pipeline is not None and pipeline.stack is not None:
             topology["layers"] = pipeline.stack.count
+            if pipeline.replicated:
+                topology["pipelines"] = pipeline.stack.pipelines
         if self._c.shards:
             topology["sharded"] = True
         elif pipeline is None and c.replicas.attached:
@@ -153,7 +155,9 @@ class Iterations:
         c.rollback.begin(iteration)
         c.replicas.begin(iteration)
         if c.pipeline is not None:
-            c.pipeline.begin(iteration, c.sharded.number or c.replicas.replica)
+            stack = c.pipeline.stack
+            pipeline = stack.pipeline if stack is not None else 0
+            c.pipeline.begin(iteration, pipeline or c.sharded.number or c.replicas.replica)
         # Workers that may have different data have different random numbers.
         alike = c.pipeline is not None and not c.replicas.attached and not c.sharded
         seed_step(self._seed, iteration, None if alike else self._rank)

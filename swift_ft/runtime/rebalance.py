@@ -8,10 +8,19 @@ been made is not undone at once: the wait grows with each change, for machines t
 
 from __future__ import annotations
 
-from swift_ft.planning.layout.shared_machines import worth_moving_to
-from swift_ft.recovery.devices import devices_of_stages
+from collections import Counter
+from collections.abc import Sequence
+
+from swift_ft.planning.layout.shared_machines import Paces, worth_moving_to
+from swift_ft.recovery.devices import AS_OTHERS, devices_of_stages
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, stages_in
+from swift_ft.recovery.layout.stage_layers import (
+    StageLayers,
+    cut_of,
+    even_layout,
+    pipelines_in,
+    stages_in,
+)
 from swift_ft.runtime.layer_profiler import LayerCosts
 
 __all__ = ["Rebalance", "may_change"]
@@ -46,15 +55,27 @@ class Rebalance:
         if not may_change(state, iteration, state.layouts.since, state.layouts.changes):
             return None
         statuses, membership = state.round.statuses, state.membership
-        even = even_layout(self._count, stages_in(statuses))
+        pipelines = len(pipelines_in(statuses))
+        even = even_layout(self._count, stages_in(statuses), pipelines)
         present = state.layouts.current or even
         paces = membership.pace if self._by_pace else {}
         if not paces and not any(machine in membership.hosts for machine in membership.members.values()):
             return even if present != even else None
         if (layers := self._costs.read(state)) is None:
             return None
-        best = worth_moving_to(layers, devices_of_stages(state), present, paces)
+        devices = devices_of_stages(state)
+        best: StageLayers = ()
+        for number in range(pipelines):
+            own, cut = cut_of(devices, number, pipelines), cut_of(present, number, pipelines)
+            best += worth_moving_to(layers, own, cut, _shared_with_others(own, devices, paces))
         return best if best != present and best not in state.layouts.declined else None
+
+
+def _shared_with_others(own: Sequence[str], devices: Sequence[str], paces: Paces) -> Paces:
+    """The paces of one pipeline's devices, which may compute stages of other pipelines, too."""
+    of_pipeline, of_all = Counter(own), Counter(devices)
+    found = {d: paces.get(d, AS_OTHERS) * of_all[d] // of_pipeline[d] for d in of_pipeline}
+    return {device: pace for device, pace in found.items() if pace != AS_OTHERS}
 
 
 def may_change(state: State, iteration: int, since: int, changes: int) -> bool:

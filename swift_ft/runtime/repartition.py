@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,11 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import (
     LayerMove,
     StageLayers,
+    cut_of,
     even_layout,
     layers_by_rank,
     moves_between,
+    pipelines_in,
 )
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.replicas.transfer import Link, receive, send
@@ -72,7 +74,9 @@ class Repartition:
         self._progress = progress
         self._on_moved = on_moved
         self._rank = participant.context.rank
-        self._present: StageLayers = even_layout(layered.count, pipeline.num_stages)
+        assert pipeline.stack is not None
+        self._stack = pipeline.stack
+        self._present: StageLayers = self._even
         self._aside: tuple[StageLayers, list[StatePayload]] | None = None
         self.count = layered.count
 
@@ -82,8 +86,15 @@ class Repartition:
         return sum(_bytes_of(payload) for payload in self._aside[1]) if self._aside is not None else 0
 
     def layout(self, state: State) -> StageLayers:
-        """The number of layers of each stage that the job has agreed on."""
-        return state.layouts.current or even_layout(self.count, self._pipeline.num_stages)
+        """The number of layers of each stage that the job has agreed on, of all pipelines."""
+        return state.layouts.current or self._even
+
+    @property
+    def _even(self) -> StageLayers:
+        return even_layout(self._stack.count, self._stack.num_stages, self._stack.pipelines)
+
+    def _own(self, layout: StageLayers) -> StageLayers:
+        return cut_of(layout, self._stack.pipeline, self._stack.pipelines)
 
     def move(self, state: State) -> bool:
         """Give the layers that leave this worker, and take those that come, aside.
@@ -94,14 +105,18 @@ class Repartition:
         assert state.plan is not None
         assert state.plan.new_layout is not None
         new, statuses = state.plan.new_layout, state.round.statuses
-        moves = moves_between(layers_by_rank(statuses, state.layouts.current), layers_by_rank(statuses, new))
+        moves = moves_between(
+            layers_by_rank(statuses, state.layouts.current),
+            layers_by_rank(statuses, new),
+            pipelines_in(statuses),
+        )
         self._progress.publish(self._status.iteration, "moving")
         if not self._groups.enter_replay_group(state.generation, tuple(sorted(statuses))):
             return False
         began = time.monotonic()
         try:
             arrived = self._exchange(moves)
-            self._layered.prepare(new, arrived)  # all that can fail, before all go on in the new layout
+            self._layered.prepare(self._own(new), arrived)  # all that can fail, before all go on
         except Exception as error:
             broken, cause = is_broken_communication(error), first_line(error)
         else:
@@ -156,19 +171,28 @@ class Repartition:
             self._layered.forget_prepared()
             return
         if aside is not None and aside[0] == layout:
-            self._layered.give(layout, aside[1])
+            self._layered.give(self._own(layout), aside[1])
             self._has(layout)
 
     def adopt(self, state: State) -> StageLayers:
-        """The job's layout, for state that will be loaded: layers here may be those of another one."""
+        """The cut of this pipeline, for state that is to come: layers here may be those of another one."""
         layout = self.layout(state)
         if layout != self._present:
             self._has(layout)
-        return layout
+        return self._own(layout)
+
+    def give(self, arrived: Sequence[StatePayload]) -> None:
+        """Have the state of layers that other pipelines have sent."""
+        self._layered.give(self._own(self._present), arrived)
+        self._on_moved()
+
+    def take(self, layers: Sequence[int]) -> StatePayload:
+        """The state of some layers that are here. The tensors are the live ones."""
+        return self._layered.take(layers)
 
     def _has(self, layout: StageLayers) -> None:
         self._present = layout
-        self._pipeline.relaid(layout)
+        self._pipeline.relaid(self._own(layout), layout)
         self._on_moved()
 
 

@@ -14,6 +14,7 @@ import json
 from array import array
 from enum import StrEnum
 
+from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.state_digest import StateDigests, differing, listed, tensor_digests
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.coordination.participant import Participant
@@ -53,7 +54,7 @@ class StateProof:
         self._rendezvous = rendezvous
         self._rank = participant.context.rank
         self._on = verify == Verify.DIGEST
-        self._published = ""
+        self._published: list[str] = []
 
     def digests(self) -> StateDigests | None:
         """Of the present state; None if nothing is verified."""
@@ -108,13 +109,34 @@ class StateProof:
         holds = statuses[self._rank].holds if self._rank in statuses else ()
         if not holds or sum(status.holds == holds for status in statuses.values()) < 2:
             return True
-        key = f"digests/{state.checkpoints.epoch}/{generation}/{iteration}/{owner}"
+        place, published = f"digests/{state.checkpoints.epoch}/{generation}/{iteration}", self._published
+        self._published = []
+        for part, of_part in self._in_parts(digests, owner).items():
+            if not self._compare_part(f"{place}/{part}", of_part, iteration):
+                return False
+        for key in published:
+            if not key.startswith(place):
+                self._rendezvous.delete_key(key)
+        return True
+
+    def _in_parts(self, digests: StateDigests, owner: int) -> dict[str, StateDigests]:
+        """What is compared at once: all that a worker holds, or each layer, where cuts may differ."""
+        layered = LayeredState(self._state)
+        if layered.pipelines < 2:
+            return {str(owner): digests}
+        found: dict[str, dict[str, int]] = {}
+        for name, digest in digests.items():
+            part, _, parameter = name.rpartition(" of ")[2].partition(".")
+            layer = layered.layer_of(part, parameter)
+            found.setdefault("rest" if layer is None else f"layer {layer}", {})[name] = digest
+        return dict(found)
+
+    def _compare_part(self, key: str, digests: StateDigests, iteration: int) -> bool:
+        """The first replica publishes its digests; the others compare theirs with these."""
         mine = json.dumps({"rank": self._rank, "digests": _to_text(digests)})
         first = json.loads(self._rendezvous.compare_set(key, "", mine))
         if first["rank"] == self._rank:
-            if self._published and self._published != key:
-                self._rendezvous.delete_key(self._published)
-            self._published = key
+            self._published.append(key)
             return True
         if not (names := differing(digests, _from_text(first["digests"], digests))):
             return True

@@ -27,6 +27,7 @@ fsdp.py                                 FSDP2's progress in an iteration        
 dcp.py                                  DCP's fsspec reader, writer, metadata       test_dcp.py
 elastic_agent.py                        torchelastic's agent, its workers' start    test_elastic_agent.py
 pipelining/hook.py                      steps, messages and state of a schedule     test_pipelining.py
+pipelining/layer_averages.py            when a stage has all its gradients          test_layer_averages.py
 pipelining/microbatch.py                compute of one microbatch                   test_pipelining.py
 pipelining/p2p_routes.py                receive buffers and destinations            test_pipelining.py
 pipelining/schedule_order.py            a schedule's list of actions                test_pipelining.py

@@ -18,7 +18,7 @@ from torch import nn
 
 from swift_ft.determinism import derive_seed, random_state, seed_torch, set_random_state
 from swift_ft.errors import UsageError
-from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, layers_of
+from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of, even_layout, layers_of
 
 __all__ = ["LayerStack", "StageModule", "stack_of"]
 
@@ -41,15 +41,23 @@ class LayerStack(nn.Module):
         v_shaped: worker 0 has the first and the last stage (ZBVZeroBubble, DualPipeV), and not the first and
             the one after the last worker's (Interleaved1F1B).
         group: of the pipeline; by default all workers.
+        pipelines: that are replicas of each other. The workers are dealt to them in the order of their ranks.
+            They may get different cuts, and each layer's gradients are averaged over all of them.
+        tolerate: machines that may be lost at once, wherever they are, without anything to be replayed: there
+            is one pipeline more, unless ``pipelines`` says that there are still more.
 
     Attributes:
         count: layers of the whole model.
         stages: the indices of this worker's stages.
         num_stages: all stages of the pipeline.
         group: of the pipeline; None for the default group.
+        pipelines: how many there are.
+        tolerate: machines that may be lost at once.
+        pipeline: the number of this worker's, from 0. It has this part of the global batch.
 
     Raises:
-        UsageError: before ``init_process_group``, or if there are fewer layers than stages.
+        UsageError: before ``init_process_group``, if there are fewer layers than stages, or if the workers
+            cannot form the pipelines.
     """
 
     def __init__(
@@ -60,12 +68,19 @@ class LayerStack(nn.Module):
         stages_per_worker: int = 1,
         v_shaped: bool = False,
         group: dist.ProcessGroup | None = None,
+        pipelines: int | None = None,
+        tolerate: int = 0,
     ) -> None:
         super().__init__()
         if not dist.is_initialized():
             raise UsageError("Call dist.init_process_group(backend) before the LayerStack is made.")
+        self.pipelines, self.tolerate = _pipelines(pipelines, tolerate, group), tolerate
+        self.pipeline = 0
+        if self.pipelines > 1:
+            self.pipeline, group = _form_pipelines(self.pipelines)
         rank, workers = dist.get_rank(group), dist.get_world_size(group)
         self._build, self.count, self.group = build_layer, count, group
+        self._turns, self._v_shaped, self._workers = stages_per_worker, v_shaped, workers
         self._base_seed = torch.initial_seed() & _SEEDS
         self._begin_layer: Callable[[int], None] | None = None
         self._prepared: dict[int, nn.Module] = {}
@@ -101,6 +116,22 @@ class LayerStack(nn.Module):
     def layers_in(self, layout: StageLayers) -> tuple[int, ...]:
         """The numbers of the layers that a layout puts here, ascending."""
         return tuple(sorted(number for stage in self.stages for number in layers_of(layout, stage)))
+
+    def holders(self, layout: StageLayers) -> dict[int, tuple[int, ...]]:
+        """By layer, the rank that has it in each pipeline.
+
+        Args:
+            layout: of all pipelines.
+        """
+        found: dict[int, list[int]] = {number: [] for number in range(self.count)}
+        for pipeline in range(self.pipelines):
+            cut = cut_of(layout, pipeline, self.pipelines)
+            for place in range(self._workers):
+                for turn in range(self._turns):
+                    stage = _stage(place, turn, self._workers, self._v_shaped)
+                    for number in layers_of(cut, stage):
+                        found[number].append(pipeline * self._workers + place)
+        return {number: tuple(ranks) for number, ranks in found.items()}
 
     def prepare(self, layout: StageLayers) -> Mapping[int, nn.Module]:
         """Build the layers that a layout puts here and that are not here yet, for :meth:`arrange`.
@@ -233,6 +264,37 @@ def stack_of(module: nn.Module) -> LayerStack | None:
     if isinstance(module, LayerStack):
         return module
     return module.stack if isinstance(module, StageModule) else None
+
+
+def _pipelines(pipelines: int | None, tolerate: int, group: dist.ProcessGroup | None) -> int:
+    wanted = tolerate + 1 if pipelines is None else pipelines
+    if tolerate < 0 or wanted < 1:
+        raise UsageError(f"pipelines={pipelines} and tolerate={tolerate}: give one pipeline or more.")
+    if wanted <= tolerate:
+        raise UsageError(
+            f"{wanted} pipelines have {wanted} copies of each layer, which {tolerate} losses at once may "
+            f"take: give pipelines={tolerate + 1} or more, or leave it out."
+        )
+    if wanted > 1 and group is not None:
+        raise UsageError("The LayerStack makes the groups of its pipelines itself: leave group= out.")
+    if (workers := dist.get_world_size()) % wanted:
+        raise UsageError(
+            f"{workers} workers cannot form {wanted} pipelines with as many stages each: start with a "
+            f"multiple of {wanted}. A machine may be missing (--nnodes MIN:MAX): then another one runs its "
+            "workers."
+        )
+    return wanted
+
+
+def _form_pipelines(pipelines: int) -> tuple[int, dist.ProcessGroup]:
+    """The number of this worker's pipeline, and its group. All workers make all groups."""
+    workers = dist.get_world_size() // pipelines
+    groups = [
+        dist.new_group([*range(number * workers, (number + 1) * workers)]) for number in range(pipelines)
+    ]
+    own = dist.get_rank() // workers
+    group: dist.ProcessGroup = groups[own]
+    return own, group
 
 
 def _stage(rank: int, turn: int, workers: int, v_shaped: bool) -> int:

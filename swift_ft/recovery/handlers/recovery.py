@@ -16,6 +16,7 @@ from swift_ft.recovery.handlers.generations import end_job, open_generation, res
 from swift_ft.recovery.handlers.layouts import in_layout, placed, with_new_layout
 from swift_ft.recovery.handlers.newcomers import refuse_other_steps
 from swift_ft.recovery.job_state import Checkpoints, Layouts, Phase, SavedPart, State
+from swift_ft.recovery.layout.stage_layers import replicated_layers
 from swift_ft.recovery.maps import kept, without
 from swift_ft.recovery.plan import Plan, RecoveryMode, make_plan
 from swift_ft.recovery.topology import replica_sets
@@ -74,6 +75,7 @@ def _plan(
         log_gap_before=state.checkpoints.log_gap_before,
         allow_memory=allow_memory and not state.tries.distrusts_memory,
         layout_since=state.layouts.since if state.layouts.changes else None,
+        layers=replicated_layers(statuses, state.layouts.current),
     )
 
 
@@ -103,6 +105,8 @@ def _follow(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported])
 def _carry_out(state: State, plan: Plan) -> State:
     """Begin to recover. Workers without a task are ready at once."""
     replays = {rank: task.replay_until for rank, task in plan.tasks.items() if task.begin < task.replay_until}
+    if plan.mode == RecoveryMode.REPLICA:  # what is completed without others is a whole state until then
+        replays = {}
     tries = replace(state.tries, replay_targets=Map(replays), fallback_reason=plan.reason or None)
     helpers = {rank for replay in plan.parallel_replays for rank in replay.helpers}
     idle = [rank for rank, task in plan.tasks.items() if task.idle and rank not in helpers]

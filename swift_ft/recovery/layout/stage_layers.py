@@ -1,31 +1,37 @@
 """Which layers of a :class:`swift_ft.LayerStack` are on which stage, and what moves when that changes. Pure.
 
-A layout here is the number of layers of each stage, in the pipeline's order: ``(3, 2, 3)``. The stages and
-their workers stay the same. A machine that runs the workers of another one, too, gets fewer layers for each.
+A layout here is the number of layers of each stage, in the pipeline's order: ``(3, 2, 3)``. Where pipelines
+are replicas of each other, the next one's follow: ``(3, 2, 3, 4, 1, 3)``. The stages and their workers stay
+the same. A machine that runs the workers of another one, too, gets fewer layers for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from swift_ft.recovery.events import StatusReported
 
 __all__ = [
     "LayerMove",
     "StageLayers",
+    "cut_of",
+    "cuts_in",
     "even_layout",
     "layers_by_rank",
     "layers_of",
     "moves_between",
+    "pipelines_in",
     "present_layout",
+    "replicated_layers",
     "stages_in",
     "why_no_layout",
 ]
 
+_Of = TypeVar("_Of")
 StageLayers = tuple[int, ...]
-"""The number of layers of each stage."""
+"""The number of layers of each stage, of all pipelines one after the other."""
 
 
 class LayerMove(NamedTuple):
@@ -42,10 +48,16 @@ class LayerMove(NamedTuple):
     layers: tuple[int, ...]
 
 
-def even_layout(layers: int, stages: int) -> StageLayers:
+def even_layout(layers: int, stages: int, pipelines: int = 1) -> StageLayers:
     """As even as possible. If one more is left, a later stage has it: it keeps fewer activations."""
     ends = [layers * stage // stages for stage in range(stages + 1)]
-    return tuple(end - first for first, end in pairwise(ends))
+    return tuple(end - first for first, end in pairwise(ends)) * pipelines
+
+
+def cut_of(layout: tuple[_Of, ...], pipeline: int, pipelines: int) -> tuple[_Of, ...]:
+    """The part of a layout, or of what goes by its stages, that is one pipeline's."""
+    stages = len(layout) // pipelines
+    return layout[pipeline * stages : (pipeline + 1) * stages]
 
 
 def layers_of(layout: StageLayers, stage: int) -> range:
@@ -54,14 +66,22 @@ def layers_of(layout: StageLayers, stage: int) -> range:
     return range(first, first + layout[stage])
 
 
-def why_no_layout(layout: StageLayers, layers: int, stages: int) -> str:
-    """Why a layout cannot be; empty if it can."""
+def why_no_layout(layout: StageLayers, layers: int, stages: int, pipelines: int = 1) -> str:
+    """Why a layout cannot be; empty if it can.
+
+    Args:
+        layout: that is asked for.
+        layers: of the model; 0 if it is no LayerStack.
+        stages: of each pipeline.
+        pipelines: that are replicas of each other.
+    """
     if not layers:
         return "the model is no LayerStack"
-    if len(layout) != stages:
-        return f"it has {len(layout)} stages, and the pipeline {stages}"
-    if sum(layout) != layers:
-        return f"it has {sum(layout)} layers, and the model {layers}"
+    if len(layout) != stages * pipelines:
+        return f"it has {len(layout)} stages, and the job {stages * pipelines}"
+    for pipeline in range(pipelines):
+        if (found := sum(cut_of(layout, pipeline, pipelines))) != layers:
+            return f"it has {found} layers, and the model {layers}"
     return "a stage has no layer" if min(layout) < 1 else ""
 
 
@@ -73,7 +93,9 @@ def present_layout(statuses: Mapping[int, StatusReported], layout: StageLayers) 
         layout: the present one; empty for the one with which the script began.
     """
     layers = next((status.layers for status in statuses.values()), 0)
-    return layout or even_layout(layers, stages_in(statuses)) if layers else ()
+    if not layers:
+        return ()
+    return layout or even_layout(layers, stages_in(statuses), len(pipelines_in(statuses)))
 
 
 def layers_by_rank(statuses: Mapping[int, StatusReported], layout: StageLayers) -> dict[int, tuple[int, ...]]:
@@ -85,31 +107,66 @@ def layers_by_rank(statuses: Mapping[int, StatusReported], layout: StageLayers) 
     """
     if not (layout := present_layout(statuses, layout)):
         return {}
-    first = [0, *accumulate(layout)]
-    return {
-        rank: tuple(i for stage in sorted(status.stages) for i in range(first[stage], first[stage + 1]))
-        for rank, status in statuses.items()
-    }
+    found: dict[int, tuple[int, ...]] = {}
+    for cut, ranks in cuts_in(statuses, layout):
+        first = [0, *accumulate(cut)]
+        for rank in ranks:
+            stages = sorted(statuses[rank].stages)
+            found[rank] = tuple(i for stage in stages for i in range(first[stage], first[stage + 1]))
+    return {rank: found[rank] for rank in statuses}
+
+
+def replicated_layers(
+    statuses: Mapping[int, StatusReported], layout: StageLayers
+) -> dict[int, tuple[int, ...]] | None:
+    """The layers of each worker where pipelines are replicas of each other, by rank; None elsewhere."""
+    several = len(pipelines_in(statuses)) > 1
+    return (layers_by_rank(statuses, layout) or None) if several else None
+
+
+def cuts_in(
+    statuses: Mapping[int, StatusReported], layout: StageLayers
+) -> list[tuple[StageLayers, tuple[int, ...]]]:
+    """The layers of each stage of a pipeline, and its ranks, for all pipelines.
+
+    Args:
+        statuses: one report per rank.
+        layout: the present one.
+    """
+    pipelines = pipelines_in(statuses)
+    return [(cut_of(layout, number, len(pipelines)), ranks) for number, ranks in enumerate(pipelines)]
+
+
+def pipelines_in(statuses: Mapping[int, StatusReported]) -> list[tuple[int, ...]]:
+    """The ranks of each pipeline, ascending."""
+    found: dict[int, list[int]] = {}
+    for rank in sorted(statuses):
+        found.setdefault(statuses[rank].pipeline, []).append(rank)
+    return [tuple(found[pipeline]) for pipeline in sorted(found)]
 
 
 def stages_in(statuses: Mapping[int, StatusReported]) -> int:
-    """The number of stages of the pipeline."""
+    """The number of stages of a pipeline."""
     return 1 + max((stage for status in statuses.values() for stage in status.stages), default=-1)
 
 
 def moves_between(
-    old: Mapping[int, tuple[int, ...]], new: Mapping[int, tuple[int, ...]]
+    old: Mapping[int, tuple[int, ...]],
+    new: Mapping[int, tuple[int, ...]],
+    pipelines: Iterable[Iterable[int]] | None = None,
 ) -> tuple[LayerMove, ...]:
     """What moves: each layer whose worker changes, once. In the same order on all workers.
 
     Args:
         old: the layers of each rank.
         new: the same layers, dealt anew.
+        pipelines: the ranks of each. Layers stay in their pipeline. None if there is only one.
     """
-    source = {layer: rank for rank, layers in old.items() for layer in layers}
     moved: dict[tuple[int, int], list[int]] = {}
-    for target, layers in sorted(new.items()):
-        for layer in layers:
-            if source[layer] != target:
-                moved.setdefault((source[layer], target), []).append(layer)
+    for ranks in pipelines if pipelines is not None else [old]:
+        source = {layer: rank for rank in ranks for layer in old[rank]}
+        for target in ranks:
+            for layer in new[target]:
+                if source[layer] != target:
+                    moved.setdefault((source[layer], target), []).append(layer)
     return tuple(LayerMove(*ends, tuple(sorted(layers))) for ends, layers in sorted(moved.items()))

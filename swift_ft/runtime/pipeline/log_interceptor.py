@@ -87,6 +87,7 @@ class LogInterceptor:
         replay_group: workers that replay jointly with this one; messages between them are sent as usual.
         sent_bytes: payload bytes to each machine in the current iteration.
         retained_sends: messages inside the group, which are in no log.
+        retains: whether they are kept, to be sent again.
         inexact_from: the iteration from which a replay's messages may differ from the original's, because it
             adds up gradients in another order; None if they are identical.
         expected: while an earlier iteration is resent, returns the checksum that was received with a key.
@@ -104,6 +105,7 @@ class LogInterceptor:
     replay_group: tuple[int, ...] = ()
     sent_bytes: Counter[int] = field(default_factory=Counter)
     retained_sends: RetainedSends = field(default_factory=RetainedSends)
+    retains: bool = True
     inexact_from: int | None = None
     expected: Callable[[MessageKey], int | None] | None = None
     computing: tuple[int, int] | None = None
@@ -115,7 +117,7 @@ class LogInterceptor:
             return False  # receivers have used the original's message: only that one may be in the log
         if self._crosses(message):
             self.log.sent(message.key, message.tensor)
-        else:
+        elif self.retains:
             self.retained_sends.keep(message.key, message.tensor)
         if self.source is None or message.peer in self.replay_group:
             return True

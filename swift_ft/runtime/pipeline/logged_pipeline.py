@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from swift_ft.config import WorkerContext
@@ -30,6 +31,7 @@ from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
 from swift_ft.torch_adapters.fsdp import is_sharded
 from swift_ft.torch_adapters.layer_stack import LayerStack, stack_of
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
+from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.pipelining.microbatch import StageChain
 from swift_ft.torch_adapters.pipelining.schedule_kind import kind_of
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
@@ -110,6 +112,8 @@ class LoggedPipeline:
         if self.stack is not None:
             self.stack.on_layer(self._interceptor.on_layer)
         self._layout: StageLayers = ()
+        self._averages = self._average_layers(group) if self.replicated else None
+        self._interceptor.retains = not self.replicated
         self.tied = TiedParameters(self._hook, self._interceptor)
         self.tied_layers = TiedLayers(self.stack, self.tied) if self.stack is not None else None
         group.follow(self._hook.group, self._hook.renew)
@@ -151,9 +155,30 @@ class LoggedPipeline:
             raise UsageError(f"The LayerStack is one of {found.num_stages} stages, not {self.num_stages}.")
         return found
 
-    def relaid(self, layout: StageLayers) -> None:
-        """Layers were moved: the shapes of messages may be others, and what was sent is of no use."""
+    def _average_layers(self, group: GenerationGroup) -> LayerAverages:
+        assert self.stack is not None
+        even = even_layout(self.stack.count, self.stack.num_stages, self.stack.pipelines)
+        averages = LayerAverages(self.stack, even)
+        self._hook.average(averages)
+        assert dist.group.WORLD is not None
+        group.follow(dist.group.WORLD, averages.renew)
+        return averages
+
+    @property
+    def replicated(self) -> bool:
+        """Whether this is one of several pipelines of a LayerStack: no state is rebuilt from messages."""
+        return self.stack is not None and self.stack.pipelines > 1
+
+    def relaid(self, layout: StageLayers, of_all: StageLayers) -> None:
+        """Layers were moved: the shapes of messages may be others, and what was sent is of no use.
+
+        Args:
+            layout: of this pipeline.
+            of_all: of all pipelines.
+        """
         self._layout = layout
+        if self._averages is not None:
+            self._averages.place(of_all)
         if self.tied_layers is not None:
             self.tied_layers.place(layout)
         self._hook.shapes.forget()
@@ -205,8 +230,17 @@ class LoggedPipeline:
 
     @property
     def replaying(self) -> bool:
-        """Whether the next step takes its messages from the log."""
-        return self._interceptor.source is not None
+        """Whether the next step takes its messages from the log, or completes one that was interrupted."""
+        return self._interceptor.source is not None or self.completing
+
+    @property
+    def completing(self) -> bool:
+        """Whether the next step is the interrupted one, and has the averages of its gradients already."""
+        return self._averages is not None and self._averages.alone
+
+    def completes(self, iteration: int) -> bool:
+        """Whether an interrupted iteration can be completed without other workers."""
+        return self._averages is not None and self._averages.completes(iteration)
 
     @property
     def joint(self) -> bool:
@@ -227,6 +261,8 @@ class LoggedPipeline:
         """A step begins, on this replica of the pipeline."""
         self._interceptor.iteration, self._interceptor.replica = iteration, replica
         self._hook.begin()
+        if self._averages is not None:
+            self._averages.begin(iteration)
         self.tied.begin(iteration)
         self._interceptor.retained_sends.begin(iteration)
         self._interceptor.sent_bytes.clear()
@@ -254,6 +290,8 @@ class LoggedPipeline:
         """Why no survivor can help in a replay of this worker's stages; empty if they can."""
         if self._context.config.helpers == 0:
             return "swift-run was given --helpers 0"
+        if self.replicated:
+            return "nothing is replayed: each layer has replicas"
         if self._helping.build is None and self.stack is None:
             return "attach_pipeline() was given no build"
         if any(is_sharded(module) for module in self.modules.values()):
@@ -290,6 +328,8 @@ class LoggedPipeline:
         interceptor = self._interceptor
         interceptor.source, interceptor.replay_group, interceptor.inexact_from = None, (), None
         self._hook.shared = None
+        if self._averages is not None:
+            self._averages.alone = False
         self.script.without(None)
 
     def begin_replay(self, state: State, task: Task) -> None:
@@ -298,6 +338,9 @@ class LoggedPipeline:
         Raises:
             RecoveryError: if a log does not have what is needed.
         """
+        if self._averages is not None:
+            self._averages.alone = True
+            return
         if not self._hook.shapes.known:
             self._hook.shapes.adopt(self._shapes(self.stages))
         self._interceptor.replay_group, self._loaded = task.replay_group, task.load is not None

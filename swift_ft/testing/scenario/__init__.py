@@ -10,8 +10,9 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [shapes-unknown]
                                                  [holds=model] [pipeline=1]
                                                  [updated=0,1] [undoable=0,1] [cannot-resend]
-                                                 [steps=60]
+                                                 [steps=60] [layers=9] [completes]
     ready R                                replay-failed R "why"          communication-failed R "why"
+    request-layout R at 32 3,4,2           request-shares R at 32 4,8,12  stopped R at 32
     persisted R at 20 [path=p]             committed 20                   request-checkpoint R at 22 ["why"]
     finished R                             exited M ... [rank=1] [at=12]
     script-failed M "why" [code=3] [usage] deadline-passed M ... ["why"] [phase=agreeing]
@@ -25,10 +26,11 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     expect agent M started_in 1 launch     expect checkpoint-needed M ...
     expect guests A:1,2 C:3 | nothing
     expect task R idle | resend | load 20 | replay 20..47 | load 20 replay 20..47 [with 1,2]
-    expect undo R 0,1 | nothing            expect transfers 0>2,3 1>0:4,5 | nothing
+    expect undo R 0,1 | nothing            expect transfers 0>2,3 1>0:4,5 1>0/4,5 | nothing
     expect commit-due 20 | nothing         expect missing M ...           expect log-since 4
     expect finished 0 1                    expect requested 22 | nothing  expect injected first second
-    expect patience 2                      expect saves-again 0 1
+    expect patience 2                      expect saves-again 0 1         expect stops-at 32 | nothing
+    expect layout 3 4 2                    expect layers 3 4 2            expect shares 32:4,8,12
     expect verdict ok | failed ["part of the text"] [code=1] | nothing
 """
 

@@ -84,6 +84,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
     pipeline, known = line.number("pipeline", 0), not line.flag("shapes-unknown")
     gap_before = line.number("log-gap-before", 0)
     replaying, can_resend = line.flag("replaying"), not line.flag("cannot-resend")
+    completes = line.flag("completes")
     iteration = None if line.take() == NOTHING else int(line.take())
     steps = line.option("steps")
     kept, held = numbers(line.option("kept")), numbers(line.option("held"))
@@ -109,6 +110,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
             held=held,
             held_of=held_of[0] if held_of else None,
             layers=layers,
+            completes=completes,
         )
         for rank in ranks
     ]

@@ -176,15 +176,16 @@ def _check_undo(line: Line, state: State) -> None:
 
 
 def _check_transfers(line: Line, state: State) -> None:
-    """``0>2,3`` is a whole state; ``1>0:4,5`` are two parameters."""
+    """``0>2,3`` is a whole state; ``1>0:4,5`` are two parameters, and ``1>0/4,5`` two layers."""
     words = line.rest()
     _equal([_route(t) for t in _plan_of(state).transfers], [w for w in words if w != NOTHING])
 
 
 def _route(transfer: Transfer) -> str:
     targets = ",".join(map(str, transfer.targets))
-    parameters = "" if transfer.parameters is None else ":" + ",".join(map(str, transfer.parameters))
-    return f"{transfer.source}>{targets}{parameters}"
+    parameters = "" if transfer.parameters is None else ":" + _listed(transfer.parameters)
+    layers = f"/{_listed(transfer.layers)}" if transfer.layers else ""
+    return f"{transfer.source}>{targets}{parameters}{layers}"
 
 
 def _check_verdict(line: Line, state: State) -> None:

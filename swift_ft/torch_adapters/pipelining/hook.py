@@ -36,6 +36,7 @@ from swift_ft.errors import CannotHelpError, UnsupportedError, UsageError
 from swift_ft.logging import THROUGH_PIPELINE, Direction, MessageKey
 from swift_ft.torch_adapters.communication import backend_name, begin, wait_for
 from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInterceptor
+from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.pipelining.microbatch import (
     Computed,
     Gradients,
@@ -67,6 +68,7 @@ class PipelineHook:
     Attributes:
         shapes: of the messages.
         shared: computes this worker's steps together with others; None if it computes them alone.
+        averages: of gradients over several pipelines; None if there is one, or if DDP averages them.
 
     Raises:
         UnsupportedError: ``schedule`` is no schedule of torch, or its backend cannot send its messages.
@@ -99,6 +101,7 @@ class PipelineHook:
         self._in_step = in_step
         self.shapes = ShapeExchange(schedule, self.stages, on_metadata)
         self.shared: SharedSteps | None = None
+        self.averages: LayerAverages | None = None
         self._calls = 0  # of the schedule, that this step has begun
         self._calls_completed = 0  # of the last complete step
         self._running = False  # the attached schedule
@@ -170,6 +173,12 @@ class PipelineHook:
         """Why others cannot compute microbatches of this worker's stages; empty if they can."""
         return why_not_apart(self._schedule, self.stages)
 
+    def average(self, averages: LayerAverages) -> None:
+        """From now on, average the gradients of all stages here over several pipelines."""
+        self.averages = averages
+        for stage in self.stages:
+            averages.attach(stage)
+
     def holders(self) -> dict[int, int]:
         """The rank of every stage in the pipeline."""
         places = self.stages[0].stage_index_to_group_rank
@@ -208,6 +217,11 @@ class PipelineHook:
                 "microbatch, and nothing outside of a step is repeated after a loss."
             )
         self._calls += 1
+        if self._calls > 1 and self.averages is not None:
+            raise UsageError(
+                "The pipelines of a LayerStack average their gradients in each call of the schedule, so it "
+                "is called once in a step: give it more microbatches."
+            )
         if self._calls > 1 and self.shared is not None:
             raise CannotHelpError("the script calls its schedule several times in a step")
         if self._calls == 2:
@@ -330,12 +344,17 @@ class PipelineHook:
             self._begin_call()
             first, last = (any(getattr(s, end) for s in self.stages) for end in ("is_first", "is_last"))
             self._on_batch((arg_mbs if first else None, kwarg_mbs, target_mbs if last else None))
+            if self.averages is not None and self.averages.alone:
+                self._give_results(self.averages.take_completed(), losses)
+                return
             if self.shared is None:
                 self._running = True
                 try:
                     original(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
                 finally:
                     self._running = False
+                if self.averages is not None:
+                    self.averages.finish(self._results(losses))
                 return
             args, kwargs = schedule._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
             had = {s.stage_index: [p.grad for p in s.submod.parameters()] for s in self.stages}
@@ -347,6 +366,16 @@ class PipelineHook:
             self._share_step(self.shared, inputs, had, losses)
 
         schedule._step_microbatches = step_microbatches
+
+    def _results(self, losses: list[Any] | None) -> tuple[list[Any], list[list[Any]]]:
+        """What the schedule is about to give to the script: losses, and the outputs of each stage."""
+        return [*(losses or ())], [[*stage.output_chunks] for stage in self.stages]
+
+    def _give_results(self, results: tuple[list[Any], list[list[Any]]], losses: list[Any] | None) -> None:
+        if losses is not None:
+            losses[:] = results[0]
+        for stage, outputs in zip(self.stages, results[1], strict=True):
+            stage.output_chunks[:] = outputs
 
     def _share_step(
         self, shared: SharedSteps, inputs: Inputs, had: Mapping[int, Gradients], losses: list[Any] | None
@@ -406,6 +435,8 @@ class PipelineHook:
         """Forget an aborted step: a reference to its operations would keep the group alive."""
         schedule: Any = self._schedule
         schedule._internal_losses.clear()
+        if self.averages is not None:
+            self.averages.reset()
         if isinstance(schedule, _PipelineScheduleRuntime):
             schedule.fwd_recv_ops.clear()
             schedule.bwd_recv_ops.clear()

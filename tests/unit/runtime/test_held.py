@@ -27,7 +27,9 @@ def held(
         world_size: number of workers.
         shards: that are on it.
     """
-    pipeline: Any = SimpleNamespace(stages=stages, holders=lambda: {rank: rank for rank in range(ranks)})
+    pipeline: Any = SimpleNamespace(
+        replicated=False, stages=stages, holders=lambda: {rank: rank for rank in range(ranks)}
+    )
     ddp: Any = SimpleNamespace(
         attached=bool(replicas),
         sharded=bool(shards),

@@ -76,6 +76,6 @@ def test_moves_lead_from_one_layout_to_the_other(data: st.DataObject, old: tuple
 def test_why_a_layout_cannot_be() -> None:
     assert why_no_layout((3, 3), 6, 2) == ""
     assert why_no_layout((3, 3), 0, 2) == "the model is no LayerStack"
-    assert why_no_layout((3, 3), 6, 3) == "it has 2 stages, and the pipeline 3"
+    assert why_no_layout((3, 3), 6, 3) == "it has 2 stages, and the job 3"
     assert why_no_layout((3, 4), 6, 2) == "it has 7 layers, and the model 6"
     assert why_no_layout((6, 0), 6, 2) == "a stage has no layer"

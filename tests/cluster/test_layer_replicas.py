@@ -1,0 +1,263 @@
+"""Pipelines of a LayerStack that are replicas of each other, with cuts that differ once machines are lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cluster.test_layouts import ALONE, DROPOUT, EVEN
+from tests.support.cluster import (
+    EXAMPLES,
+    SLOW_UNTIL_TOLD,
+    ClusterRun,
+    assert_clean,
+    one_line,
+    run_cluster,
+    training,
+)
+from tests.support.hosts import Hosts
+
+ELASTIC = EXAMPLES / "train_elastic.py"
+TWO = (*DROPOUT, "--pipelines", "2")
+LONG = 18
+UNTIL_TOLD = 60
+
+References = Callable[..., ClusterRun]
+
+
+def run_pipelines(
+    folder: Path,
+    *args: str,
+    inject: str = "",
+    machines: int = 4,
+    spares: int = 0,
+    iterations: int = LONG,
+    again: bool = False,
+) -> ClusterRun:
+    """With so many spares. Without any, machines that are left run the workers of lost ones, too."""
+    flags = ["--spares", str(spares)] if spares else [*ALONE]
+    whole = training(folder, EVEN, iterations=iterations)
+    chosen = args or TWO
+    return run_cluster(
+        folder, *chosen, inject=inject, machines=machines, flags=[*flags, *["--resume"] * again], script=whole
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> References:
+    """Runs that nothing disturbs, by their arguments."""
+    runs: dict[tuple[str, ...], ClusterRun] = {}
+
+    def reference(*args: str, machines: int = 4, iterations: int = LONG) -> ClusterRun:
+        key = (*args, str(machines), str(iterations))
+        if key not in runs:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            runs[key] = run_pipelines(folder, *args, machines=machines, iterations=iterations)
+            assert runs[key].code == 0, runs[key].output[-3000:]
+        return runs[key]
+
+    return reference
+
+
+def at_end(run: ClusterRun) -> list[dict[str, torch.Tensor]]:
+    """The weights of each worker."""
+    return [torch.load(path, weights_only=True) for path in sorted((run.folder / "weights").glob("rank*.pt"))]
+
+
+def assert_same_layers(run: ClusterRun, reference: ClusterRun, pipelines: int = 2) -> None:
+    """Each pipeline has each layer, with the bits of the undisturbed run."""
+    assert run.code == 0, run.output[-6000:]
+    expected = {name: tensor for own in at_end(reference) for name, tensor in own.items()}
+    found = at_end(run)
+    differ = [
+        name for own in found for name, tensor in own.items() if not torch.equal(tensor, expected[name])
+    ]
+    assert not differ
+    assert Counter(name for own in found for name in own) == dict.fromkeys(expected, pipelines)
+
+
+def modes(run: ClusterRun) -> set[str]:
+    return {recovery["mode"] for recovery in run.recoveries}
+
+
+POINTS = [
+    "point=forward microbatch=2",
+    "point=backward microbatch=0",
+    "point=backward microbatch=3",
+    "point=reduce",
+    "point=reducing",
+    "point=reduced",
+    "point=optimizer",
+    "point=between",
+]
+"""Before, while and after the gradients of single layers are averaged."""
+
+
+@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize("point", POINTS)
+def test_a_loss_anywhere(point: str, victim: int, tmp_path: Path, undisturbed: References) -> None:
+    """The lost stage's layers come from the other pipeline. Nothing is replayed, and nobody loads a file."""
+    run = run_pipelines(tmp_path, inject=f"kill machine={victim} iteration=5 {point}", spares=1)
+    assert_same_layers(run, undisturbed())
+    assert_clean(run)
+    assert modes(run) == {"replica"}, run.output[-3000:]
+    assert run.recoveries[0]["replayed_iterations"] == {}
+
+
+@pytest.mark.parametrize("layer", [0, 4, 5, 9])
+@pytest.mark.parametrize("point", ["reduce", "reducing", "reduced"])
+def test_a_loss_while_single_layers_are_averaged(
+    point: str, layer: int, tmp_path: Path, undisturbed: References
+) -> None:
+    victim = 1 if layer > 4 else 2
+    inject = f"kill machine={victim} iteration=5 point={point} bucket={layer}"
+    run = run_pipelines(tmp_path, inject=inject, spares=1)
+    assert_same_layers(run, undisturbed())
+    assert modes(run) == {"replica"}, run.output[-3000:]
+
+
+def test_two_are_lost_at_once_and_no_layer_with_them(tmp_path: Path, undisturbed: References) -> None:
+    """The first stage of one pipeline, and the last one of the other."""
+    both = "; ".join(f"kill machine={machine} iteration=5 point=reducing" for machine in (0, 3))
+    run = run_pipelines(tmp_path, inject=both, spares=2)
+    assert_same_layers(run, undisturbed())
+    assert modes(run) == {"replica"}, run.output[-3000:]
+
+
+def test_all_replicas_of_a_layer_are_lost(tmp_path: Path, undisturbed: References) -> None:
+    """Then all go back to the checkpoint."""
+    both = "; ".join(f"kill machine={machine} iteration=9 point=forward" for machine in (1, 3))
+    run = run_pipelines(tmp_path, inject=both, spares=2)
+    assert_same_layers(run, undisturbed())
+    assert modes(run) == {"fallback"}, run.output[-3000:]
+    assert "no pipeline has a whole state of layers 5, 6, 7, 8, 9" in run.output
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "worker=1 iteration=any point=report",
+        "machine=3 iteration=any point=transfer",
+        "machine=2 iteration=any point=leave",
+        "machine=2 iteration=any point=join",
+        "machine=0 iteration=any point=join",
+    ],
+)
+def test_a_loss_while_the_first_one_is_repaired(second: str, tmp_path: Path, undisturbed: References) -> None:
+    first = "kill machine=1 iteration=5 point=optimizer"
+    run = run_pipelines(tmp_path, inject=f"{first}; kill {second}", spares=2)
+    assert_same_layers(run, undisturbed())
+    assert second.split()[-1] in run.output, run.output[-3000:]
+
+
+def test_three_and_three_then_three_and_two_then_two_and_two(tmp_path: Path, undisturbed: References) -> None:
+    """Each loss makes a pipeline's cut another one, and the layers' copies are where the cut put them."""
+    losses = [
+        "kill machine=4 iteration=3 point=reducing",
+        "kill machine=1 iteration=9 point=backward microbatch=1",
+        "kill machine=5 iteration=14 point=optimizer",
+    ]
+    run = run_pipelines(tmp_path, inject="; ".join(losses), machines=6, iterations=22)
+    assert_same_layers(run, undisturbed(machines=6, iterations=22))
+    assert modes(run) == {"replica"}, run.output[-3000:]
+    assert len(run.recoveries) == 3
+    first, second, *_ = (change["layers"] for change in run.report["layouts"])
+    assert first[:3] == [3, 3, 4]
+    assert sorted(first[3:]) != [3, 3, 4]
+    assert first[3:] == second[3:]
+    assert first[:3] != second[:3]
+
+
+def test_the_guest_of_a_lost_machine_is_in_its_pipeline(tmp_path: Path, undisturbed: References) -> None:
+    """So no machine has two copies of a layer: any other one may be lost then."""
+    losses = "kill machine=4 iteration=3 point=forward; kill machine=3 iteration=12 point=forward"
+    run = run_pipelines(tmp_path, inject=losses, machines=6)
+    assert_same_layers(run, undisturbed(machines=6))
+    assert modes(run) == {"replica"}, run.output[-3000:]
+    assert "machine 3 runs the workers of machine 4, too" in run.output
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "Interleaved1F1B", "ZBVZeroBubble"])
+def test_schedules(schedule: str, tmp_path: Path, undisturbed: References) -> None:
+    chosen = (*TWO, "--schedule", schedule)
+    run = run_pipelines(tmp_path, *chosen, inject="kill machine=1 iteration=5 point=reducing")
+    assert_same_layers(run, undisturbed(*chosen))
+    assert modes(run) == {"replica"}, run.output[-3000:]
+
+
+def test_three_pipelines(tmp_path: Path, undisturbed: References) -> None:
+    """Any two machines may be lost at once."""
+    three = (*DROPOUT, "--pipelines", "3")
+    both = "; ".join(f"kill machine={machine} iteration=5 point=reduced" for machine in (1, 3))
+    run = run_pipelines(tmp_path, *three, inject=both, machines=6)
+    assert_same_layers(run, undisturbed(*three, machines=6), pipelines=3)
+    assert modes(run) == {"replica"}, run.output[-3000:]
+
+
+def test_resumed_after_cuts_have_become_unlike(tmp_path: Path, undisturbed: References) -> None:
+    lost, stops = "kill machine=2 iteration=3 point=forward", "raise worker=0 iteration=14 point=forward"
+    first = run_pipelines(tmp_path, inject=f"{lost}; {stops}", machines=6)
+    assert first.code == 1, first.output[-3000:]
+    assert len(first.report["layouts"]) == 1
+    run = run_pipelines(tmp_path, machines=6, again=True)
+    assert_same_layers(run, undisturbed(machines=6))
+
+
+def test_a_machine_comes_and_cuts_are_alike_again(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts.script = [*training(hosts.folder, SLOW_UNTIL_TOLD, iterations=UNTIL_TOLD), *TWO]
+    monkeypatch.setenv("EXAMPLE", "even_layers")
+    monkeypatch.setenv("QUICK", str(UNTIL_TOLD // 2))
+    flags = ["--nnodes", "4", "--elastic-wait", "0.2"]
+    for node, name in enumerate(("first", "second", "third", "fourth")):
+        hosts.start(name, node, *flags)
+    hosts.wait_for("iteration 6:", "second")
+    third = hosts.processes.pop("third")
+    third.kill()
+    third.wait()
+    hosts.wait_for("machine 3 runs the workers of machine 2, too", "first")
+    hosts.wait_for("iteration 16:", "fourth")
+    hosts.start("fifth", 2, *flags)
+    hosts.wait_for("machine 2 leaves: it was a guest", "first")
+    (hosts.folder / "go").touch()
+    assert hosts.end() == {"first": 0, "second": 0, "fourth": 0, "fifth": 0}
+    whole = training(tmp_path, EVEN, iterations=UNTIL_TOLD)
+    reference = run_cluster(tmp_path, *TWO, machines=4, script=whole)
+    assert_same_layers(ClusterRun(hosts.folder, 0, "", {}), reference)
+
+
+def test_workers_that_cannot_form_the_pipelines(tmp_path: Path) -> None:
+    run = run_pipelines(tmp_path, machines=3)
+    assert run.code == 2
+    assert "3 workers cannot form 2 pipelines with as many stages each" in one_line(run)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (
+            {"TOLERATE": "1", "WORKERS": "2"},
+            "copies of layer 0 are on 1 machine, and tolerate=1 wants one more",
+        ),
+        ({"PIPELINES": "2", "TOLERATE": "2"}, "2 pipelines have 2 copies of each layer, which 2 losses"),
+        ({"PIPELINES": "0"}, "give one pipeline or more"),
+        ({"PIPELINES": "2", "NORM": "1"}, "is a BatchNorm1d: each pipeline would have statistics of its own"),
+        ({"PIPELINES": "2", "TWICE": "1"}, "so it is called once in a step"),
+    ],
+)
+def test_what_cannot_be(
+    settings: dict[str, str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    script = training(tmp_path, Path(__file__).parent / "scripts" / "unlike_pipelines.py", iterations=3)
+    workers = settings.get("WORKERS", "1")
+    flags = ["--nproc-per-node", workers]
+    run = run_cluster(tmp_path, machines=2 // int(workers), flags=flags, script=script)
+    assert run.code == 2, run.output[-3000:]
+    assert why in one_line(run)

@@ -1,0 +1,128 @@
+"""Conformance: when schedules say that a stage has all its gradients, and what becomes of these.
+
+One worker has all stages of the only pipeline, so averages are its own sums, scaled as torch scales them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+from swift_ft.recovery.layout.stage_layers import even_layout
+from swift_ft.torch_adapters.layer_stack import LayerStack
+from swift_ft.torch_adapters.pipelining.hook import PipelineHook
+from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
+from tests.unit.torch_adapters.test_pipelining import Nothing
+
+LAYERS = 6
+SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"]
+V_SHAPED = ("ZBVZeroBubble",)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Job:
+    """A stack, its schedule, and its averages."""
+
+    def __init__(self, kind: str, microbatches: int, *, scale: bool, averages: bool) -> None:
+        torch.manual_seed(0)
+        several = 1 if kind in ("GPipe", "1F1B") else 2
+        self.stack = LayerStack(
+            lambda _: nn.Linear(3, 3), LAYERS, stages_per_worker=several, v_shaped=kind in V_SHAPED
+        )
+        stages = [
+            PipelineStage(part, index, self.stack.num_stages, torch.device("cpu"))
+            for index, part in zip(self.stack.stages, self.stack.parts, strict=True)
+        ]
+        made: Any = get_schedule_class(kind)
+        self.schedule = made(
+            stages if several > 1 else stages[0],
+            microbatches,
+            loss_fn=nn.functional.mse_loss,
+            scale_grads=scale,
+        )
+        self.averages = LayerAverages(self.stack, even_layout(LAYERS, self.stack.num_stages))
+        self.averages.renew(dist.group.WORLD)  # type: ignore[arg-type]  # there is one
+        if averages:
+            self.hook = PipelineHook(self.schedule, Nothing(), lambda _: None)
+            self.hook.average(self.averages)
+
+    def step(self, iteration: int = 0) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        """The output, the losses and the gradients."""
+        if hasattr(self, "hook"):
+            self.hook.begin()
+            self.averages.begin(iteration)
+        losses: list[torch.Tensor] = []
+        output = self.schedule.step(torch.ones(4, 3), target=torch.zeros(4, 3), losses=losses)
+        gradients = [p.grad.clone() for p in self.stack.parameters() if p.grad is not None]
+        return output, losses, gradients
+
+
+def assert_same(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize(("microbatches", "scale"), [(4, True), (4, False), (2, True)])
+def test_gradients_are_scaled_as_torch_does(kind: str, microbatches: int, scale: bool) -> None:
+    plain = Job(kind, microbatches, scale=scale, averages=False).step()
+    averaged = Job(kind, microbatches, scale=scale, averages=True).step()
+    assert len(plain[2]) == 2 * LAYERS
+    assert_same(averaged, plain)
+
+
+@pytest.mark.parametrize("kind", ["GPipe", "1F1B"])
+def test_a_single_microbatch(kind: str) -> None:
+    """Torch does not call scale_grads() then."""
+    assert_same(
+        Job(kind, 1, scale=True, averages=True).step(), Job(kind, 1, scale=True, averages=False).step()
+    )
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_an_iteration_that_is_completed_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was interrupted when all averages were here: the script gets the same, and nothing is computed."""
+    expected = Job(kind, 4, scale=True, averages=True).step(7)
+    job = Job(kind, 4, scale=True, averages=True)
+
+    def interrupted(_: LayerAverages) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerAverages, "_wait_for_all", interrupted)
+        with pytest.raises(RuntimeError, match="closed by peer"):
+            job.step(7)
+    job.hook.reset()
+    job.stack.zero_grad()
+    assert job.averages.completes(7)
+    assert not job.averages.completes(8)
+    job.averages.alone = True
+    job.stack.on_layer(lambda number: pytest.fail(f"layer {number} computes"))
+    assert_same(job.step(7), expected)
+    job.averages.alone = False
+    job.stack.on_layer(None)
+    job.stack.zero_grad()
+    job.hook.reset()
+    assert_same(job.step(8), expected)
+    assert not job.averages.completes(7)
+
+
+def test_a_frozen_layer_and_one_without_gradients() -> None:
+    job = Job("GPipe", 4, scale=True, averages=True)
+    for parameter in job.stack.layer(0).parameters():
+        parameter.requires_grad = False
+    _, _, gradients = job.step()
+    assert len(gradients) == 2 * (LAYERS - 1)
+    assert all(p.grad is None for p in job.stack.layer(0).parameters())
