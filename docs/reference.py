@@ -85,6 +85,7 @@ MEANINGS = {
     "samples_not_prefetched": "A file of samples could not be fetched in advance. Who needs it tries again.",
     "parts_not_served": "A worker cannot serve its copies of checkpoints to others. They read the store.",
     "stragglers_stay": "`--stragglers rebalance` has neither layers that move nor batches that it deals.",
+    "shares_stay": "Pipelines keep equally many microbatches: their schedule cannot have other numbers.",
     "weight_not_asked_for": "Replicas have unlike shares, and the script ignores the weight of its own.",
     "log_not_served": "A worker cannot serve its log to others. A replacement reads it from the store.",
     "log_resumed": "A suspended log can be written again. The next checkpoint covers its gap.",

@@ -20,6 +20,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--store", default="runs/elastic", help="a path or a URL, default: %(default)s")
     parser.add_argument("--pipelines", type=int, default=1, help="that are replicas, default: %(default)s")
+    parser.add_argument("--exact", action="store_true", help="bits that no number of microbatches changes")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="default: %(default)s iterations")
     args = parser.parse_args()
     config = Config.from_args(args)
@@ -31,6 +32,7 @@ def main() -> None:
         stages_per_worker=1 if args.schedule in ONE_STAGE else 2,
         v_shaped=args.schedule in V_SHAPED,
         pipelines=args.pipelines,
+        exact=args.exact,
     )
     stages = [
         PipelineStage(part, index, model.num_stages, torch.device("cpu"), group=model.group)

@@ -157,6 +157,11 @@ class GlobalBatches:
             self._source.close()
 
     @property
+    def batch_size(self) -> int:
+        """Samples per iteration, of all replicas together."""
+        return self._part.batch_size
+
+    @property
     def shares(self) -> tuple[int, ...]:
         """Samples of each replica, as batches were dealt in the beginning."""
         return self._part.shares

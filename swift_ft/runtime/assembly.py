@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -67,7 +68,7 @@ from swift_ft.runtime.replicas.layer_sync import LayerSync
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
 from swift_ft.runtime.report import held_by
-from swift_ft.runtime.reshare import Reshare
+from swift_ft.runtime.reshare import Reshare, ShareMicrobatches
 from swift_ft.runtime.script_line import line_in
 from swift_ft.runtime.script_phases import Phase, ScriptPhases
 from swift_ft.runtime.settings import Settings
@@ -87,6 +88,8 @@ from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.script_groups import script_groups
 
 __all__ = ["Assembly"]
+
+_logger = logging.getLogger(__name__)
 
 
 class Assembly:
@@ -487,12 +490,13 @@ class Assembly:
             replays=self._replays(self._pipeline) if self._pipeline is not None else None,
             repartition=repartition,
             rebalance=self._rebalance(costs),
-            reshare=self._reshare(dealt),
+            reshare=self._reshare(dealt, costs),
         )
 
     def _deal_batches(self) -> DealtBatches:
         number, count = self.replica
-        dealt = DealtBatches(self._state.small.values(), self._batches)
+        pipeline = self._pipeline if self._pipeline is not None and self._pipeline.replicated else None
+        dealt = DealtBatches(self._state.small.values(), self._batches, pipeline)
         dealt.deal(count, number, sharded=bool(self.shards))
         return dealt
 
@@ -523,10 +527,18 @@ class Assembly:
         by_pace = self._context.config.stragglers == "rebalance"
         return Rebalance(costs, pipeline.stack.count, by_pace=by_pace)
 
-    def _reshare(self, dealt: DealtBatches) -> Reshare | None:
-        by_pace = self._context.config.stragglers == "rebalance"
-        alone = self._pipeline is None and not self.shards
-        return Reshare(dealt) if alone and dealt and by_pace and self._context.rank == 0 else None
+    def _reshare(self, dealt: DealtBatches, costs: LayerCosts | None) -> Reshare | ShareMicrobatches | None:
+        by_pace, pipeline = self._context.config.stragglers == "rebalance", self._pipeline
+        if self._context.rank or not dealt:
+            return None
+        if pipeline is not None and pipeline.replicated and costs is not None:
+            if why := pipeline.why_equal_shares:
+                _logger.info(
+                    "All pipelines keep equally many microbatches: %s", why, extra={"event": "shares_stay"}
+                )
+                return None
+            return ShareMicrobatches(dealt, costs, pipeline, by_pace=by_pace)
+        return Reshare(dealt) if pipeline is None and not self.shards and by_pace else None
 
     def _layer_costs(self) -> LayerCosts | None:
         pipeline = self._pipeline

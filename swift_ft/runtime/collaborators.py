@@ -30,7 +30,7 @@ from swift_ft.runtime.repartition import Repartition
 from swift_ft.runtime.replicas.layer_sync import LayerSync
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
-from swift_ft.runtime.reshare import Reshare
+from swift_ft.runtime.reshare import Reshare, ShareMicrobatches
 from swift_ft.runtime.script_phases import ScriptPhases
 from swift_ft.runtime.work_history import WorkHistory
 from swift_ft.runtime.worker_status import WorkerStatus
@@ -75,7 +75,7 @@ class Collaborators:
         replays: its part in replays; None without a pipeline.
         repartition: moves its layers; None where the model is no LayerStack.
         rebalance: says when layers should move; None on all workers but the first.
-        reshare: says when slow replicas should get fewer samples; None on all workers but the first.
+        reshare: says when replicas should get other shares of a batch; None on all workers but the first.
     """
 
     context: WorkerContext
@@ -109,7 +109,7 @@ class Collaborators:
     replays: Replays | None
     repartition: Repartition | None
     rebalance: Rebalance | None
-    reshare: Reshare | None
+    reshare: Reshare | ShareMicrobatches | None
 
     @property
     def replaying(self) -> bool:

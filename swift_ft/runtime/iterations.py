@@ -155,9 +155,7 @@ class Iterations:
         c.rollback.begin(iteration)
         c.replicas.begin(iteration)
         if c.pipeline is not None:
-            stack = c.pipeline.stack
-            pipeline = stack.pipeline if stack is not None else 0
-            c.pipeline.begin(iteration, pipeline or c.sharded.number or c.replicas.replica)
+            c.pipeline.begin(iteration, c.sharded.number or c.replicas.replica)
         # Workers that may have different data have different random numbers.
         alike = c.pipeline is not None and not c.replicas.attached and not c.sharded
         seed_step(self._seed, iteration, None if alike else self._rank)
@@ -266,12 +264,12 @@ class Iterations:
         """Ask for another layout, or for other shares, if that is due, and this is the worker that asks."""
         c, state = self._c, self._c.participant.state
         rank, generation, stop = self._rank, c.log.generation, self.iteration + ev.REQUESTED_AHEAD
-        if c.rebalance is not None and (layout := c.rebalance.wanted(state, self.iteration)):
-            request = ev.LayoutRequested(rank=rank, generation=generation, iteration=stop, layers=layout)
-            c.participant.append(request)
         if c.reshare is not None and (shares := c.reshare.wanted(state, self.iteration)):
             deal = ev.SharesRequested(rank=rank, generation=generation, iteration=stop, shares=shares)
-            c.participant.append(deal)
+            c.participant.append(deal)  # nothing moves for it, so it comes first
+        elif c.rebalance is not None and (layout := c.rebalance.wanted(state, self.iteration)):
+            request = ev.LayoutRequested(rank=rank, generation=generation, iteration=stop, layers=layout)
+            c.participant.append(request)
 
     def _save_if_due(self) -> bool:
         """False if the state turned out not to be what a replay has to rebuild."""

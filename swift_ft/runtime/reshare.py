@@ -2,19 +2,26 @@
 
 A slow replica gets fewer samples, in proportion to how long it was found to take for its own work. So does
 one whose device runs the workers of a lost machine, too. Once all are as they were, so are their shares.
+Pipelines that are replicas share microbatches, by how long each takes for them: as soon as a machine is lost,
+and before any layer has moved.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from swift_ft.errors import UsageError
-from swift_ft.recovery.devices import device_of, pace_of
+from swift_ft.planning.layout.microbatch_shares import pipeline_ns, share_microbatches
+from swift_ft.recovery.devices import AS_OTHERS, device_of, devices_of_stages, pace_of
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.layout.stage_layers import cut_of, layers_of
 from swift_ft.runtime.data.dealing import DealtBatches
+from swift_ft.runtime.layer_profiler import LayerCosts
+from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.rebalance import may_change
 
-__all__ = ["Reshare"]
+__all__ = ["Reshare", "ShareMicrobatches"]
 
 _GAIN = 1.05
 """By how much an iteration must become shorter."""
@@ -64,3 +71,60 @@ def _speeds(state: State, shares: Sequence[int]) -> list[float]:
 def _took(shares: Sequence[int], speeds: Sequence[float]) -> float:
     """How long an iteration takes: as long as that of its slowest replica."""
     return max(share / speed for share, speed in zip(shares, speeds, strict=True))
+
+
+class ShareMicrobatches:
+    """The same for the pipelines of a LayerStack.
+
+    Args:
+        dealt: the batches that pipelines share.
+        costs: of the layers.
+        pipeline: of this worker.
+        by_pace: whether slower machines get fewer microbatches, and not only those that run two workers.
+    """
+
+    def __init__(
+        self, dealt: DealtBatches, costs: LayerCosts, pipeline: LoggedPipeline, *, by_pace: bool
+    ) -> None:
+        self._dealt = dealt
+        self._costs = costs
+        self._total = pipeline.all_microbatches
+        self._fewest = pipeline.fewest_microbatches
+        self._by_pace = by_pace
+
+    def wanted(self, state: State, iteration: int) -> tuple[int, ...] | None:
+        """The shares to ask for after an iteration, in samples; None if the present ones stay.
+
+        Args:
+            state: of the job.
+            iteration: completed iterations.
+        """
+        changes, batches, one = state.layouts.shares, self._dealt.only, self._dealt.microbatch
+        since = changes[-1].since if changes else 0
+        if batches is None or not one or not may_change(state, iteration, since, len(changes)):
+            return None
+        present = [share // one for share in batches.shares_at(iteration)]
+        if (stages := self._stage_times(state)) is None or len(stages) != len(present):
+            return None
+        best = share_microbatches(stages, self._total, self._fewest)
+        before, after = (max(map(pipeline_ns, stages, counts)) for counts in (present, best))
+        if all(times == stages[0] for times in stages):
+            best, after = [self._total // len(stages)] * len(stages), 0  # as it was in the beginning
+        if best == present or before < _GAIN * after:
+            return None
+        return tuple(count * one for count in best)
+
+    def _stage_times(self, state: State) -> list[list[int]] | None:
+        """By pipeline, what each stage takes for a microbatch where it is, in nanoseconds."""
+        if (layers := self._costs.read(state)) is None:
+            return None
+        devices, layout, pipelines = devices_of_stages(state), state.layouts.present, state.layouts.pipelines
+        busy, paces = Counter(devices), state.membership.pace
+        takes = {d: busy[d] * (paces.get(d, AS_OTHERS) if self._by_pace else AS_OTHERS) for d in busy}
+        times = []
+        for number in range(pipelines):
+            cut = cut_of(layout, number, pipelines)
+            own = cut_of(devices, number, pipelines)
+            work = (sum(layers[n].compute_ns for n in layers_of(cut, stage)) for stage in range(len(cut)))
+            times.append([ns * takes[device] // AS_OTHERS for ns, device in zip(work, own, strict=True)])
+        return times

@@ -45,6 +45,8 @@ class LayerStack(nn.Module):
             They may get different cuts, and each layer's gradients are averaged over all of them.
         tolerate: machines that may be lost at once, wherever they are, without anything to be replayed: there
             is one pipeline more, unless ``pipelines`` says that there are still more.
+        exact: add gradients up by a tree over the microbatches of all pipelines, so that the bits do not
+            depend on how many each pipeline has. Without it, each pipeline adds up its own as torch does.
 
     Attributes:
         count: layers of the whole model.
@@ -53,6 +55,7 @@ class LayerStack(nn.Module):
         group: of the pipeline; None for the default group.
         pipelines: how many there are.
         tolerate: machines that may be lost at once.
+        exact: gradients are added up by a tree.
         pipeline: the number of this worker's, from 0. It has this part of the global batch.
 
     Raises:
@@ -70,12 +73,13 @@ class LayerStack(nn.Module):
         group: dist.ProcessGroup | None = None,
         pipelines: int | None = None,
         tolerate: int = 0,
+        exact: bool = False,
     ) -> None:
         super().__init__()
         if not dist.is_initialized():
             raise UsageError("Call dist.init_process_group(backend) before the LayerStack is made.")
         self.pipelines, self.tolerate = _pipelines(pipelines, tolerate, group), tolerate
-        self.pipeline = 0
+        self.pipeline, self.exact = 0, exact
         if self.pipelines > 1:
             self.pipeline, group = _form_pipelines(self.pipelines)
         rank, workers = dist.get_rank(group), dist.get_world_size(group)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from swift_ft.data import samples_by_iteration
 from tests.cluster.test_layouts import ALONE, DROPOUT, EVEN
 from tests.support.cluster import (
     EXAMPLES,
@@ -84,6 +85,58 @@ def modes(run: ClusterRun) -> set[str]:
     return {recovery["mode"] for recovery in run.recoveries}
 
 
+# ---------------------------------------------------------------------------------- shares of microbatches
+
+
+def run_shared(folder: Path, *args: str, inject: str = "", exact: bool = True) -> ClusterRun:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OF", "shared_microbatches")
+        patch.setenv("EXACT", str(int(exact)))
+        patch.setenv("SAMPLE_LOG", str(folder / "samples"))
+        chosen = (*DROPOUT, *args)
+        return run_pipelines(folder, *chosen, inject=inject, machines=6, iterations=24)
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
+    return run_shared(tmp_path_factory.mktemp("exact"))
+
+
+def shares(run: ClusterRun) -> list[list[int]]:
+    return [event["shares"] for event in run.report["events"] if event["event"] == "SharesRequested"]
+
+
+def test_microbatches_go_to_the_other_pipeline_before_layers_move(tmp_path: Path, exact: ClusterRun) -> None:
+    """And with exact=True not one bit depends on it, nor on any cut."""
+    losses = "kill machine=4 iteration=3 point=reducing; kill machine=1 iteration=12 point=forward"
+    run = run_shared(tmp_path, inject=losses)
+    assert_same_layers(run, exact)
+    assert modes(run) == {"replica"}, run.output[-3000:]
+    first, *_ = shares(run)
+    assert first[0] > first[1]
+    assert sum(first) == 32  # samples
+    lines = [
+        line for line in run.output.splitlines() if "samples of each batch" in line or "layers move" in line
+    ]
+    assert "samples of each batch" in lines[0], lines
+    assert any("layers move" in line for line in lines), lines
+    assert samples_by_iteration(tmp_path / "samples") == samples_by_iteration(exact.folder / "samples")
+    assert run.report["layouts"]
+
+
+def test_without_the_tree_sums_are_rounded_otherwise(tmp_path: Path, exact: ClusterRun) -> None:
+    reference = run_shared(tmp_path / "undisturbed", exact=False)
+    run = run_shared(tmp_path / "lost", inject="kill machine=4 iteration=3 point=reducing", exact=False)
+    assert run.code == 0, run.output[-3000:]
+    assert shares(run)
+    expected = {name: tensor for own in at_end(reference) for name, tensor in own.items()}
+    for own in at_end(run):
+        for name, tensor in own.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
+    assert_same_layers(run, run)  # copies are equal, to the bit
+    assert exact.code == 0
+
+
 POINTS = [
     "point=forward microbatch=2",
     "point=backward microbatch=0",
@@ -101,8 +154,9 @@ POINTS = [
 @pytest.mark.parametrize("point", POINTS)
 def test_a_loss_anywhere(point: str, victim: int, tmp_path: Path, undisturbed: References) -> None:
     """The lost stage's layers come from the other pipeline. Nothing is replayed, and nobody loads a file."""
-    run = run_pipelines(tmp_path, inject=f"kill machine={victim} iteration=5 {point}", spares=1)
-    assert_same_layers(run, undisturbed())
+    chosen = (*TWO, "--exact") if victim % 2 else TWO
+    run = run_pipelines(tmp_path, *chosen, inject=f"kill machine={victim} iteration=5 {point}", spares=1)
+    assert_same_layers(run, undisturbed(*chosen))
     assert_clean(run)
     assert modes(run) == {"replica"}, run.output[-3000:]
     assert run.recoveries[0]["replayed_iterations"] == {}
@@ -118,6 +172,22 @@ def test_a_loss_while_single_layers_are_averaged(
     run = run_pipelines(tmp_path, inject=inject, spares=1)
     assert_same_layers(run, undisturbed())
     assert modes(run) == {"replica"}, run.output[-3000:]
+
+
+def test_a_worker_that_is_behind_completes_the_iteration_alone(
+    tmp_path: Path, undisturbed: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others have updated, and nobody else has its layers: it has their averages, and needs no more."""
+    monkeypatch.setenv("OF", "falls_behind")
+    monkeypatch.setenv("PIDS", str(tmp_path))
+    run = run_pipelines(tmp_path, spares=1)
+    monkeypatch.delenv("OF")
+    assert_same_layers(run, undisturbed())
+    (recovery,) = run.recoveries
+    assert recovery["mode"] == "replica", run.output[-3000:]
+    assert recovery["resume"] == 6
+    assert recovery["replayed_iterations"] == {"3": 1}
+    assert recovery["undone"] == {}
 
 
 def test_two_are_lost_at_once_and_no_layer_with_them(tmp_path: Path, undisturbed: References) -> None:
@@ -181,9 +251,10 @@ def test_the_guest_of_a_lost_machine_is_in_its_pipeline(tmp_path: Path, undistur
     assert "machine 3 runs the workers of machine 4, too" in run.output
 
 
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("schedule", ["GPipe", "Interleaved1F1B", "ZBVZeroBubble"])
-def test_schedules(schedule: str, tmp_path: Path, undisturbed: References) -> None:
-    chosen = (*TWO, "--schedule", schedule)
+def test_schedules(schedule: str, exact: bool, tmp_path: Path, undisturbed: References) -> None:
+    chosen = (*TWO, "--schedule", schedule, *["--exact"] * exact)
     run = run_pipelines(tmp_path, *chosen, inject="kill machine=1 iteration=5 point=reducing")
     assert_same_layers(run, undisturbed(*chosen))
     assert modes(run) == {"replica"}, run.output[-3000:]

@@ -82,6 +82,7 @@ class LogInterceptor:
         seed: of the run.
         log: where messages go.
         replica: number of this replica of the pipeline; replicas draw different random numbers.
+        first_microbatch: its number among those of all replicas, if random numbers go by that.
         iteration: the current one.
         source: the logs that a replay reads; None when live.
         replay_group: workers that replay jointly with this one; messages between them are sent as usual.
@@ -100,6 +101,7 @@ class LogInterceptor:
     seed: int
     log: MessageLog
     replica: int = 0
+    first_microbatch: int = 0
     iteration: int = 0
     source: LogReader | None = None
     replay_group: tuple[int, ...] = ()
@@ -152,9 +154,10 @@ class LogInterceptor:
 
     def on_compute(self, stage: int, microbatch: int, direction: Direction) -> None:
         """Derive the random state, so that a replay on any worker draws the same numbers."""
-        self.computing = self.iteration, microbatch
+        number = self.first_microbatch + microbatch
+        self.computing = self.iteration, number
         if direction == Direction.FORWARD:
-            seed_torch(derive_seed(self.seed, self.iteration, stage, microbatch, self.replica))
+            seed_torch(derive_seed(self.seed, self.iteration, stage, number, self.replica))
         point = Point.FORWARD if direction == Direction.FORWARD else Point.BACKWARD
         hit(point, self.iteration, microbatch)
 

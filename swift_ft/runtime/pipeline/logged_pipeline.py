@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from swift_ft.config import WorkerContext
+from swift_ft.data.shares import Change, shares_at
 from swift_ft.determinism import derive_seed, seed_torch
 from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.failpoints import Point, hit
@@ -112,6 +113,8 @@ class LoggedPipeline:
         if self.stack is not None:
             self.stack.on_layer(self._interceptor.on_layer)
         self._layout: StageLayers = ()
+        self._first_counts: tuple[int, ...] = ()
+        self._changes: Sequence[Change] = ()
         self._averages = self._average_layers(group) if self.replicated else None
         self._interceptor.retains = not self.replicated
         self.tied = TiedParameters(self._hook, self._interceptor)
@@ -158,11 +161,45 @@ class LoggedPipeline:
     def _average_layers(self, group: GenerationGroup) -> LayerAverages:
         assert self.stack is not None
         even = even_layout(self.stack.count, self.stack.num_stages, self.stack.pipelines)
-        averages = LayerAverages(self.stack, even)
+        averages = LayerAverages(self.stack, even, self.microbatches, scale=self._hook.scales)
         self._hook.average(averages)
         assert dist.group.WORLD is not None
         group.follow(dist.group.WORLD, averages.renew)
+        self._first_counts = (self.microbatches,) * self.stack.pipelines
         return averages
+
+    @property
+    def all_microbatches(self) -> int:
+        """Of all pipelines in an iteration."""
+        return sum(self._first_counts) if self.replicated else self.microbatches
+
+    @property
+    def why_equal_shares(self) -> str:
+        """Why all pipelines have equally many microbatches; empty if they need not."""
+        if self.kind not in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
+            return "the order of this schedule is for a number of microbatches that stays"
+        return ""
+
+    @property
+    def fewest_microbatches(self) -> int:
+        """That torch takes in an iteration."""
+        return self.num_stages if self.kind == Schedule.ONE_F_ONE_B else 1
+
+    def follow(self, changes: Sequence[Change]) -> None:
+        """Have other numbers of microbatches, each time from an iteration on.
+
+        Args:
+            changes: all that there were, the earliest first: of each pipeline.
+        """
+        self._changes = changes
+
+    def _share(self, iteration: int) -> None:
+        assert self._averages is not None
+        assert self.stack is not None
+        counts = shares_at(self._changes, iteration) or self._first_counts
+        self._averages.share(counts)
+        self._hook.have_microbatches(counts[self.stack.pipeline])
+        self._interceptor.first_microbatch = self._averages.first
 
     @property
     def replicated(self) -> bool:
@@ -262,6 +299,7 @@ class LoggedPipeline:
         self._interceptor.iteration, self._interceptor.replica = iteration, replica
         self._hook.begin()
         if self._averages is not None:
+            self._share(iteration)
             self._averages.begin(iteration)
         self.tied.begin(iteration)
         self._interceptor.retained_sends.begin(iteration)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -165,6 +164,17 @@ class PipelineHook:
         return self._schedule._n_microbatches
 
     @property
+    def scales(self) -> bool:
+        """Whether gradients are divided by the number of microbatches."""
+        return bool(self._schedule.scale_grads)
+
+    def have_microbatches(self, count: int) -> None:
+        """From now on there are so many in an iteration."""
+        if count != self.microbatches:
+            self._schedule._n_microbatches = count
+            self.shapes.recount()
+
+    @property
     def schedule(self) -> _PipelineSchedule:
         """The schedule of torch."""
         return self._schedule
@@ -295,17 +305,30 @@ class PipelineHook:
                 self._interceptor.on_compute(stage.stage_index, self._numbered(microbatch), Direction.FORWARD)
             return self._timed(forward, microbatch, *args, **kwargs)
 
-        def backward_one_chunk(microbatch: int, *args: Any, **kwargs: Any) -> Any:
+        def backward_one_chunk(microbatch: int, *args: Any, full_backward: bool = True, **kwargs: Any) -> Any:
             if not self._aside:
                 self._arrived(stage, microbatch, Direction.BACKWARD)
                 self._interceptor.on_compute(
                     stage.stage_index, self._numbered(microbatch), Direction.BACKWARD
                 )
-            return self._timed(backward, microbatch, *args, **kwargs)
+            found = self._timed(backward, microbatch, *args, full_backward=full_backward, **kwargs)
+            if full_backward:
+                self._has_gradients(stage, microbatch)
+            return found
+
+        weights = stage.backward_weight_one_chunk
+
+        def backward_weight_one_chunk(microbatch: int, *args: Any, **kwargs: Any) -> Any:
+            found = self._timed(weights, microbatch, *args, **kwargs)
+            self._has_gradients(stage, microbatch)
+            return found
 
         stage.forward_one_chunk, stage.backward_one_chunk = forward_one_chunk, backward_one_chunk
+        stage.backward_weight_one_chunk = backward_weight_one_chunk
 
-        stage.backward_weight_one_chunk = partial(self._timed, stage.backward_weight_one_chunk)
+    def _has_gradients(self, stage: _PipelineStageBase, microbatch: int) -> None:
+        if self.averages is not None and not self._aside:
+            self.averages.computed(stage, microbatch)
 
     def _timed(self, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()

@@ -10,6 +10,9 @@ so all have the same bits, and the same as with any other cut.
 No worker updates a parameter before all have what they need for that. So if one has, when a machine is lost,
 any other one can complete the iteration, too, and no update is ever undone.
 
+With ``LayerStack(exact=True)`` each microbatch's gradients are a leaf of one tree (`gradient_tree.py`), so
+the bits do not depend on how many microbatches a pipeline has either.
+
 Private parts used (tested on torch 2.13): ``PipelineStage.scale_grads`` and ``.perform_reduce_grad``, one of
 which a schedule calls with the number of microbatches once a stage has all its gradients.
 """
@@ -29,8 +32,13 @@ from swift_ft.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.communication import begin, device_of, wait_for
 from swift_ft.torch_adapters.layer_stack import LayerStack
+from swift_ft.torch_adapters.pipelining.gradient_tree import GradientTree, Node, nodes_of
 
 __all__ = ["LayerAverages"]
+
+
+Sums = Sequence[torch.Tensor]
+"""Gradients of a layer, added up: a flat tensor for each dtype."""
 
 
 @dataclass(slots=True)
@@ -39,13 +47,11 @@ class _Exchange:
 
     Attributes:
         parameters: of the layer, those that are trained.
-        divisor: of the sum.
-        parts: by pipeline, what its microbatches add up to: a flat tensor for each dtype.
+        pieces: by pipeline, what its microbatches add up to: one sum, or the nodes of the tree.
     """
 
     parameters: list[nn.Parameter]
-    divisor: int
-    parts: list[list[torch.Tensor]]
+    pieces: Sequence[Sequence[Sums]]
 
 
 @dataclass(slots=True)
@@ -69,21 +75,35 @@ class LayerAverages:
     Args:
         stack: has the layers of this worker.
         layout: of all pipelines.
+        microbatches: of each pipeline, as long as they have equally many.
+        scale: the sum is divided by the number of all microbatches, and not only of pipelines.
 
     Attributes:
         alone: the next iteration is the one that was interrupted, and completed without other workers.
     """
 
-    def __init__(self, stack: LayerStack, layout: StageLayers) -> None:
+    def __init__(self, stack: LayerStack, layout: StageLayers, microbatches: int, *, scale: bool) -> None:
         self._stack = stack
+        self._scale = scale
+        self._counts: Sequence[int] = (microbatches,) * stack.pipelines
         self._holders: Mapping[int, Sequence[int]] = {}
         self._group: dist.ProcessGroup | None = None
         self._iteration = 0
+        self._trees: dict[int, GradientTree] = {}
         self._under_way: dict[int, _Exchange] = {}
         self._works: list[dist.Work] = []
         self._completed: _Completed | None = None
         self.alone = False
         self.place(layout)
+
+    @property
+    def first(self) -> int:
+        """The global number of this pipeline's first microbatch."""
+        return sum(self._counts[: self._stack.pipeline])
+
+    def share(self, counts: Sequence[int]) -> None:
+        """From now on the pipelines have so many microbatches each."""
+        self._counts = counts
 
     def attach(self, stage: Any) -> None:
         """Average the gradients of a stage in the place of scaling them."""
@@ -105,34 +125,57 @@ class LayerAverages:
 
     def reset(self) -> None:
         """Discard what an aborted step has begun."""
+        self._trees.clear()
         self._under_way.clear()
         self._works.clear()
 
-    def _begin_stage(self, stage: Any, factor: int) -> None:
+    def computed(self, stage: Any, microbatch: int) -> None:
+        """A stage has the gradients of a microbatch: they are a leaf of their own, if that is wanted."""
+        if not self._stack.exact:
+            return
+        total = sum(self._counts)
+        for name, layer in stage.submod.named_children():
+            parameters = _trained(layer)
+            tree = self._trees.setdefault(int(name), GradientTree(total))
+            tree.add(Node(0, self.first + microbatch), _flat(parameters))
+            for parameter in parameters:
+                parameter.grad = None
+
+    def _begin_stage(self, stage: Any, _: int) -> None:
         """A stage has computed its last microbatch: send its sums, those of the last layer first."""
         for name, layer in reversed([*stage.submod.named_children()]):
-            self._begin_layer(int(name), layer, factor)
+            self._begin_layer(int(name), layer)
 
-    def _begin_layer(self, number: int, layer: nn.Module, factor: int) -> None:
+    def _begin_layer(self, number: int, layer: nn.Module) -> None:
         hit(Point.REDUCE, self._iteration, number)
-        parameters = [p for p in layer.parameters() if p.requires_grad]
-        own = _flat(parameters)
-        parts = [
-            own if pipeline == self._stack.pipeline else [torch.empty_like(part) for part in own]
+        parameters = _trained(layer)
+        tree = self._trees.pop(number, None)
+        own = [*tree.nodes.values()] if tree is not None else [_flat(parameters)]
+        pieces = [
+            own if pipeline == self._stack.pipeline else self._room_for(pipeline, own[0])
             for pipeline in range(self._stack.pipelines)
         ]
-        self._under_way[number] = _Exchange(parameters, factor * self._stack.pipelines, parts)
-        self._works += begin([*self._operations(number, own, parts)])
+        self._under_way[number] = _Exchange(parameters, pieces)
+        self._works += begin([*self._operations(number, pieces)])
         hit(Point.REDUCING, self._iteration, number)
 
-    def _operations(
-        self, number: int, own: Sequence[torch.Tensor], parts: Sequence[Sequence[torch.Tensor]]
-    ) -> Iterator[dist.P2POp]:
-        for pipeline, (peer, theirs) in enumerate(zip(self._holders[number], parts, strict=True)):
+    def _room_for(self, pipeline: int, like: Sums) -> list[Sums]:
+        """Memory for what another pipeline sends."""
+        count = len(self._nodes(pipeline)) if self._stack.exact else 1
+        return [[torch.empty_like(one) for one in like] for _ in range(count)]
+
+    def _nodes(self, pipeline: int) -> list[Node]:
+        first = sum(self._counts[:pipeline])
+        return nodes_of(range(first, first + self._counts[pipeline]), sum(self._counts))
+
+    def _operations(self, number: int, pieces: Sequence[Sequence[Sums]]) -> Iterator[dist.P2POp]:
+        mine = pieces[self._stack.pipeline]
+        for pipeline, peer in enumerate(self._holders[number]):
             if pipeline == self._stack.pipeline:
                 continue
-            for mine, other in zip(own, theirs, strict=True):
-                yield dist.P2POp(dist.isend, mine, peer, self._group, tag=number)
+            for own in (one for sums in mine for one in sums):
+                yield dist.P2POp(dist.isend, own, peer, self._group, tag=number)
+            for other in (one for sums in pieces[pipeline] for one in sums):
                 yield dist.P2POp(dist.irecv, other, peer, self._group, tag=number)
 
     def finish(self, results: Any) -> None:
@@ -146,10 +189,11 @@ class LayerAverages:
         """
         works, self._works = self._works, []
         wait_for(works)
-        averages = []
-        for exchange in self._under_way.values():
-            sums = (_sum(parts) for parts in zip(*exchange.parts, strict=True))
-            averages.append((exchange.parameters, [one.div_(exchange.divisor) for one in sums]))
+        divisor = sum(self._counts) if self._scale else self._stack.pipelines
+        averages = [
+            (exchange.parameters, [one.div_(divisor) for one in self._total(exchange.pieces)])
+            for exchange in self._under_way.values()
+        ]
         self._completed = _Completed(self._iteration, averages, results)
         self._wait_for_all()
         for number, (parameters, of_layer) in zip(self._under_way, averages, strict=True):
@@ -157,6 +201,20 @@ class LayerAverages:
             hit(Point.REDUCED, self._iteration, number)
         self._under_way.clear()
         self._completed = None
+
+    def _total(self, pieces: Sequence[Sequence[Sums]]) -> Sums:
+        """The sum of all pipelines, by the tree or in their order. The pieces are used up."""
+        if not self._stack.exact:
+            first, *rest = (sums for of_pipeline in pieces for sums in of_pipeline)
+            for sums in rest:
+                for one, other in zip(first, sums, strict=True):
+                    one.add_(other)
+            return first
+        tree = GradientTree(sum(self._counts))
+        for pipeline, of_pipeline in enumerate(pieces):
+            for node, sums in zip(self._nodes(pipeline), of_pipeline, strict=True):
+                tree.add(node, sums)
+        return tree.root
 
     def _wait_for_all(self) -> None:
         """Until all workers have their averages."""
@@ -175,6 +233,10 @@ class LayerAverages:
         return self._completed.results
 
 
+def _trained(layer: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in layer.parameters() if parameter.requires_grad]
+
+
 def _by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     found: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -189,14 +251,6 @@ def _flat(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
-
-
-def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """In the order of the pipelines, on all of them."""
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total.add_(part)
-    return total
 
 
 def _give(parameters: Sequence[nn.Parameter], averages: Sequence[torch.Tensor]) -> None:

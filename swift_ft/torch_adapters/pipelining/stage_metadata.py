@@ -119,6 +119,15 @@ class ShapeExchange:
         for stage, mode in zip(stages, modes, strict=True):  # a later exchange is the same on all workers
             stage._user_meta, stage._inference_mode = mode
 
+    def recount(self) -> None:
+        """The schedule has another number of microbatches: buffers are for so many, of the same shapes."""
+        if not self.known:
+            return
+        if self._metadata is None:
+            self.forget()
+        else:
+            self.adopt(self._metadata)
+
     def forget(self) -> None:
         """Let the next step exchange shapes again, live."""
         for direction in ("forward", "backward"):

@@ -36,11 +36,17 @@ def group() -> Iterator[None]:
 class Job:
     """A stack, its schedule, and its averages."""
 
-    def __init__(self, kind: str, microbatches: int, *, scale: bool, averages: bool) -> None:
+    def __init__(
+        self, kind: str, microbatches: int, *, scale: bool, averages: bool, exact: bool = False
+    ) -> None:
         torch.manual_seed(0)
         several = 1 if kind in ("GPipe", "1F1B") else 2
         self.stack = LayerStack(
-            lambda _: nn.Linear(3, 3), LAYERS, stages_per_worker=several, v_shaped=kind in V_SHAPED
+            lambda _: nn.Linear(3, 3),
+            LAYERS,
+            stages_per_worker=several,
+            v_shaped=kind in V_SHAPED,
+            exact=exact,
         )
         stages = [
             PipelineStage(part, index, self.stack.num_stages, torch.device("cpu"))
@@ -53,7 +59,9 @@ class Job:
             loss_fn=nn.functional.mse_loss,
             scale_grads=scale,
         )
-        self.averages = LayerAverages(self.stack, even_layout(LAYERS, self.stack.num_stages))
+        self.averages = LayerAverages(
+            self.stack, even_layout(LAYERS, self.stack.num_stages), microbatches, scale=scale
+        )
         self.averages.renew(dist.group.WORLD)  # type: ignore[arg-type]  # there is one
         if averages:
             self.hook = PipelineHook(self.schedule, Nothing(), lambda _: None)
@@ -65,7 +73,7 @@ class Job:
             self.hook.begin()
             self.averages.begin(iteration)
         losses: list[torch.Tensor] = []
-        output = self.schedule.step(torch.ones(4, 3), target=torch.zeros(4, 3), losses=losses)
+        output = self.schedule.step(torch.ones(8, 3), target=torch.zeros(8, 3), losses=losses)
         gradients = [p.grad.clone() for p in self.stack.parameters() if p.grad is not None]
         return output, losses, gradients
 
@@ -81,6 +89,31 @@ def test_gradients_are_scaled_as_torch_does(kind: str, microbatches: int, scale:
     averaged = Job(kind, microbatches, scale=scale, averages=True).step()
     assert len(plain[2]) == 2 * LAYERS
     assert_same(averaged, plain)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_each_microbatch_is_a_leaf_of_the_tree(kind: str) -> None:
+    """Whatever the schedule computes when: all of them add up to the same bits."""
+    output, losses, gradients = Job(kind, 8, scale=True, averages=True, exact=True).step()
+    expected = Job("GPipe", 8, scale=True, averages=True, exact=True).step()[2]
+    assert_same(gradients, expected)
+    plain = Job(kind, 8, scale=True, averages=False).step()
+    assert_same((output, losses), plain[:2])
+    for gradient, of_torch in zip(gradients, plain[2], strict=True):
+        torch.testing.assert_close(gradient, of_torch)
+
+
+def test_other_numbers_of_microbatches() -> None:
+    job = Job("1F1B", 4, scale=True, averages=True, exact=True)
+    expected = job.step(0)[2]
+    job.stack.zero_grad()
+    job.hook.reset()
+    job.hook.have_microbatches(2)
+    job.averages.share([2])
+    (_, losses, gradients) = job.step(1)
+    assert len(losses) == 2
+    for gradient, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, other)
 
 
 @pytest.mark.parametrize("kind", ["GPipe", "1F1B"])

@@ -1,0 +1,42 @@
+"""How many microbatches each of several unlike pipelines gets (Oobleck §5.2, by makespan). Pure.
+
+Oobleck minimises the variance of the pipelines' times, one count for all that have the same template. An
+iteration takes as long as its slowest pipeline, so the longest time is what counts here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+__all__ = ["pipeline_ns", "share_microbatches"]
+
+
+def pipeline_ns(stages: Sequence[int], microbatches: int) -> int:
+    """How long a pipeline takes: one microbatch through all stages, and the others through the slowest one.
+
+    Args:
+        stages: what each takes for a microbatch, in nanoseconds.
+        microbatches: of an iteration.
+    """
+    return sum(stages) + (microbatches - 1) * max(stages)
+
+
+def share_microbatches(pipelines: Sequence[Sequence[int]], microbatches: int, fewest: int = 1) -> list[int]:
+    """The microbatches of each pipeline, so that the slowest one ends as early as can be.
+
+    One after the other goes where it ends first, which is best: the times grow with each microbatch.
+
+    Args:
+        pipelines: what each stage of each pipeline takes for a microbatch, in nanoseconds.
+        microbatches: of all pipelines, at least ``fewest`` for each.
+        fewest: that a pipeline can have.
+    """
+    counts = [fewest] * len(pipelines)
+    ends = [(pipeline_ns(stages, fewest + 1), number) for number, stages in enumerate(pipelines)]
+    heapq.heapify(ends)
+    for _ in range(microbatches - fewest * len(pipelines)):
+        end, number = heapq.heappop(ends)
+        counts[number] += 1
+        heapq.heappush(ends, (end + max(pipelines[number]), number))
+    return counts
