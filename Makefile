@@ -81,7 +81,7 @@ bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against 
 	$(BIN)/python -m benchmarks.elastic.forecast
 	$(BIN)/python -m benchmarks.elastic.straggler
 	$(BIN)/python -m benchmarks.elastic.size
-	$(BIN)/python -m benchmarks.elastic.size
+	$(BIN)/python -m benchmarks.elastic.replicas
 
 bench-chaos: $(VENV)/.installed-dev  ## run 500 random plans of faults over all topologies (an hour)
 	$(BIN)/python -m benchmarks.recovery.campaign

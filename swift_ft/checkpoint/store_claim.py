@@ -219,13 +219,15 @@ def _check_topology(store: Store, theirs: dict[str, Any], ours: dict[str, Any]) 
     """Whether a checkpoint can be read, and the same samples follow.
 
     Layers and ranges are read from whichever parts have them, and each replica has all of them: there may be
-    more or fewer workers. ``redealt`` is in the record of replicas: whether their batches follow them.
+    more or fewer workers. ``redealt`` is in the record of replicas, and of pipelines that may be replicas:
+    whether their batches follow them.
     """
-    if theirs.get("layers") and ours.get("layers") == theirs["layers"]:
+    same_layers = theirs.get("layers") == ours.get("layers")
+    if theirs.get("layers") and same_layers and theirs.get("pipelines", 1) == ours.get("pipelines", 1):
         return
     if (theirs.get("sharded") or ours.get("sharded")) and ours["stages"] == theirs["stages"] == 1:
         return
-    if theirs.get("redealt") and ours.get("redealt"):
+    if theirs.get("redealt") and ours.get("redealt") and same_layers:
         return
     differences = [
         f"{name} {theirs.get(name)} there, {ours[name]} here"

@@ -35,7 +35,7 @@ from swift_ft.planning.forecast import Forecast, forecast
 from swift_ft.planning.job import Worker
 from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of, even_layout
+from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.runtime.between import Between, Part
 from swift_ft.runtime.checkpointing import Saver
 from swift_ft.runtime.collaborators import Collaborators
@@ -591,7 +591,7 @@ class Assembly:
         state = self._participant.state
         job = replace(job, script=script, domains=state.domains)
         pipeline = self.layered
-        if pipeline is None or pipeline.stack is None:
+        if pipeline is None or pipeline.stack is None or pipeline.replicated:
             return forecast(job)
         layers = read_layers(self._rendezvous, self._context.world_size, pipeline.stack.count)
         alone = not state.membership.hosts
@@ -599,16 +599,11 @@ class Assembly:
             replace(
                 job,
                 layers=tuple(layers or ()),
-                layout=self._layout_here(state, pipeline.stack),
+                layout=state.layouts.current or even_layout(pipeline.stack.count, pipeline.num_stages),
                 schedule=pipeline.kind if alone else None,  # what is measured is each worker alone
                 microbatches=pipeline.microbatches,
             )
         )
-
-    def _layout_here(self, state: State, stack: LayerStack) -> StageLayers:
-        """The layers of each stage of this worker's pipeline."""
-        of_all = state.layouts.current or even_layout(stack.count, stack.num_stages, stack.pipelines)
-        return cut_of(of_all, stack.pipeline, stack.pipelines)
 
     def _publish_place(self) -> None:
         pipeline = self._pipeline

@@ -79,8 +79,7 @@ class Iterations:
         }
         if pipeline is not None and pipeline.stack is not None:
             topology["layers"] = pipeline.stack.count
-            if pipeline.replicated:
-                topology["pipelines"] = pipeline.stack.pipelines
+            topology |= {"pipelines": pipeline.stack.pipelines, "redealt": bool(c.dealt)}
         if self._c.shards:
             topology["sharded"] = True
         elif pipeline is None and c.replicas.attached:

@@ -21,6 +21,7 @@ from tests.support.cluster import (
     training,
 )
 from tests.support.hosts import Hosts
+from tests.support.waiting import wait_until
 
 ELASTIC = EXAMPLES / "train_elastic.py"
 TWO = (*DROPOUT, "--pipelines", "2")
@@ -332,3 +333,46 @@ def test_what_cannot_be(
     run = run_cluster(tmp_path, machines=2 // int(workers), flags=flags, script=script)
     assert run.code == 2, run.output[-3000:]
     assert why in one_line(run)
+
+
+def test_resumed_with_another_number_of_pipelines(tmp_path: Path) -> None:
+    """Each would get another part of the batches, where the session does not deal them."""
+    first = run_pipelines(tmp_path, inject="raise worker=0 iteration=7 point=forward")
+    assert first.code == 1, first.output[-3000:]
+    run = run_pipelines(tmp_path, *DROPOUT, again=True)
+    assert run.code == 2, run.output[-3000:]
+    assert "pipelines 2 there, 1 here" in one_line(run)
+
+
+@pytest.mark.thorough
+def test_three_and_three_then_two_and_two_then_three_and_three(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pipeline loses a machine, and two others come."""
+    hosts.script = [*training(hosts.folder, SLOW_UNTIL_TOLD, iterations=4 * UNTIL_TOLD), *TWO]
+    monkeypatch.setenv("EXAMPLE", "even_layers")
+    monkeypatch.setenv("QUICK", str(4 * UNTIL_TOLD))
+    flags = ["--nnodes", "4:6", "--elastic-wait", "0.2"]
+    names = [f"machine{node}" for node in range(6)]
+    for node, name in enumerate(names):
+        hosts.start(name, node, *flags)
+    hosts.wait_for("iteration 6:", names[2])
+
+    def wait_for_layouts(count: int) -> None:
+        found = "layers move after"
+        wait_until(lambda: hosts.output(names[0]).count(found) >= count, f"{count} layouts", 120)
+
+    for lost, layouts in ((4, 1), (1, 2)):
+        process = hosts.processes.pop(names[lost])
+        process.kill()
+        process.wait()
+        wait_for_layouts(layouts)
+    hosts.start("seventh", 4, *flags)
+    hosts.start("eighth", 1, *flags)
+    wait_until(lambda: hosts.output(names[0]).count("leaves: it was a guest") >= 2, "the guests left", 120)
+    (hosts.folder / "go").touch()
+    ended = hosts.end()
+    assert set(ended.values()) == {0}, ended
+    whole = training(tmp_path, EVEN, iterations=4 * UNTIL_TOLD)
+    reference = run_cluster(tmp_path, *TWO, machines=6, script=whole)
+    assert_same_layers(ClusterRun(hosts.folder, 0, "", {}), reference)

@@ -193,9 +193,9 @@ def _vouches_until(
     for replicas in replica_sets(statuses):
         for rank in replicas:
             task = plan.tasks[rank]
-            vouches[rank] = task.end if len(replicas) == 1 else task.begin
+            vouches[rank] = task.end if len(replicas) == 1 else _whole_at(plan, rank)
         if len(replicas) > 1 and _save_again(replicas, plan, statuses, checkpoints):
-            vouches.update({rank: plan.tasks[rank].begin - 1 for rank in replicas})
+            vouches.update({rank: _whole_at(plan, rank) - 1 for rank in replicas})
     return vouches
 
 
@@ -206,13 +206,19 @@ def _save_again(
     checkpoints: Checkpoints,
 ) -> bool:
     """Whether some of these replicas have no part of a checkpoint of the state that all go on with."""
-    begin = plan.tasks[replicas[0]].begin
+    begin = _whole_at(plan, replicas[0])
     if begin <= (checkpoints.committed or 0):
         return False
     received = any((statuses[rank].iteration or 0) < begin for rank in replicas)
     parts: Mapping[int, SavedPart] = checkpoints.parts.get(begin, {})
     interrupted = any((begin, rank) in checkpoints.revoked and rank not in parts for rank in replicas)
     return received or interrupted
+
+
+def _whole_at(plan: Plan, rank: int) -> int:
+    """With which iteration a worker begins that replays nothing, or completes an interrupted one alone."""
+    task = plan.tasks[rank]
+    return task.end if plan.mode == RecoveryMode.REPLICA else task.begin
 
 
 def _vouched_for(

@@ -9,6 +9,7 @@ from swift_ft.testing.simulation.job import Outcome, SimulatedJob
 from swift_ft.testing.simulation.jobs.adjacent import AdjacentLossesJob
 from swift_ft.testing.simulation.jobs.layered import LayeredJob
 from swift_ft.testing.simulation.jobs.memory import MemoryJob
+from swift_ft.testing.simulation.jobs.pipelines import PipelinesJob
 from swift_ft.testing.simulation.jobs.replicated import ReplicatedJob
 from swift_ft.testing.simulation.jobs.staged import StagedJob
 from swift_ft.testing.simulation.store import Violation
@@ -31,6 +32,8 @@ class JobKind(StrEnum):
     """Workers that hold nothing twice, and copy their state to each other's memory."""
     LAYERED = "layered"
     """A pipeline whose layers move between its stages."""
+    PIPELINES = "pipelines"
+    """Two pipelines of a stack of layers, each layer's replicas wherever the cuts put them."""
     BARE = "bare"
     """Scripts without a session, which can only be restarted."""
 
@@ -57,6 +60,8 @@ def make_job(
             return MemoryJob(seed, machines, workers, trace=trace)
         case JobKind.LAYERED:
             return LayeredJob(seed, machines, workers, trace=trace)
+        case JobKind.PIPELINES:
+            return PipelinesJob(seed, machines, workers, trace=trace)
         case JobKind.BARE:
             return SimulatedJob(seed, machines, workers, sessionless=True, trace=trace)
 

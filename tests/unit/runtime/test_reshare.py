@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from immutables import Map
 
 from swift_ft.data import GlobalBatches
+from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import (
     JobShape,
@@ -23,7 +25,8 @@ from swift_ft.recovery.job_state import (
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.dealing import DealtBatches
-from swift_ft.runtime.reshare import Reshare
+from swift_ft.runtime.layer_profiler import LayerCosts
+from swift_ft.runtime.reshare import Reshare, ShareMicrobatches
 
 BATCH = 24
 
@@ -106,3 +109,82 @@ def test_not_if_a_device_trains_no_replica() -> None:
 
 def test_not_where_units_are_too_large() -> None:
     assert wanted(job(pace=SLOW), unit=8) is None
+
+
+# ------------------------------------------------------------------------------- microbatches of pipelines
+
+
+class Costs:
+    """Twelve layers that take equally long, once they are measured."""
+
+    def __init__(self, known: bool) -> None:
+        self._known = known
+
+    def read(self, _: State) -> list[LayerProfile] | None:
+        return [LayerProfile(1000, 2000, 0)] * 12 if self._known else None
+
+
+def pipelines(
+    *, hosts: dict[str, str] | None = None, pace: dict[str, int] | None = None, **layouts: Any
+) -> State:
+    """Two pipelines of three machines."""
+    reports = {
+        rank: StatusReported(
+            rank=rank, generation=1, iteration=10, stages=(rank % 3,), pipeline=rank - rank % 3, layers=12
+        )
+        for rank in range(6)
+    }
+    return State(
+        phase=Phase.LIVE,
+        shape=JobShape(machines=6),
+        membership=Membership(
+            members=Map({slot: f"{name}.0" for slot, name in enumerate("ABCDEF")}),
+            hosts=Map(hosts or {}),
+            pace=Map(pace or {}),
+        ),
+        round=RecoveryRound(statuses=Map(reports), plan=Plan(RecoveryMode.REPLICA, 10)),
+        layouts=Layouts(**{"present": (4,) * 6, "pipelines": 2, **layouts}),
+    )
+
+
+def wanted_of_pipelines(
+    state: State, *, by_pace: bool = False, known: bool = True, fewest: int = 1
+) -> tuple[int, ...] | None:
+    batches = GlobalBatches(cast(Any, range(100)), 32)
+    pipeline: Any = SimpleNamespace(
+        all_microbatches=16, fewest_microbatches=fewest, follow=lambda _: None, replicated=True
+    )
+    dealt = DealtBatches([batches], cast(BatchCheck, SimpleNamespace(follow=lambda _: None)), pipeline)
+    dealt.deal(2, 0, sharded=False)
+    dealt.follow(state.layouts.shares)
+    costs: Any = Costs(known)
+    return ShareMicrobatches(dealt, cast(LayerCosts, costs), pipeline, by_pace=by_pace).wanted(state, 20)
+
+
+HOSTED = {"E.0": "D.0"}
+
+
+def test_a_pipeline_with_a_machine_less_gets_fewer_microbatches() -> None:
+    assert wanted_of_pipelines(pipelines(hosts=HOSTED)) == (22, 10)
+    assert wanted_of_pipelines(pipelines(hosts={"B.0": "A.0"})) == (10, 22)
+    assert wanted_of_pipelines(pipelines()) is None
+
+
+def test_once_layers_have_moved_it_gets_more() -> None:
+    moved: dict[str, Any] = {"present": (4, 4, 4, 3, 3, 6), "shares": (Shares(12, (22, 10)),)}
+    assert wanted_of_pipelines(pipelines(hosts=HOSTED, **moved)) == (20, 12)
+
+
+def test_not_before_layers_were_measured() -> None:
+    assert wanted_of_pipelines(pipelines(hosts=HOSTED), known=False) is None
+
+
+def test_a_slow_machine_slows_its_pipeline() -> None:
+    slow = pipelines(pace={"F.0/0": 3000})
+    assert wanted_of_pipelines(slow) is None  # --stragglers warn
+    assert wanted_of_pipelines(slow, by_pace=True) == (24, 8)
+    assert wanted_of_pipelines(slow, by_pace=True, fewest=6) == (20, 12)
+
+
+def test_shares_of_pipelines_go_back() -> None:
+    assert wanted_of_pipelines(pipelines(shares=(Shares(12, (22, 10)),))) == (16, 16)

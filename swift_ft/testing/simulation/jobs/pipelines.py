@@ -1,0 +1,373 @@
+"""Simulated pipelines of a LayerStack that are replicas of each other, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.plan import Plan, RecoveryMode
+from swift_ft.testing.simulation.connection import Mode
+from swift_ft.testing.simulation.faults import FAULTS
+from swift_ft.testing.simulation.job import SimulatedJob
+from swift_ft.testing.simulation.jobs.replica_state import ParameterValue
+from swift_ft.testing.simulation.machine import Machine
+from swift_ft.testing.simulation.store import Violation
+from swift_ft.testing.simulation.worker import Worker
+from swift_ft.testing.simulation.world import Host, World
+
+__all__ = ["PipelineWorker", "PipelinesJob"]
+
+_PIPELINES, _LAYERS_PER_STAGE = 2, 2
+_FAULTS = FAULTS | {
+    "kill_neighbours": 2,
+    "corrupt_log": 0,
+    "lose_log": 0,
+    "break_network": 8,
+    "kill_worker": 6,
+    "break_update": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayersState:
+    """What a worker has: of two workers with other layers it is the same if they are as far.
+
+    Attributes:
+        iteration: completed iterations.
+        values: by layer of the whole model; only those of its own layers count.
+    """
+
+    iteration: int
+    values: tuple[ParameterValue, ...] = field(compare=False)
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What the workers of a generation have told each other.
+
+    Attributes:
+        begun: by iteration, ranks that have begun it.
+        sums: by iteration and layer, what each holder has added up.
+        averaged: by iteration, ranks that have all their averages.
+        clipped: by iteration, ranks that have told their pipeline the norm of their gradients.
+        arrived: by transfer, ranks that take part.
+        sent: by transfer, the source's state.
+        live: by layer, what the first holder goes live with.
+    """
+
+    begun: dict[int, set[int]] = field(default_factory=dict)
+    sums: dict[tuple[int, int], dict[int, tuple[int, int]]] = field(default_factory=dict)
+    averaged: dict[int, set[int]] = field(default_factory=dict)
+    clipped: dict[int, set[int]] = field(default_factory=dict)
+    arrived: dict[int, set[int]] = field(default_factory=dict)
+    sent: dict[int, LayersState] = field(default_factory=dict)
+    live: dict[int, ParameterValue] = field(default_factory=dict)
+
+
+class PipelinesJob(SimulatedJob):
+    """One run; see :class:`SimulatedJob`."""
+
+    patience = 0.8
+
+    def __init__(
+        self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
+    ) -> None:
+        self.told: dict[int, _Shared] = {}
+        super().__init__(seed, machines, workers, trace=trace, faults=_FAULTS)
+        self.can_undo = self.rng.random() < 0.5
+        self.clips = self.rng.random() < 0.4
+        self.fault_timing.budget = self.rng.choice((0, 1, 2, 3, 4, 5, 6))
+
+    def make_worker(self, machine: Machine, rank: int, started_in: int) -> Worker:
+        """Start one worker."""
+        return PipelineWorker(self, machine, rank, started_in, self)
+
+    def _content_after(self, iterations: int) -> LayersState:
+        value = ParameterValue(tuple((i, -1) for i in range(iterations)))
+        count = self.world_size // _PIPELINES * _LAYERS_PER_STAGE
+        return LayersState(iterations, (value,) * count)
+
+    def _check_contents(self, generation: int, plan: Plan, group: list[Worker]) -> None:
+        """States become equal after the group is formed; see :meth:`PipelineWorker._goes_live`."""
+
+    def _check_plan(self, state: State, plan: Plan) -> None:
+        super()._check_plan(state, plan)
+        completing = [rank for rank, task in plan.tasks.items() if task.load is None and task.replays]
+        self.seen["completes alone"] += len(completing)
+        self.seen["undoes"] += sum(bool(task.undo) for task in plan.tasks.values())
+        if plan.mode == RecoveryMode.REPLICA:
+            reached = max(s.iteration or 0 for s in state.round.statuses.values() if s.live)
+            self.seen["back" if plan.resume < reached else "forward"] += 1
+        if plan.mode == RecoveryMode.REPLAY:
+            raise Violation("pipelines that are replicas replay nothing")
+
+
+class PipelineWorker(Worker):
+    """One worker. Substeps: 1 compute, 2 wait for sums, 3 wait for all, 4 clip, 5 update, 6 complete.
+
+    Attributes:
+        own: its layers.
+        averages: of the iteration that was interrupted, if they were all there.
+        updated: the update of the interrupted iteration is being undone.
+    """
+
+    def __init__(self, world: World, machine: Host, rank: int, started_in: int, job: PipelinesJob) -> None:
+        super().__init__(world, machine, rank, started_in)
+        self._job = job
+        self._stages = stages = world.world_size // _PIPELINES
+        self.layers = stages * _LAYERS_PER_STAGE
+        self.stage, self.pipeline = rank % stages, rank - rank % stages
+        self.own = range(self.stage * _LAYERS_PER_STAGE, (self.stage + 1) * _LAYERS_PER_STAGE)
+        self.averages: tuple[int, dict[int, tuple[int, int]]] | None = None
+        self._clipped: dict[int, tuple[int, int]] = {}
+        self._last: dict[int, tuple[int, int]] = {}  # the averages of the last update
+        self.updated = False
+        self._next_transfer = 0
+        self._aside: dict[int, ParameterValue] = {}
+        self._acts[Mode.TRANSFER] = self._transfer
+
+    @property
+    def model(self) -> LayersState:
+        """The state of a worker that has one."""
+        assert self.content is not None
+        return cast(LayersState, self.content)
+
+    @model.setter
+    def model(self, model: LayersState) -> None:
+        self.content = model  # type: ignore[assignment]  # in pipelines that replay, contents are chains
+
+    @property
+    def _told(self) -> _Shared:
+        assert self.active_generation is not None
+        return self._job.told.setdefault(self.active_generation, _Shared())
+
+    def _set(self, values: dict[int, ParameterValue], iteration: int) -> None:
+        kept = list(self.model.values) if self.content is not None else [ParameterValue()] * self.layers
+        for layer, value in values.items():
+            kept[layer] = value
+        self.model = LayersState(iteration, tuple(kept))
+
+    # ----------------------------------------------------------------------------------------- recovery
+
+    def _report(self, state: State) -> None:
+        at = None if self.content is None else self.content.iteration
+        undoable = (0, 1) if self._job.can_undo and self._last and not self.updated else ()
+        averages, self.averages = self.averages, None
+        if averages is not None and averages[0] == at and not self.updated:
+            self.averages = averages
+        self.append(
+            ev.StatusReported(
+                rank=self.rank,
+                generation=state.generation,
+                iteration=at,
+                live=at is not None,
+                stages=(self.stage,),
+                pipeline=self.pipeline,
+                pipeline_known=True,
+                holds=(f"layers of stage {self.stage}",),
+                can_resend=False,
+                layers=self.layers,
+                undoable=undoable,
+                updated=(0, 1) if self.updated else (),
+                completes=self.averages is not None,
+            )
+        )
+
+    def _execute(self, state: State) -> None:
+        assert state.plan is not None
+        task = state.plan.tasks[self.rank]
+        if task.load is None and task.replays:
+            self._complete_alone(state, task.begin)
+            self.append(ev.WorkerReady(rank=self.rank, generation=state.generation))
+            return
+        if self._loads(state):
+            self.updated, self._last, self.averages = False, {}, None
+        super()._execute(state)
+
+    def _complete_alone(self, state: State, iteration: int) -> None:
+        if self.averages is None or self.averages[0] != iteration or self.model.iteration != iteration:
+            raise Violation(f"{self} is to complete iteration {iteration}, and has {self.averages}")
+        self._apply_averages(self.averages[1])
+        self.averages = None
+        self._set({}, iteration + 1)
+        self._open_log(state)
+        if self.checkpoint_due(iteration + 1):
+            self._save(state)
+
+    def _prepare(self, state: State) -> None:
+        """Undo what the plan says, then form the group."""
+        plan = state.plan
+        assert plan is not None
+        receives = any(self.rank in transfer.targets for transfer in plan.transfers)
+        if self.content is None and not receives:
+            if plan.mode != RecoveryMode.START:
+                raise Violation(f"{self} has no state, and receives none")
+            self._set(dict.fromkeys(self.own, ParameterValue()), 0)
+        if plan.tasks[self.rank].undo and not self.updated:
+            begin = plan.tasks[self.rank].begin
+            if self.model.iteration != begin + 1:
+                raise Violation(f"{self} is to undo its way back to {begin}")
+            values = {n: self.model.values[n].undone(self._last[n], True) for n in self.own}
+            self._set(values, begin)
+            self.updated, self._last = True, {}
+        self._enter(state, plan)
+
+    # --------------------------------------------------------------------------------------- transfers
+
+    def _formed(self, state: State) -> None:
+        self.mode, self._next_transfer, self.substep, self._aside = Mode.TRANSFER, 0, 0, {}
+        if self.plan is not None and self.plan.transfers:
+            self.world.provoke_fault(0.3, (1, 2, 3, 5, 8, 12))
+
+    def _transfer(self, state: State) -> bool:
+        """The next transfer in which it takes part. What comes is aside until all of it is there."""
+        assert self.plan is not None
+        transfers = self.plan.transfers
+        while self._next_transfer < len(transfers) and self.rank not in transfers[self._next_transfer].ranks:
+            self._next_transfer += 1
+        if self._next_transfer == len(transfers):
+            self._goes_live(state)
+            return True
+        number, transfer = self._next_transfer, transfers[self._next_transfer]
+        arrived = self._told.arrived.setdefault(number, set())
+        if self.rank not in arrived:
+            arrived.add(self.rank)
+            return True
+        if self._is_failing():
+            self.world.seen["transfer broken"] += 1
+            self.fail_communication()
+            return True
+        if arrived != {*transfer.ranks}:
+            return False
+        if self.rank == transfer.source:
+            if self.model.iteration != self.plan.resume:
+                raise Violation(f"{self} gives layers of {self.model}, and all resume at {self.plan.resume}")
+            self._told.sent[number] = self.model
+        elif number not in self._told.sent:
+            return False
+        else:
+            self._aside |= {layer: self._told.sent[number].values[layer] for layer in transfer.layers}
+        self._next_transfer += 1
+        return True
+
+    def _is_failing(self) -> bool:
+        assert self.active_generation is not None
+        group = self.world.group(self.active_generation)
+        return group.broken or bool(group.gone) or self.generation_over(self.view)
+
+    def _goes_live(self, state: State) -> None:
+        """All layers here are what they are elsewhere, and of the iteration with which all go on."""
+        assert self.plan is not None
+        if self._aside:
+            self._set(self._aside, self.plan.resume)
+            self._last = {}
+        self.updated, self.dirty, self.mode, self.substep = False, None, Mode.RUN, 0
+        if self.model.iteration != self.plan.resume:
+            raise Violation(f"{self} goes live in a generation that resumes at {self.plan.resume}")
+        for layer in self.own:
+            value = self.model.values[layer]
+            if [iteration for iteration, _ in value.applied] != [*range(self.model.iteration)]:
+                raise Violation(f"{self} goes live with {value} of layer {layer}")
+            if self._told.live.setdefault(layer, value) != value:
+                raise Violation(f"{self} goes live with another layer {layer} than its replica")
+        self._save_what_it_begins_with(state)
+
+    # -------------------------------------------------------------------------------------- one step
+
+    def _run(self, state: State) -> bool:
+        match self.substep:
+            case 0:
+                if self._continues(state):
+                    self._told.begun.setdefault(self.model.iteration, set()).add(self.rank)
+                    self.averages, self.substep = None, 1
+            case 1:
+                return self._compute()
+            case 2:
+                return self._average()
+            case 3:
+                return self._wait_for_all()
+            case 4:
+                return self._clip()
+            case 5:
+                self._apply_averages(self._clipped)
+                self.substep = 6
+            case _:
+                self._set({}, self.model.iteration + 1)
+                self.substep = 0
+                if self.checkpoint_due(self.model.iteration):
+                    self._save(self.view)
+                self._maybe_request_checkpoint()
+        return True
+
+    def _compute(self) -> bool:
+        """With all stages of its pipeline; then it sends what its microbatches add up to."""
+        iteration, told = self.model.iteration, self._told
+        if self._is_failing() and self.world.rng.random() < 0.7:
+            self.fail_communication()
+            return True
+        if not {*range(self.pipeline, self.pipeline + self._stages)} <= told.begun[iteration]:
+            return self._waits_in_vain()
+        for layer in self.own:
+            added = iteration, hash((self.model.values[layer], self.history))
+            told.sums.setdefault((iteration, layer), {})[self.rank] = added
+        self.substep = 2
+        return True
+
+    def _average(self) -> bool:
+        iteration = self.model.iteration
+        sums = {layer: self._told.sums[iteration, layer] for layer in self.own}
+        if any(len(of_layer) < _PIPELINES for of_layer in sums.values()):
+            return self._waits_in_vain()
+        if self._is_failing() and self.world.rng.random() < 0.5:
+            self.fail_communication()
+            return True
+        if any(len({*of_layer.values()}) > 1 for of_layer in sums.values()):
+            raise Violation(f"{self} averages gradients of different states: {sums}")
+        self.averages = iteration, {layer: of_layer[self.rank] for layer, of_layer in sums.items()}
+        self._told.averaged.setdefault(iteration, set()).add(self.rank)
+        self.substep = 3
+        self.world.provoke_fault(0.1, (1, 1, 2, 3))
+        return True
+
+    def _wait_for_all(self) -> bool:
+        if len(self._told.averaged[self.model.iteration]) < self.world.world_size:
+            return self._waits_in_vain()
+        if self._is_failing() and self.world.rng.random() < 0.5:
+            self.world.seen["did not learn that all have their averages"] += 1
+            self.fail_communication()
+            return True
+        assert self.averages is not None
+        self._clipped, self.averages = self.averages[1], None
+        self.substep = 4 if self._job.clips else 5
+        self.world.provoke_fault(0.1, (1, 1, 2, 3))
+        return True
+
+    def _clip(self) -> bool:
+        """The script takes the norm of all gradients of its pipeline, when averages are no longer kept."""
+        clipped = self._told.clipped.setdefault(self.model.iteration, set())
+        clipped.add(self.rank)
+        if not {*range(self.pipeline, self.pipeline + self._stages)} <= clipped:
+            return self._waits_in_vain()
+        if self._is_failing() and self.world.rng.random() < 0.5:
+            self.fail_communication()
+            return True
+        self.substep = 5
+        return True
+
+    def _waits_in_vain(self) -> bool:
+        if self._is_failing():
+            self.fail_communication()
+            return True
+        return False
+
+    def _apply_averages(self, averages: dict[int, tuple[int, int]]) -> None:
+        values = {layer: self.model.values[layer].updated(average) for layer, average in averages.items()}
+        self._last = averages
+        self._set(values, self.model.iteration)
+
+    def break_half_updated(self) -> bool:
+        """No communication follows the optimizer's step here."""
+        return False
