@@ -60,6 +60,7 @@ from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.noted_results import NotedResults
 from swift_ft.runtime.pipeline.replay import Replays
 from swift_ft.runtime.pipeline.script_partners import ScriptPartners, groups_of_script
+from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
 from swift_ft.runtime.rebalance import Rebalance
@@ -301,7 +302,7 @@ class Assembly:
                 "A LayerStack has all workers: for replicas say LayerStack(..., pipelines=2), without DDP. "
                 "Shards of its stages need stages whose layers stay where they are."
             )
-        if pipeline.replicated:
+        if pipeline.shared_layers is not None:
             check_replicas(pipeline.stack, self._context.workers_per_machine)
 
     def _lost_with(self, rank: int) -> list[int]:
@@ -400,10 +401,16 @@ class Assembly:
         return self._pipeline if self._pipeline is not None and self._pipeline.stack is not None else None
 
     @property
+    def _shared_layers(self) -> SharedLayers | None:
+        """What the pipelines of a LayerStack share that are replicas of each other; None elsewhere."""
+        return self._pipeline.shared_layers if self._pipeline is not None else None
+
+    @property
     def replica(self) -> tuple[int, int]:
         """The number of this worker among its replicas, and how many there are with it."""
-        if (pipeline := self._pipeline) is not None and pipeline.stack is not None and pipeline.replicated:
-            return pipeline.stack.pipeline, pipeline.stack.pipelines
+        stack = self._pipeline.stack if self._pipeline is not None else None
+        if stack is not None and stack.pipelines > 1:
+            return stack.pipeline, stack.pipelines
         return self._replicas.replica, self._replicas.count
 
     # ------------------------------------------------------------------------------------------ ready
@@ -495,8 +502,7 @@ class Assembly:
 
     def _deal_batches(self) -> DealtBatches:
         number, count = self.replica
-        pipeline = self._pipeline if self._pipeline is not None and self._pipeline.replicated else None
-        dealt = DealtBatches(self._state.small.values(), self._batches, pipeline)
+        dealt = DealtBatches(self._state.small.values(), self._batches, self._shared_layers)
         dealt.deal(count, number, sharded=bool(self.shards))
         return dealt
 
@@ -515,7 +521,7 @@ class Assembly:
         )
 
     def _layer_sync(self, repartition: Repartition | None) -> LayerSync | None:
-        if repartition is None or self._pipeline is None or not self._pipeline.replicated:
+        if repartition is None or self._shared_layers is None:
             return None
         rank = self._context.rank
         return LayerSync(rank, self.status, self._state, repartition, self._groups, self._progress)
@@ -528,17 +534,17 @@ class Assembly:
         return Rebalance(costs, pipeline.stack.count, by_pace=by_pace)
 
     def _reshare(self, dealt: DealtBatches, costs: LayerCosts | None) -> Reshare | ShareMicrobatches | None:
-        by_pace, pipeline = self._context.config.stragglers == "rebalance", self._pipeline
+        by_pace, shared = self._context.config.stragglers == "rebalance", self._shared_layers
         if self._context.rank or not dealt:
             return None
-        if pipeline is not None and pipeline.replicated and costs is not None:
-            if why := pipeline.why_equal_shares:
+        if shared is not None and costs is not None:
+            if why := shared.why_equal_shares:
                 _logger.info(
                     "All pipelines keep equally many microbatches: %s", why, extra={"event": "shares_stay"}
                 )
                 return None
-            return ShareMicrobatches(dealt, costs, pipeline, by_pace=by_pace)
-        return Reshare(dealt) if pipeline is None and not self.shards and by_pace else None
+            return ShareMicrobatches(dealt, costs, shared, by_pace=by_pace)
+        return Reshare(dealt) if self._pipeline is None and not self.shards and by_pace else None
 
     def _layer_costs(self) -> LayerCosts | None:
         pipeline = self._pipeline
@@ -591,7 +597,7 @@ class Assembly:
         state = self._participant.state
         job = replace(job, script=script, domains=state.domains)
         pipeline = self.layered
-        if pipeline is None or pipeline.stack is None or pipeline.replicated:
+        if pipeline is None or pipeline.stack is None or pipeline.shared_layers is not None:
             return forecast(job)
         layers = read_layers(self._rendezvous, self._context.world_size, pipeline.stack.count)
         alone = not state.membership.hosts

@@ -90,8 +90,9 @@ class Executor:
 
     def _report(self, state: State) -> None:
         """Flush the log, then report the worker's status."""
-        replaying = self._pipeline is not None and self._pipeline.replaying and not self._pipeline.completing
-        live = self._status.known and not replaying
+        live = self._status.known
+        if (pipeline := self._pipeline) is not None and pipeline.shared_layers is None:
+            live = live and not pipeline.replaying
         if state.generation > 1:
             hit(Point.REPORT, self._status.iteration)
         # State that comes from a replica, and not from a replay, is not logged again, so the store must have

@@ -35,7 +35,7 @@ def held_by(
     """
     if pipeline is None and not replicas.attached:
         return ()
-    if pipeline is not None and pipeline.replicated:
+    if pipeline is not None and pipeline.shared_layers is not None:
         return tuple(f"layers of stage {stage}" for stage in pipeline.stages)
     parts = ("the model",) if pipeline is None else tuple(f"stage {stage}" for stage in pipeline.stages)
     if replicas.sharded:
@@ -96,8 +96,12 @@ def status_report(
         and not replicas.equal_buffers
         and rollback.has_statistics(replicas.model),
     )
-    replicated = replicas.attached or (pipeline is not None and pipeline.replicated)
-    may_undo = (replicated or replicas.undoes_exactly) and status.known and not status.updated
+    shared = pipeline.shared_layers if pipeline is not None else None
+    may_undo = (
+        (replicas.attached or shared is not None or replicas.undoes_exactly)
+        and status.known
+        and not status.updated
+    )
     if pipeline is None:
         # Replicas of one whole model need no undo of a completed step: there are no others to wait for.
         return replace(report, undoable=replicas.undoable()) if may_undo and replicas.sharded else report
@@ -118,7 +122,7 @@ def status_report(
         together=tuple(sorted(pipeline.script.together)),
         together_reason=pipeline.script.why,
         layers=pipeline.stack.count if pipeline.stack is not None else 0,
-        completes=pipeline.completes(status.iteration) and not status.updated,
+        completes=shared is not None and shared.completes(status.iteration) and not status.updated,
     )
 
 

@@ -18,7 +18,7 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import cut_of, layers_of
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.layer_profiler import LayerCosts
-from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
+from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.rebalance import may_change
 
 __all__ = ["Reshare", "ShareMicrobatches"]
@@ -79,17 +79,17 @@ class ShareMicrobatches:
     Args:
         dealt: the batches that pipelines share.
         costs: of the layers.
-        pipeline: of this worker.
+        shared: what the pipelines share.
         by_pace: whether slower machines get fewer microbatches, and not only those that run two workers.
     """
 
     def __init__(
-        self, dealt: DealtBatches, costs: LayerCosts, pipeline: LoggedPipeline, *, by_pace: bool
+        self, dealt: DealtBatches, costs: LayerCosts, shared: SharedLayers, *, by_pace: bool
     ) -> None:
         self._dealt = dealt
         self._costs = costs
-        self._total = pipeline.all_microbatches
-        self._fewest = pipeline.fewest_microbatches
+        self._total = shared.microbatches
+        self._fewest = shared.fewest_microbatches
         self._by_pace = by_pace
 
     def wanted(self, state: State, iteration: int) -> tuple[int, ...] | None:

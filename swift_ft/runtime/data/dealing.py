@@ -9,7 +9,7 @@ from swift_ft.data.global_batches import GlobalBatches
 from swift_ft.data.shares import Change
 from swift_ft.errors import UsageError
 from swift_ft.runtime.data.check import BatchCheck
-from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
+from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 
 __all__ = ["DealtBatches"]
 
@@ -20,16 +20,14 @@ class DealtBatches:
     Args:
         parts: of the state.
         check: of the batches of repeated iterations.
-        pipeline: whose microbatches they are, where pipelines of a LayerStack share them; None elsewhere.
+        shared: what pipelines of a LayerStack share that are replicas of each other; None elsewhere.
     """
 
-    def __init__(
-        self, parts: Iterable[Any], check: BatchCheck, pipeline: LoggedPipeline | None = None
-    ) -> None:
+    def __init__(self, parts: Iterable[Any], check: BatchCheck, shared: SharedLayers | None = None) -> None:
         self._batches = [part for part in parts if isinstance(part, GlobalBatches)]
         self._check = check
-        self._pipeline = pipeline
-        for batches in self._batches if pipeline is not None else ():
+        self._shared = shared
+        for batches in self._batches if shared is not None else ():
             batches.weighted = True  # each microbatch counts as much as any other one
 
     def deal(self, replicas: int, replica: int, *, sharded: bool) -> None:
@@ -71,17 +69,17 @@ class DealtBatches:
     @property
     def microbatch(self) -> int:
         """Samples of a microbatch; 0 if a global batch is no whole number of them."""
-        if self._pipeline is None or len(self._batches) != 1:
+        if self._shared is None or len(self._batches) != 1:
             return 0
-        samples, rest = divmod(self._batches[0].batch_size, self._pipeline.all_microbatches)
+        samples, rest = divmod(self._batches[0].batch_size, self._shared.microbatches)
         return 0 if rest else samples
 
     def follow(self, changes: Sequence[Change]) -> None:
         """Deal them as the job has agreed on, from the iterations on that it has agreed on."""
         if self._batches:
             self._check.follow(changes)
-        if self._pipeline is not None and (one := self.microbatch):
+        if self._shared is not None and (one := self.microbatch):
             counts = [(since, tuple(share // one for share in shares)) for since, shares in changes]
-            self._pipeline.follow(counts)
+            self._shared.follow(counts)
         for batches in self._batches:
             batches.follow(changes)

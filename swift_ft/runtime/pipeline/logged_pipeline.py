@@ -7,11 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from swift_ft.config import WorkerContext
-from swift_ft.data.shares import Change, shares_at
 from swift_ft.determinism import derive_seed, seed_torch
 from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.failpoints import Point, hit
@@ -26,13 +24,13 @@ from swift_ft.runtime.helpers.offload import offload
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor, RetainedSends
 from swift_ft.runtime.pipeline.script_communication import Absence, GroupUse, ScriptCommunication
 from swift_ft.runtime.pipeline.script_partners import ScriptPartners
+from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.pipeline.tied_layers import TiedLayers
 from swift_ft.runtime.pipeline.worker_log import WorkerLog, sent_tensor
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
 from swift_ft.torch_adapters.fsdp import is_sharded
 from swift_ft.torch_adapters.layer_stack import LayerStack, stack_of
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
-from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.pipelining.microbatch import StageChain
 from swift_ft.torch_adapters.pipelining.schedule_kind import kind_of
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
@@ -68,6 +66,11 @@ class LoggedPipeline:
         on_batch: called with what the script gives to the schedule.
         on_shapes: called once, before the first message, with the shapes of each stage's messages.
         in_step: whether the script is inside of a step.
+
+    Attributes:
+        stack: has the layers of its stages; None if the script divides its model itself.
+        shared_layers: what it shares with pipelines that are its replicas by layer; None if there are none.
+            Then no state is rebuilt from messages.
     """
 
     def __init__(
@@ -113,10 +116,9 @@ class LoggedPipeline:
         if self.stack is not None:
             self.stack.on_layer(self._interceptor.on_layer)
         self._layout: StageLayers = ()
-        self._first_counts: tuple[int, ...] = ()
-        self._changes: Sequence[Change] = ()
-        self._averages = self._average_layers(group) if self.replicated else None
-        self._interceptor.retains = not self.replicated
+        self.shared_layers: SharedLayers | None = None
+        if self.stack is not None and self.stack.pipelines > 1:
+            self.shared_layers = SharedLayers(self.stack, self._hook, self._interceptor, group)
         self.tied = TiedParameters(self._hook, self._interceptor)
         self.tied_layers = TiedLayers(self.stack, self.tied) if self.stack is not None else None
         group.follow(self._hook.group, self._hook.renew)
@@ -158,54 +160,6 @@ class LoggedPipeline:
             raise UsageError(f"The LayerStack is one of {found.num_stages} stages, not {self.num_stages}.")
         return found
 
-    def _average_layers(self, group: GenerationGroup) -> LayerAverages:
-        assert self.stack is not None
-        even = even_layout(self.stack.count, self.stack.num_stages, self.stack.pipelines)
-        averages = LayerAverages(self.stack, even, self.microbatches, scale=self._hook.scales)
-        self._hook.average(averages)
-        assert dist.group.WORLD is not None
-        group.follow(dist.group.WORLD, averages.renew)
-        self._first_counts = (self.microbatches,) * self.stack.pipelines
-        return averages
-
-    @property
-    def all_microbatches(self) -> int:
-        """Of all pipelines in an iteration."""
-        return sum(self._first_counts) if self.replicated else self.microbatches
-
-    @property
-    def why_equal_shares(self) -> str:
-        """Why all pipelines have equally many microbatches; empty if they need not."""
-        if self.kind not in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
-            return "the order of this schedule is for a number of microbatches that stays"
-        return ""
-
-    @property
-    def fewest_microbatches(self) -> int:
-        """That torch takes in an iteration."""
-        return self.num_stages if self.kind == Schedule.ONE_F_ONE_B else 1
-
-    def follow(self, changes: Sequence[Change]) -> None:
-        """Have other numbers of microbatches, each time from an iteration on.
-
-        Args:
-            changes: all that there were, the earliest first: of each pipeline.
-        """
-        self._changes = changes
-
-    def _share(self, iteration: int) -> None:
-        assert self._averages is not None
-        assert self.stack is not None
-        counts = shares_at(self._changes, iteration) or self._first_counts
-        self._averages.share(counts)
-        self._hook.have_microbatches(counts[self.stack.pipeline])
-        self._interceptor.first_microbatch = self._averages.first
-
-    @property
-    def replicated(self) -> bool:
-        """Whether this is one of several pipelines of a LayerStack: no state is rebuilt from messages."""
-        return self.stack is not None and self.stack.pipelines > 1
-
     def relaid(self, layout: StageLayers, of_all: StageLayers) -> None:
         """Layers were moved: the shapes of messages may be others, and what was sent is of no use.
 
@@ -214,8 +168,8 @@ class LoggedPipeline:
             of_all: of all pipelines.
         """
         self._layout = layout
-        if self._averages is not None:
-            self._averages.place(of_all)
+        if self.shared_layers is not None:
+            self.shared_layers.place(of_all)
         if self.tied_layers is not None:
             self.tied_layers.place(layout)
         self._hook.shapes.forget()
@@ -268,16 +222,8 @@ class LoggedPipeline:
     @property
     def replaying(self) -> bool:
         """Whether the next step takes its messages from the log, or completes one that was interrupted."""
-        return self._interceptor.source is not None or self.completing
-
-    @property
-    def completing(self) -> bool:
-        """Whether the next step is the interrupted one, and has the averages of its gradients already."""
-        return self._averages is not None and self._averages.alone
-
-    def completes(self, iteration: int) -> bool:
-        """Whether an interrupted iteration can be completed without other workers."""
-        return self._averages is not None and self._averages.completes(iteration)
+        completing = self.shared_layers is not None and self.shared_layers.completing
+        return self._interceptor.source is not None or completing
 
     @property
     def joint(self) -> bool:
@@ -298,9 +244,8 @@ class LoggedPipeline:
         """A step begins, on this replica of the pipeline."""
         self._interceptor.iteration, self._interceptor.replica = iteration, replica
         self._hook.begin()
-        if self._averages is not None:
-            self._share(iteration)
-            self._averages.begin(iteration)
+        if self.shared_layers is not None:
+            self.shared_layers.begin(iteration)
         self.tied.begin(iteration)
         self._interceptor.retained_sends.begin(iteration)
         self._interceptor.sent_bytes.clear()
@@ -328,7 +273,7 @@ class LoggedPipeline:
         """Why no survivor can help in a replay of this worker's stages; empty if they can."""
         if self._context.config.helpers == 0:
             return "swift-run was given --helpers 0"
-        if self.replicated:
+        if self.shared_layers is not None:
             return "nothing is replayed: each layer has replicas"
         if self._helping.build is None and self.stack is None:
             return "attach_pipeline() was given no build"
@@ -366,8 +311,8 @@ class LoggedPipeline:
         interceptor = self._interceptor
         interceptor.source, interceptor.replay_group, interceptor.inexact_from = None, (), None
         self._hook.shared = None
-        if self._averages is not None:
-            self._averages.alone = False
+        if self.shared_layers is not None:
+            self.shared_layers.completing = False
         self.script.without(None)
 
     def begin_replay(self, state: State, task: Task) -> None:
@@ -376,8 +321,8 @@ class LoggedPipeline:
         Raises:
             RecoveryError: if a log does not have what is needed.
         """
-        if self._averages is not None:
-            self._averages.alone = True
+        if self.shared_layers is not None:
+            self.shared_layers.completing = True
             return
         if not self._hook.shapes.known:
             self._hook.shapes.adopt(self._shapes(self.stages))

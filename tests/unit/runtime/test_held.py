@@ -28,7 +28,7 @@ def held(
         shards: that are on it.
     """
     pipeline: Any = SimpleNamespace(
-        replicated=False, stages=stages, holders=lambda: {rank: rank for rank in range(ranks)}
+        shared_layers=None, stages=stages, holders=lambda: {rank: rank for rank in range(ranks)}
     )
     ddp: Any = SimpleNamespace(
         attached=bool(replicas),
