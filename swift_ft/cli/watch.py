@@ -134,6 +134,8 @@ class View:
                 words = "finished" if ranks <= set(state.round.finished) else "live"
                 if layers := layers_on(state, slot):
                     words += f", layers {in_words(layers)}"
+                if share := shares_on(state, slot):
+                    words += f", {share} of {sum(state.layouts.shares[-1].samples)} samples"
                 if (pace := max(pace_of(state, rank) for rank in ranks)) > 1000:
                     words += f", takes {pace / 1000:.1f} times as long as others"
                 host = state.membership.hosts.get(state.membership.members[slot])
@@ -145,6 +147,15 @@ def layers_on(state: State, slot: int) -> tuple[int, ...]:
     """The layers of a LayerStack on a slot's workers, ascending; none where the model is no stack."""
     placed = state.layouts.placed
     return tuple(sorted(layer for rank in state.ranks_of(slot) for layer in placed.get(rank, ())))
+
+
+def shares_on(state: State, slot: int) -> int:
+    """Samples of a global batch that a slot's workers, or their pipelines, have; 0 if that never changed."""
+    if not state.layouts.shares:
+        return 0
+    samples = state.layouts.shares[-1].samples
+    workers = state.world_size // len(samples)
+    return sum(samples[replica] for replica in {rank // workers for rank in state.ranks_of(slot)})
 
 
 def in_words(numbers: Sequence[int]) -> str:

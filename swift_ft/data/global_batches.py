@@ -64,6 +64,7 @@ class GlobalBatches:
         dataset: as it was given.
         dealt: it has been said how many replicas share a batch.
         weighted: the script has asked for :attr:`weight`, so that shares may differ.
+        logs: this worker writes samples down, if any does. Of several workers with the same part, one does.
 
     Raises:
         UsageError: for an iterable-style data set, a batch that cannot be dealt, or one that is larger than
@@ -101,7 +102,7 @@ class GlobalBatches:
         self._part = _Part(order, batch_size, seed, prefetch)
         self.dataset = dataset
         self._source = BatchSource(dataset, self._part.key, num_workers, options)
-        self.weighted = False
+        self.weighted, self.logs = False, True
         self._last = 0  # the iteration whose batch was given last
         self._given = 0
         self._deal(len(weights or [1.0]) if replicas is None else replicas, replica)
@@ -198,7 +199,7 @@ class GlobalBatches:
             )
         self._warn_of_weight(index)
         batch = self._source[index]
-        if self._log is not None:
+        if self._log is not None and self.logs:
             self._log.write(index, self.samples(index), self.shares_at(index), self._part.replica)
         self._last = index
         return batch

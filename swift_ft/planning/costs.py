@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from statistics import median
 
 from swift_ft.planning.advisor import Advice, LoggingQuestion, advise
-from swift_ft.planning.job import Job, Measured
+from swift_ft.planning.job import Job, Measured, Worker
 from swift_ft.planning.layout.makespan import StageTime
 from swift_ft.planning.layout.profile import NANOSECONDS
 from swift_ft.planning.layout.shared_machines import balanced, parts, slowest_ns, worth_moving_to
 from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
 from swift_ft.planning.presets import Fact
-from swift_ft.recovery.layout.stage_layers import StageLayers
+from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of
 from swift_ft.recovery.plan import Task
 
 __all__ = ["Costs", "times", "total"]
@@ -57,7 +57,7 @@ class Costs:
         Workers of the same place on both machines share a device, and compute one after the other. Where the
         schedule and the costs of layers are known it is what the schedule makes of that, else a lower bound.
         """
-        if (exact_s := self._exact_s(slot, host, self.job.layout)) is not None:
+        if (exact_s := self._exact_s(slot, host, self._cut(slot))) is not None:
             return exact_s
         pairs = zip(self.job.ranks(slot), self.job.ranks(host), strict=True)
         spans = [[self.job.workers[rank].measured.compute_s for rank in pair] for pair in pairs]
@@ -67,13 +67,16 @@ class Costs:
         return max(self.iteration_s, *(span for span in sums if span is not None))
 
     def shared_s(self, slot: int, host: int) -> float | None:
-        """As :meth:`hosted_s`, once the layers are shared anew. None where they cannot move."""
-        workers, layers = self.job.workers, self.job.layers
+        """As :meth:`hosted_s`, once the layers are shared anew. None where they cannot move.
+
+        Of several pipelines only the one that has lost a machine, with as many microbatches as it had.
+        """
+        workers, layers = self._beside(slot), self.job.layers
         compute = total(*(worker.measured.compute_s for worker in workers))
         if self.iteration_s is None or compute is None or not layers:
             return None
         machines = self._machines(slot, host)
-        present = self.job.layout
+        present = self._cut(slot)
         best = worth_moving_to(layers, machines, present) if present else balanced(layers, machines)
         if (exact_s := self._exact_s(slot, host, best)) is not None:
             return exact_s
@@ -84,9 +87,19 @@ class Costs:
         """By stage, what computes it when a machine also runs the workers of another one."""
         per_machine, found = self.job.per_machine, dict[int, str]()
         for rank, worker in enumerate(self.job.workers):
-            at, place = divmod(rank, per_machine)
-            found |= dict.fromkeys(worker.stages, f"{host if at == slot else at}/{place}")
+            if worker.pipeline == self.job.pipeline_of(slot):
+                at, place = divmod(rank, per_machine)
+                found |= dict.fromkeys(worker.stages, f"{host if at == slot else at}/{place}")
         return [found[stage] for stage in sorted(found)]
+
+    def _beside(self, slot: int) -> list[Worker]:
+        """The workers of a machine's pipeline."""
+        return [worker for worker in self.job.workers if worker.pipeline == self.job.pipeline_of(slot)]
+
+    def _cut(self, slot: int) -> StageLayers:
+        """The layers of each stage of a machine's pipeline."""
+        pipelines = self.job.pipelines
+        return cut_of(self.job.layout, pipelines.index(self.job.pipeline_of(slot)), len(pipelines))
 
     @property
     def knows_schedule(self) -> bool:
@@ -109,11 +122,10 @@ class Costs:
                 StageTime(sum(one.forward_ns for one in own), sum(one.backward_ns for one in own))
                 for own in parts(job.layers, layout)
             ]
-            return shared_makespan_ns(
-                stages, machines, job.microbatches, job.schedule, workers=len(job.workers)
-            )
+            workers = len(self._beside(slot))
+            return shared_makespan_ns(stages, machines, job.microbatches, job.schedule, workers=workers)
 
-        now = span_ns(job.layout, self._machines(slot, slot))
+        now = span_ns(self._cut(slot), self._machines(slot, slot))
         then = span_ns(layout, self._machines(slot, host))
         return self.iteration_s + (then - now) / NANOSECONDS
 

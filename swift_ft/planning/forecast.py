@@ -218,8 +218,13 @@ def _machine_forecast(costs: Costs, slot: int) -> MachineForecast:
 
 
 def _host(job: Job, slot: int) -> int | None:
-    """The first of the others, as `recovery/guests.py` chooses where none has a guest."""
-    return next((other for other in range(job.machines) if other != slot), None)
+    """The first of the others, as `recovery/guests.py` chooses where none has a guest.
+
+    Pipelines of a LayerStack have as many machines each: there it is the first one of its own pipeline.
+    """
+    others = [other for other in range(job.machines) if other != slot]
+    beside = [other for other in others if job.pipeline_of(other) == job.pipeline_of(slot)]
+    return min(beside if job.layout and beside else others, default=None)
 
 
 def _plan_of_loss(job: Job, slot: int) -> Plan:

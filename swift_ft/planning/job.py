@@ -88,7 +88,7 @@ class Job:
         snapshot_every: iterations between two copies to another machine's memory; None without copies.
         domains: by machine, its failure domain; empty if each is one of its own.
         layers: of a model whose layers can move; empty for any other, and as long as nothing is measured.
-        layout: the number of these layers on each stage.
+        layout: the number of these layers on each stage, of all pipelines one after the other.
         schedule: of the pipeline; None if it is none that can be planned for.
         microbatches: of an iteration.
     """
@@ -122,6 +122,15 @@ class Job:
     def machines(self) -> int:
         """The number of machines."""
         return len(self.workers) // self.per_machine
+
+    @property
+    def pipelines(self) -> tuple[int, ...]:
+        """By which workers name their pipelines, ascending."""
+        return tuple(sorted({worker.pipeline for worker in self.workers}))
+
+    def pipeline_of(self, slot: int) -> int:
+        """The pipeline of a machine, or of its first worker."""
+        return self.workers[slot * self.per_machine].pipeline
 
     @property
     def lost_iterations(self) -> float:

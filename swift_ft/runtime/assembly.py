@@ -597,15 +597,16 @@ class Assembly:
         state = self._participant.state
         job = replace(job, script=script, domains=state.domains)
         pipeline = self.layered
-        if pipeline is None or pipeline.stack is None or pipeline.shared_layers is not None:
+        if pipeline is None or pipeline.stack is None:
             return forecast(job)
-        layers = read_layers(self._rendezvous, self._context.world_size, pipeline.stack.count)
+        stack = pipeline.stack
+        layers = read_layers(self._rendezvous, self._context.world_size, stack.count)
         alone = not state.membership.hosts
         return forecast(
             replace(
                 job,
                 layers=tuple(layers or ()),
-                layout=state.layouts.current or even_layout(pipeline.stack.count, pipeline.num_stages),
+                layout=state.layouts.current or even_layout(stack.count, stack.num_stages, stack.pipelines),
                 schedule=pipeline.kind if alone else None,  # what is measured is each worker alone
                 microbatches=pipeline.microbatches,
             )

@@ -123,6 +123,8 @@ def test_microbatches_go_to_the_other_pipeline_before_layers_move(tmp_path: Path
     assert any("layers move" in line for line in lines), lines
     assert samples_by_iteration(tmp_path / "samples") == samples_by_iteration(exact.folder / "samples")
     assert run.report["layouts"]
+    for part in (exact.folder / "samples").iterdir():  # one worker of each pipeline writes them down
+        assert part.read_text().count('"iteration": 7,') == 1
 
 
 def test_without_the_tree_sums_are_rounded_otherwise(tmp_path: Path, exact: ClusterRun) -> None:

@@ -29,6 +29,7 @@ class DealtBatches:
         self._shared = shared
         for batches in self._batches if shared is not None else ():
             batches.weighted = True  # each microbatch counts as much as any other one
+            batches.logs = shared is None or shared.has_first_stage
 
     def deal(self, replicas: int, replica: int, *, sharded: bool) -> None:
         """Deal them, unless the script has done so.

@@ -44,6 +44,11 @@ class SharedLayers:
         assert dist.group.WORLD is not None
         group.follow(dist.group.WORLD, self._averages.renew)
 
+    @property
+    def has_first_stage(self) -> bool:
+        """Whether the pipeline begins on this worker."""
+        return 0 in self._stack.stages
+
     # --------------------------------------------------------------------------------- microbatches
 
     @property

@@ -38,7 +38,7 @@ __all__ = ["LayerAverages"]
 
 
 Sums = Sequence[torch.Tensor]
-"""Gradients of a layer, added up: a flat tensor for each dtype."""
+"""Gradients of a layer, added up: one for each parameter or, on their way, a flat tensor for each dtype."""
 
 
 @dataclass(slots=True)
@@ -137,9 +137,9 @@ class LayerAverages:
         for name, layer in stage.submod.named_children():
             parameters = _trained(layer)
             tree = self._trees.setdefault(int(name), GradientTree(total))
-            tree.add(Node(0, self.first + microbatch), _flat(parameters))
+            tree.add(Node(0, self.first + microbatch), [_gradient(parameter) for parameter in parameters])
             for parameter in parameters:
-                parameter.grad = None
+                parameter.grad = None  # it is the tree's from now on
 
     def _begin_stage(self, stage: Any, _: int) -> None:
         """A stage has computed its last microbatch: send its sums, those of the last layer first."""
@@ -150,7 +150,8 @@ class LayerAverages:
         hit(Point.REDUCE, self._iteration, number)
         parameters = _trained(layer)
         tree = self._trees.pop(number, None)
-        own = [*tree.nodes.values()] if tree is not None else [_flat(parameters)]
+        found = [*tree.nodes.values()] if tree is not None else [[_gradient(p) for p in parameters]]
+        own = [_flat(parameters, gradients) for gradients in found]
         pieces = [
             own if pipeline == self._stack.pipeline else self._room_for(pipeline, own[0])
             for pipeline in range(self._stack.pipelines)
@@ -237,26 +238,28 @@ def _trained(layer: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in layer.parameters() if parameter.requires_grad]
 
 
-def _by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    found: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        found.setdefault(parameter.dtype, []).append(parameter)
+def _by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[int]]:
+    """The places of parameters that are alike, so that their gradients fit into one tensor."""
+    found: dict[torch.dtype, list[int]] = {}
+    for place, parameter in enumerate(parameters):
+        found.setdefault(parameter.dtype, []).append(place)
     return [*found.values()]
 
 
-def _flat(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """The gradients one after the other, a tensor for each dtype. Where there is none, it counts as zero."""
-    return [torch.cat([_gradient(p).reshape(-1) for p in alike]) for alike in _by_dtype(parameters)]
+def _flat(parameters: Sequence[nn.Parameter], gradients: Sums) -> list[torch.Tensor]:
+    """The gradients of parameters one after the other, a tensor for each dtype."""
+    return [torch.cat([gradients[n].reshape(-1) for n in alike]) for alike in _by_dtype(parameters)]
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """Where there is none, it counts as zero."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
 
 
-def _give(parameters: Sequence[nn.Parameter], averages: Sequence[torch.Tensor]) -> None:
+def _give(parameters: Sequence[nn.Parameter], averages: Sums) -> None:
     for alike, average in zip(_by_dtype(parameters), averages, strict=True):
-        pieces = average.split([parameter.numel() for parameter in alike])
-        for parameter, piece in zip(alike, pieces, strict=True):
+        pieces = average.split([parameters[n].numel() for n in alike])
+        for parameter, piece in zip((parameters[n] for n in alike), pieces, strict=True):
             if parameter.grad is None:
                 parameter.grad = piece.view_as(parameter).clone()
             else:

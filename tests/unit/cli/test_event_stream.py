@@ -143,6 +143,17 @@ def test_a_restart_of_all_processes_is_a_fallback() -> None:
     assert [(notice.event, notice.fields["way"]) for notice in notices] == [("fell_back", "restart")]
 
 
+def test_batches_that_are_dealt_anew_are_no_recovery() -> None:
+    asked = ev.SharesRequested(rank=0, generation=1, iteration=5, shares=(24, 8))
+    stopped = [ev.LayoutBoundaryReached(rank=rank, generation=1, iteration=5) for rank in range(2)]
+    changed = told(*STARTED, asked, *stopped)
+    assert [(notice.event, notice.fields) for notice in changed] == [
+        ("shares_changed", {"shares": [24, 8], "iteration": 5})
+    ]
+    reports = [ev.StatusReported(rank=rank, generation=2, iteration=5, live=True) for rank in range(2)]
+    assert told(*STARTED, asked, *stopped, *reports) == []
+
+
 def test_what_comes_too_late_is_no_event() -> None:
     assert told(*STARTED, ev.ReplayFailed(rank=0, generation=0, reason="a log is torn")) == []
     committed = ev.CheckpointCommitted(iteration=4, epoch=1)

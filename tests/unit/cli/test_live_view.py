@@ -116,6 +116,26 @@ def test_layers_are_shown_where_they_are_and_when_they_move() -> None:
     assert "worker 1: 1 GB of memory are left" in story.add(declined)
 
 
+def test_the_samples_that_each_replica_has_are_shown_once_they_have_changed() -> None:
+    story = Story(machines=2, workers=1)
+    story.add(*(ev.MachineJoined(machine=name) for name in "ab"))
+
+    def reports(generation: int, at: int | None) -> list[ev.Event]:
+        every = (replace(reported(rank, at), stages=(), holds=("the model",)) for rank in range(2))
+        return [replace(report, generation=generation) for report in every]
+
+    story.add(*reports(1, None))
+    assert story.conditions() == ["live", "live"]
+    story.add(ev.SharesRequested(rank=0, generation=1, iteration=5, shares=(24, 8)))
+    stopped = [ev.LayoutBoundaryReached(rank=rank, generation=1, iteration=5) for rank in range(2)]
+    assert story.add(*stopped, *reports(2, 5)) == [
+        "generation 2: replicas get 24, 8 samples of each batch, from iteration 5 on",
+        "all workers have their state and continue with iteration 5",
+        "all are live, and go on with iteration 5",
+    ]
+    assert story.conditions() == ["live, 24 of 32 samples", "live, 8 of 32 samples"]
+
+
 def test_a_replay_is_counted_from_the_checkpoint(live: Story) -> None:
     live.add(ev.MachineLost(machine="b", reason="gone"))
     words = live.add(reported(0, 47), reported(1, None), reported(2, 47))

@@ -279,6 +279,27 @@ def test_by_the_schedule_itself() -> None:
     assert "or longer" not in str(answer)
 
 
+def test_of_two_pipelines_the_one_that_has_lost_a_machine() -> None:
+    """Its guest is on another one of its machines, and its layers move among these only."""
+    layers = (LayerProfile(100_000_000, 200_000_000, 0),) * 6
+    one = chain((0.6, 0.6, 0.6), 50)
+    both = tuple(
+        replace(worker, holds=(f"layers of stage {rank % 3}",), pipeline=rank - rank % 3)
+        for rank, worker in enumerate(one * 2)
+    )
+    job = Job(both, 1, 20, layers=layers, layout=(2, 2, 2, 3, 1, 2), microbatches=3)
+    answer = forecast(replace(job, schedule=Schedule.ONE_F_ONE_B))
+    assert [machine.host for machine in answer.machines] == [1, 0, 0, 4, 3, 3]
+    assert {machine.protection for machine in answer.machines} == {Protection.REPLICATION}
+    now = makespan_ns([StageTime(n * 100_000_000, n * 200_000_000) for n in (3, 1, 2)], 3)
+    then = shared_makespan_ns([StageTime(n * 100_000_000, n * 200_000_000) for n in (3, 1, 2)], "bbc", 3)
+    assert answer.machines[3].hosted_s == pytest.approx(1.0 + (then - now) / 1e9)
+    alone = forecast(replace(job, workers=one, layout=(2, 2, 2), schedule=Schedule.ONE_F_ONE_B))
+    for slot in range(3):
+        assert answer.machines[slot].hosted_s == pytest.approx(alone.machines[slot].hosted_s)
+        assert answer.machines[slot].shared_s == pytest.approx(alone.machines[slot].shared_s)
+
+
 def test_a_machine_alone_has_no_host() -> None:
     answer = forecast(Job(data_parallel(2), 2, 20))
     assert [(machine.host, machine.hosted_s) for machine in answer.machines] == [(None, None)]

@@ -151,7 +151,9 @@ def wanted_of_pipelines(
     state: State, *, by_pace: bool = False, known: bool = True, fewest: int = 1
 ) -> tuple[int, ...] | None:
     batches = GlobalBatches(cast(Any, range(100)), 32)
-    pipeline: Any = SimpleNamespace(microbatches=16, fewest_microbatches=fewest, follow=lambda _: None)
+    pipeline: Any = SimpleNamespace(
+        microbatches=16, fewest_microbatches=fewest, follow=lambda _: None, has_first_stage=True
+    )
     dealt = DealtBatches([batches], cast(BatchCheck, SimpleNamespace(follow=lambda _: None)), pipeline)
     dealt.deal(2, 0, sharded=False)
     dealt.follow(state.layouts.shares)
