@@ -200,8 +200,7 @@ def _by_layer(statuses: Mapping[int, StatusReported], layers: Mapping[int, Seque
         rank: Task(None, at - (rank in found.completing), at, undo=found.undo.get(rank, ()))
         for rank in statuses
     }
-    received = {rank for transfer in found.transfers for rank in transfer.targets}
-    targets = {rank: Target(at, live=True, received=rank in received) for rank in statuses}
+    targets = {rank: Target(at, live=True) for rank in statuses}
     changes = found.transfers or found.undo or found.completing
     return Plan(
         mode=RecoveryMode.REPLICA if changes else RecoveryMode.CONTINUE,

@@ -91,7 +91,7 @@ class Commits:
                 {rank: part.path for rank, part in parts.items()},
                 self._participant.context.run_id,
                 {part.path: part.digest for part in parts.values() if part.digest},
-                {rank: state.layouts.placed[rank] for rank in _savers(state) if rank in state.layouts.placed},
+                _saved_layers(state),
                 state.layouts.present,
             )
 
@@ -111,10 +111,10 @@ class Commits:
             )
 
 
-def _savers(state: State) -> list[int]:
-    """Workers that save their own part, and not only name that of a replica."""
-    statuses = state.round.statuses
-    return [rank for rank in range(state.world_size) if checkpoint_owner(rank, statuses) == rank]
+def _saved_layers(state: State) -> dict[int, tuple[int, ...]]:
+    """The layers of workers that save their own part, and do not only name that of a replica."""
+    placed, statuses = state.layouts.placed, state.round.statuses
+    return {rank: layers for rank, layers in placed.items() if checkpoint_owner(rank, statuses) == rank}
 
 
 def _is_retryable(error: BaseException) -> bool:

@@ -115,7 +115,7 @@ class StateProof:
             if not self._compare_part(f"{place}/{part}", of_part, iteration):
                 return False
         for key in published:
-            if not key.startswith(place):
+            if not key.startswith(f"{place}/"):
                 self._rendezvous.delete_key(key)
         return True
 

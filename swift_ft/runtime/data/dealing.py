@@ -27,9 +27,10 @@ class DealtBatches:
         self._batches = [part for part in parts if isinstance(part, GlobalBatches)]
         self._check = check
         self._shared = shared
-        for batches in self._batches if shared is not None else ():
-            batches.weighted = True  # each microbatch counts as much as any other one
-            batches.logs = shared is None or shared.has_first_stage
+        if shared is not None:
+            for batches in self._batches:
+                batches.weighted = True  # each microbatch counts as much as any other one
+                batches.logs = shared.has_first_stage
 
     def deal(self, replicas: int, replica: int, *, sharded: bool) -> None:
         """Deal them, unless the script has done so.

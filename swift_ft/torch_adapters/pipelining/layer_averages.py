@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -85,7 +86,8 @@ class LayerAverages:
     def __init__(self, stack: LayerStack, layout: StageLayers, microbatches: int, *, scale: bool) -> None:
         self._stack = stack
         self._scale = scale
-        self._counts: Sequence[int] = (microbatches,) * stack.pipelines
+        self._counts: Sequence[int] = ()
+        self._nodes: list[list[Node]] = []  # by pipeline, what it sends of the tree
         self._holders: Mapping[int, Sequence[int]] = {}
         self._group: dist.ProcessGroup | None = None
         self._iteration = 0
@@ -94,6 +96,7 @@ class LayerAverages:
         self._works: list[dist.Work] = []
         self._completed: _Completed | None = None
         self.alone = False
+        self.share((microbatches,) * stack.pipelines)
         self.place(layout)
 
     @property
@@ -103,7 +106,11 @@ class LayerAverages:
 
     def share(self, counts: Sequence[int]) -> None:
         """From now on the pipelines have so many microbatches each."""
-        self._counts = counts
+        if counts == self._counts:
+            return
+        self._counts, total = counts, sum(counts)
+        ends = [0, *accumulate(counts)]
+        self._nodes = [nodes_of(range(first, end), total) for first, end in pairwise(ends)]
 
     def attach(self, stage: Any) -> None:
         """Average the gradients of a stage in the place of scaling them."""
@@ -162,12 +169,8 @@ class LayerAverages:
 
     def _room_for(self, pipeline: int, like: Sums) -> list[Sums]:
         """Memory for what another pipeline sends."""
-        count = len(self._nodes(pipeline)) if self._stack.exact else 1
+        count = len(self._nodes[pipeline]) if self._stack.exact else 1
         return [[torch.empty_like(one) for one in like] for _ in range(count)]
-
-    def _nodes(self, pipeline: int) -> list[Node]:
-        first = sum(self._counts[:pipeline])
-        return nodes_of(range(first, first + self._counts[pipeline]), sum(self._counts))
 
     def _operations(self, number: int, pieces: Sequence[Sequence[Sums]]) -> Iterator[dist.P2POp]:
         mine = pieces[self._stack.pipeline]
@@ -212,8 +215,8 @@ class LayerAverages:
                     one.add_(other)
             return first
         tree = GradientTree(sum(self._counts))
-        for pipeline, of_pipeline in enumerate(pieces):
-            for node, sums in zip(self._nodes(pipeline), of_pipeline, strict=True):
+        for nodes, of_pipeline in zip(self._nodes, pieces, strict=True):
+            for node, sums in zip(nodes, of_pipeline, strict=True):
                 tree.add(node, sums)
         return tree.root
 
