@@ -14,6 +14,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Plan
+from swift_ft.recovery.reconcile import Transfer
 from swift_ft.testing.simulation.connection import Mode
 from swift_ft.testing.simulation.replay import ReplayingProcess
 from swift_ft.testing.simulation.store import GENESIS, Content, Violation
@@ -38,6 +39,7 @@ class Worker(ReplayingProcess):
         self.mode = Mode.SESSIONLESS if world.settings.sessionless else Mode.BOOT
         self.plan: Plan | None = None
         self.stage = rank
+        self._next_transfer = 0
         self._iterations_without_session = 0
         self._acts: dict[Mode, Callable[[State], bool]] = {
             Mode.BOOT: self._boot,
@@ -174,6 +176,14 @@ class Worker(ReplayingProcess):
         else:
             self.mode = Mode.RUN
             self._save_what_it_begins_with(state)
+
+    def _due_transfer(self) -> Transfer | None:
+        """The next transfer of the plan in which this worker takes part; None if there is none any more."""
+        assert self.plan is not None
+        transfers = self.plan.transfers
+        while self._next_transfer < len(transfers) and self.rank not in transfers[self._next_transfer].ranks:
+            self._next_transfer += 1
+        return transfers[self._next_transfer] if self._next_transfer < len(transfers) else None
 
     def _resend(self, state: State) -> bool:
         """One iteration ahead: send the interrupted iteration again from this worker's own log."""

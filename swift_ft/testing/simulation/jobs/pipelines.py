@@ -125,7 +125,6 @@ class PipelineWorker(Worker):
         self._clipped: dict[int, tuple[int, int]] = {}
         self._last: dict[int, tuple[int, int]] = {}  # the averages of the last update
         self.updated = False
-        self._next_transfer = 0
         self._aside: dict[int, ParameterValue] = {}
         self._acts[Mode.TRANSFER] = self._transfer
 
@@ -224,14 +223,10 @@ class PipelineWorker(Worker):
 
     def _transfer(self, state: State) -> bool:
         """The next transfer in which it takes part. What comes is aside until all of it is there."""
-        assert self.plan is not None
-        transfers = self.plan.transfers
-        while self._next_transfer < len(transfers) and self.rank not in transfers[self._next_transfer].ranks:
-            self._next_transfer += 1
-        if self._next_transfer == len(transfers):
+        if (transfer := self._due_transfer()) is None:
             self._goes_live(state)
             return True
-        number, transfer = self._next_transfer, transfers[self._next_transfer]
+        number = self._next_transfer
         arrived = self._told.arrived.setdefault(number, set())
         if self.rank not in arrived:
             arrived.add(self.rank)
@@ -243,6 +238,7 @@ class PipelineWorker(Worker):
         if arrived != {*transfer.ranks}:
             return False
         if self.rank == transfer.source:
+            assert self.plan is not None
             if self.model.iteration != self.plan.resume:
                 raise Violation(f"{self} gives layers of {self.model}, and all resume at {self.plan.resume}")
             self._told.sent[number] = self.model

@@ -97,7 +97,6 @@ class ReplicaWorker(Worker):
         self._statistics_after_step: tuple[int, ...] = ()
         self._buckets_sent = 0
         self._buckets_received: set[int] = set()
-        self._next_transfer = 0
         self._incoming: list[ParameterValue] = []
         self._acted = False
         self._acts[Mode.TRANSFER] = self._transfer
@@ -168,15 +167,11 @@ class ReplicaWorker(Worker):
 
     def _transfer(self, state: State) -> bool:
         """A bucket of a transfer, in the plan's order."""
-        assert self.plan is not None
-        transfers = self.plan.transfers
-        while self._next_transfer < len(transfers) and self.rank not in transfers[self._next_transfer].ranks:
-            self._next_transfer += 1
-        if self._next_transfer == len(transfers):
+        if (transfer := self._due_transfer()) is None:
             self._transfers_done(state)
             return True
         assert self.active_generation is not None
-        transfer, group = transfers[self._next_transfer], self.world.group(self.active_generation)
+        group = self.world.group(self.active_generation)
         progress = self._replicas.transfer(self.active_generation, self._next_transfer)
         failing = self._is_failing(group) or bool(group.gone & {*transfer.ranks})
         if self.rank not in progress.arrived:

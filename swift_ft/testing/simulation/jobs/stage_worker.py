@@ -107,7 +107,6 @@ class StageWorker(Worker):
         self._replicas = replicas
         self._undo_window: Content | None = None  # the state before the last update, while undo is possible
         self._undone = False
-        self._next_transfer = 0
         self._acts[Mode.TRANSFER] = self._transfer
 
     @property
@@ -178,15 +177,11 @@ class StageWorker(Worker):
 
     def _transfer(self, state: State) -> bool:
         """Send or receive a whole state, in the plan's order."""
-        assert self.plan is not None
-        transfers = self.plan.transfers
-        while self._next_transfer < len(transfers) and self.rank not in transfers[self._next_transfer].ranks:
-            self._next_transfer += 1
-        if self._next_transfer == len(transfers):
+        if (transfer := self._due_transfer()) is None:
             self._transfers_done(state)
             return True
         assert self.active_generation is not None
-        transfer, group = transfers[self._next_transfer], self.world.group(self.active_generation)
+        group = self.world.group(self.active_generation)
         progress = self._replicas.transfer(self.active_generation, self._next_transfer)
         if self.rank not in progress.arrived:
             progress.arrived.add(self.rank)
