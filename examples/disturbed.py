@@ -16,6 +16,7 @@ from typing import Any
 
 from examples.commands import EXAMPLES, CommandError, check, finished, started, swift_run, torchrun
 from swift_ft.cli.watch import Progress, View, Watch
+from swift_ft.store_address import StoreAddress
 
 Show = Callable[[Watch, Callable[[], bool]], None]
 """Polls the watch, and may show the run, until the run ends."""
@@ -171,11 +172,11 @@ def train(
     return json.loads(events.read_text()), progress
 
 
-def _endpoint(file: Path, process: subprocess.Popen[bytes]) -> tuple[str, str] | None:
+def _endpoint(file: Path, process: subprocess.Popen[bytes]) -> tuple[StoreAddress, str] | None:
     while process.poll() is None:
         if file.exists() and (text := file.read_text()).endswith("\n"):
             endpoint, run_id = text.split()
-            return endpoint, run_id
+            return StoreAddress.parse(endpoint), run_id
         time.sleep(0.05)
     return None
 

@@ -18,6 +18,7 @@ from typing import Any
 from swift_ft.errors import NotLaunchedError, UsageError
 from swift_ft.faults import parse_faults
 from swift_ft.plain_python import NOT_LAUNCHED
+from swift_ft.store_address import StoreAddress
 
 __all__ = [
     "EXIT_FENCED",
@@ -363,8 +364,7 @@ class WorkerContext:
 
     Attributes:
         run_id: name of the run.
-        store_host: host of the rendezvous store.
-        store_port: port of the rendezvous store.
+        store: where the rendezvous store is.
         machine: the name under which this worker's machine joined.
         address: this host, as the other machines reach it.
         agent_pid: process id of this machine's agent.
@@ -377,8 +377,7 @@ class WorkerContext:
     """
 
     run_id: str
-    store_host: str
-    store_port: int
+    store: StoreAddress
     machine: str
     address: str
     agent_pid: int
@@ -415,4 +414,11 @@ class WorkerContext:
             raise NotLaunchedError(NOT_LAUNCHED)
         facts = json.loads(env[_CONTEXT])
         offline = OfflineReplay(**facts["offline"]) if facts["offline"] is not None else None
-        return cls(**{**facts, "config": RunConfig(**facts["config"]), "offline": offline})
+        return cls(
+            **{
+                **facts,
+                "store": StoreAddress.from_dict(facts["store"]),
+                "config": RunConfig(**facts["config"]),
+                "offline": offline,
+            }
+        )

@@ -34,6 +34,7 @@ from swift_ft.launch.event_pipe import EventPipe
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.waits import Limit, Wait, waiting_for
+from swift_ft.store_address import StoreAddress
 from swift_ft.waits import Announcements, wait_in_words
 
 __all__ = ["LauncherConsole", "WaitTeller"]
@@ -72,13 +73,13 @@ class LauncherConsole:
         if pipe is not None:
             pipe.write_from_here()
 
-    def expect(self, host: str, port: int) -> None:
+    def expect(self, store: StoreAddress) -> None:
         """Begin to say how long the rendezvous store is waited for."""
-        self._order({"host": host, "port": port})
+        self._order({"store": str(store)})
 
-    def follow(self, host: str, port: int, run_id: str) -> None:
+    def follow(self, store: StoreAddress, run_id: str) -> None:
         """Begin to narrate a run."""
-        self._order({"host": host, "port": port, "run_id": run_id})
+        self._order({"store": str(store), "run_id": run_id})
 
     def fail(self, reason: str) -> None:
         """Note that the launcher ends although the run may go on."""
@@ -145,7 +146,7 @@ class _Story:
         self._began = time.time()
         self._store = Wait(
             (0, Phase.FORMING, "store"),
-            f"the rendezvous store at {place['host']}:{place['port']}",
+            f"the rendezvous store at {place['store']}",
             Limit.JOIN,
         )
 
@@ -242,9 +243,8 @@ class _Inbox:
             self._start(self._follow, order)
 
     def _follow(self, place: dict[str, Any]) -> None:
-        client = partial(
-            connect, place["host"], place["port"], place["run_id"], timeout_s=self._config.join_timeout_s
-        )
+        store = StoreAddress.parse(place["store"])
+        client = partial(connect, store, place["run_id"], timeout_s=self._config.join_timeout_s)
         here_before = True
 
         def on_entry(entry: Entry) -> None:
@@ -300,10 +300,10 @@ def _narrate(
                 stream.add_entry(entry, news=news)
             case _Record(record):
                 stream.add_record(record)
-            case _Order({"run_id": run_id, "host": host, "port": port}):
+            case _Order({"run_id": run_id, "store": store}):
                 stream.run_id = run_id
                 if hook is not None:
-                    hook.agree_in(partial(connect, host, port, run_id, timeout_s=_CLAIM_S))
+                    hook.agree_in(partial(connect, StoreAddress.parse(store), run_id, timeout_s=_CLAIM_S))
             case _Order({"hook": reason, "at": at}):
                 _tell_failed_hook(reason, at, story, stream)
             case _Order({"failed": reason, "at": at}):

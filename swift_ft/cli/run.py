@@ -44,9 +44,13 @@ from swift_ft.recovery.job_state import Verdict
 from swift_ft.recovery.layout_timeline import layout_changes
 from swift_ft.recovery.load_timeline import checkpoint_loads
 from swift_ft.recovery.timeline import recoveries
+from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 
 __all__ = ["main", "parser", "run_and_exit"]
+
+_EMBEDDED = StoreAddress.tcp("127.0.0.1", 0)
+"""The store that a standalone run starts itself: at a free port."""
 
 _STORE_ENDS_S = 10.0
 _POLL_S = 0.2
@@ -136,11 +140,7 @@ def _status(args: argparse.Namespace) -> int:
         raise UsageError(
             "--status needs the --rdzv-endpoint of the run's launchers: --endpoint-out writes it to a file."
         )
-    try:
-        host, port = _rendezvous_endpoint(args)
-    except ValueError as error:
-        raise UsageError(f"{args.rdzv_endpoint!r} is not an endpoint: write host:port.") from error
-    show_status(args.status, f"{host}:{port}")
+    show_status(args.status, _store_address(args))
     return 0
 
 
@@ -168,11 +168,11 @@ def _run(args: argparse.Namespace) -> int:
     )
     config.check_domains(machines + config.spares if standalone else 1)
     if standalone:
-        return _run_cluster(MachineJob(launch_config, _settings(args, config, "127.0.0.1", 0), name, opened))
+        return _run_cluster(MachineJob(launch_config, _settings(args, config, _EMBEDDED), name, opened))
     if args.rdzv_id == "none":
         raise UsageError("A run on several hosts needs a name: give all of them the same --rdzv-id.")
-    host, port = _rendezvous_endpoint(args)
-    job = MachineJob(launch_config, _settings(args, config, host, port), name, opened, args.node_rank)
+    settings = _settings(args, config, _store_address(args))
+    job = MachineJob(launch_config, settings, name, opened, args.node_rank)
     return _run_one_machine(job)
 
 
@@ -196,15 +196,15 @@ def _launch_config(args: argparse.Namespace) -> LaunchConfig:
     return config
 
 
-def _settings(args: argparse.Namespace, config: RunConfig, host: str, port: int) -> AgentSettings:
+def _settings(args: argparse.Namespace, config: RunConfig, store: StoreAddress) -> AgentSettings:
+    local = store.host in ("127.0.0.1", "localhost")
     kind = "program" if args.no_python else "module" if args.module else "script"
     return AgentSettings(
         kind=kind,
         target=args.training_script,
         args=tuple(args.training_script_args),
-        store_host=host,
-        store_port=port,
-        address=args.local_addr or ("127.0.0.1" if host in ("127.0.0.1", "localhost") else socket.getfqdn()),
+        store=store,
+        address=args.local_addr or ("127.0.0.1" if local else socket.getfqdn()),
         shutdown_s=args.shutdown_timeout,
         config=config,
     )
@@ -217,8 +217,8 @@ def _run_cluster(job: MachineJob) -> int:
         console = LauncherConsole(config)
         cluster = stack.enter_context(contextlib.closing(Cluster(job)))
         stack.callback(console.close)  # before the store's end
-        console.follow(cluster.host, cluster.port, cluster.run_id)
-        _write_endpoint(config, cluster.host, cluster.port, cluster.run_id)
+        console.follow(cluster.store, cluster.run_id)
+        _write_endpoint(config, cluster.store, cluster.run_id)
         with _told_of_errors(console):
             result = cluster.run()
     _write_events(config, result.verdict, result.entries)
@@ -227,14 +227,14 @@ def _run_cluster(job: MachineJob) -> int:
 
 def _run_one_machine(job: MachineJob) -> int:
     """One machine of several hosts; the user starts swift-run on each of them, as with torchrun."""
-    config, host, port = job.settings.config, job.settings.store_host, job.settings.store_port
+    config, store = job.settings.config, job.settings.store
     entries: list[Entry] = []
     verdict = Verdict(False, "the launcher ended before the run did", 1)
     with contextlib.closing(LauncherConsole(config)) as console:
-        console.expect(host, port)
-        job = replace(job, run_id=_find_run(host, port, job.run_id, config))
-        console.follow(host, port, job.run_id)
-        _write_endpoint(config, host, port, job.run_id)
+        console.expect(store)
+        job = replace(job, run_id=_find_run(store, job.run_id, config))
+        console.follow(store, job.run_id)
+        _write_endpoint(config, store, job.run_id)
         try:
             with _told_of_errors(console):
                 verdict = run_machine(replace(job, on_entry=entries.append) if config.events_out else job)
@@ -253,7 +253,7 @@ def _told_of_errors(console: LauncherConsole) -> Iterator[None]:
         raise
 
 
-def _find_run(host: str, port: int, name: str, config: RunConfig) -> str:
+def _find_run(store: StoreAddress, name: str, config: RunConfig) -> str:
     """The run to join. The store of the run before may just end: then a new one is needed.
 
     Of several launchers on the host of the store, one starts it.
@@ -261,18 +261,18 @@ def _find_run(host: str, port: int, name: str, config: RunConfig) -> str:
     deadline = time.monotonic() + _STORE_ENDS_S
     while True:
         try:
-            if _is_local(host) and not is_listening(host, port):
-                StoreService(host, port, until_over=name)
-            return find_run(partial(connect, host, port, timeout_s=config.join_timeout_s), name)
+            if _is_local(store.host) and not is_listening(store):
+                StoreService(store.host, store.port, until_over=name)
+            return find_run(partial(connect, store, timeout_s=config.join_timeout_s), name)
         except RendezvousLostError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_POLL_S)
 
 
-def _write_endpoint(config: RunConfig, host: str, port: int, run_id: str) -> None:
+def _write_endpoint(config: RunConfig, store: StoreAddress, run_id: str) -> None:
     if config.endpoint_out:
-        Path(config.endpoint_out).write_text(f"{host}:{port} {run_id}\n")
+        Path(config.endpoint_out).write_text(f"{store} {run_id}\n")
 
 
 def _write_events(config: RunConfig, verdict: Verdict, entries: Sequence[Entry]) -> None:
@@ -300,10 +300,13 @@ def _exit_code(verdict: Verdict) -> int:
     return verdict.exit_code
 
 
-def _rendezvous_endpoint(args: argparse.Namespace) -> tuple[str, int]:
+def _store_address(args: argparse.Namespace) -> StoreAddress:
     endpoint = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port or 29500}"
-    host, port = parse_rendezvous_endpoint(endpoint, default_port=29400)
-    return host, port
+    try:
+        host, port = parse_rendezvous_endpoint(endpoint, default_port=29400)
+    except ValueError as error:
+        raise UsageError(f"{args.rdzv_endpoint!r} is not an endpoint: write host:port.") from error
+    return StoreAddress.tcp(host, port)
 
 
 def _is_local(host: str) -> bool:

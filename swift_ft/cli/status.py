@@ -14,6 +14,7 @@ from swift_ft.cli.watch import View, Watch
 from swift_ft.errors import UsageError
 from swift_ft.launch.store_service import is_listening
 from swift_ft.recovery.job_state import Phase
+from swift_ft.store_address import StoreAddress
 
 __all__ = ["add_status_option", "show_status"]
 
@@ -43,27 +44,26 @@ class _Status(argparse.Action):
                 action.required = False
 
 
-def show_status(name: str, endpoint: str, console: Console | None = None) -> None:
+def show_status(name: str, address: StoreAddress, console: Console | None = None) -> None:
     """Show a run until it ends, or until Ctrl-C.
 
     Args:
         name: the run's name; of several runs the newest is shown.
-        endpoint: ``host:port`` of the rendezvous store.
+        address: where the rendezvous store is.
         console: where to; stdout by default.
 
     Raises:
-        UsageError: if there is no such run, or nothing listens at the endpoint.
+        UsageError: if there is no such run, or nothing listens there.
         RendezvousLostError: if what listens there does not answer.
     """
-    host, _, port = endpoint.rpartition(":")
-    if not is_listening(host, int(port)):
+    if not is_listening(address):
         raise UsageError(
-            f"No rendezvous store answers at {endpoint}: the run has ended, or check --rdzv-endpoint."
+            f"No rendezvous store answers at {address}: the run has ended, or check --rdzv-endpoint."
         )
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C also ends a wait for the store
-    watch = Watch(endpoint, name, View())
+    watch = Watch(address, name, View())
     if not watch.exists:
-        raise UsageError(f"There is no run {name!r} at {endpoint}: check --status and --rdzv-endpoint.")
+        raise UsageError(f"There is no run {name!r} at {address}: check --status and --rdzv-endpoint.")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     console = console or Console()
     try:
@@ -73,7 +73,7 @@ def show_status(name: str, endpoint: str, console: Console | None = None) -> Non
         return
     if watch.view.state.phase != Phase.ENDED:
         console.print(
-            f"the rendezvous store at {endpoint} is gone: the run has ended, or that host is lost",
+            f"the rendezvous store at {address} is gone: the run has ended, or that host is lost",
             highlight=False,
             soft_wrap=True,
         )

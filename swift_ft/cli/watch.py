@@ -23,6 +23,7 @@ from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.events import Entry, StatusReported
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
+from swift_ft.store_address import StoreAddress
 
 __all__ = ["Progress", "Row", "Seen", "View", "Watch", "in_words", "layers_on"]
 
@@ -201,7 +202,7 @@ class Watch:
     the thread that draws.
 
     Args:
-        endpoint: ``host:port`` of the rendezvous store.
+        address: where the rendezvous store is.
         run_id: the run, or the name of its runs: then the newest one.
         view: the view that :meth:`apply` updates.
         on_progress: called when a worker's progress has changed.
@@ -211,19 +212,17 @@ class Watch:
         lost: the rendezvous store is gone.
 
     Raises:
-        RendezvousLostError: if nothing answers at the endpoint.
-        ValueError: if the endpoint is no ``host:port``.
+        RendezvousLostError: if nothing answers there.
     """
 
     def __init__(
         self,
-        endpoint: str,
+        address: StoreAddress,
         run_id: str,
         view: View,
         on_progress: Callable[[int, Progress], None] | None = None,
     ) -> None:
-        host, _, port = endpoint.rpartition(":")
-        open_client = partial(connect, host, int(port), timeout_s=_CONNECT_S)
+        open_client = partial(connect, address, timeout_s=_CONNECT_S)
         self.run_id = newest_run(open_client, run_id)
         client = partial(open_client, self.run_id)
         self.view = view

@@ -78,7 +78,7 @@ class SetupCommunication:
         """Of a worker in its place."""
 
         def rendezvous() -> RendezvousStore:
-            return connect(context.store_host, context.store_port, context.run_id)
+            return connect(context.store, context.run_id)
 
         return cls(context.rank, context.workers_per_machine, joins, rendezvous)
 

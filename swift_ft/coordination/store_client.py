@@ -12,6 +12,7 @@ from torch.distributed import DistError
 
 from swift_ft.config import SILENCE_S
 from swift_ft.errors import RendezvousLostError, first_line
+from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.connections import (
     connections_to,
     keep_alive,
@@ -27,13 +28,12 @@ _ANSWER_TIMEOUT = timedelta(seconds=60)
 
 
 def connect(
-    host: str, port: int, run_id: str, *, timeout_s: float = 30.0, silence_s: float = SILENCE_S
+    address: StoreAddress, run_id: str, *, timeout_s: float = 30.0, silence_s: float = SILENCE_S
 ) -> RendezvousStore:
     """A new client of the rendezvous store, confined to the names of one run.
 
     Args:
-        host: where the store listens.
-        port: where the store listens.
+        address: where the store is.
         run_id: name of the run.
         timeout_s: seconds to wait for the first answer.
         silence_s: seconds after which a host that has vanished counts as lost.
@@ -42,7 +42,7 @@ def connect(
         RendezvousLostError: if nothing answers within the deadline.
     """
     return RendezvousStore(
-        partial(_open, host, port, f"swift/{run_id}", timedelta(seconds=timeout_s), silence_s)
+        partial(_open, address, f"swift/{run_id}", timedelta(seconds=timeout_s), silence_s)
     )
 
 
@@ -62,14 +62,15 @@ def _deadline(port: int, before: dict[int, str], timeout: timedelta) -> Iterator
         timer.cancel()
 
 
-def _open(host: str, port: int, prefix: str, timeout: timedelta, silence_s: float) -> Store:
+def _open(address: StoreAddress, prefix: str, timeout: timedelta, silence_s: float) -> Store:
     before = tcp_connections()
+    host, port = address.host, address.port
     try:
         with _deadline(port, before, timeout):
             client = TCPStore(host, port, None, False, timeout=timeout)
     except (DistError, RuntimeError) as error:
         raise RendezvousLostError(
-            f"No rendezvous store answers at {host}:{port} ({first_line(error)}). "
+            f"No rendezvous store answers at {address} ({first_line(error)}). "
             "Start one with `python -m swift_ft.cli.store`, or check --rdzv-endpoint."
         ) from error
     keep_alive(new_connections(before), silence_s)

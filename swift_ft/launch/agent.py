@@ -39,6 +39,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import possible_hosts
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order, neighbour_of
+from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent
 
 __all__ = ["AgentSettings", "MachineAgent"]
@@ -54,8 +55,7 @@ class AgentSettings:
         kind: ``script``, ``module`` or ``program`` (see :class:`WorkerJob`).
         target: the script.
         args: its arguments.
-        store_host: the rendezvous store's host.
-        store_port: the rendezvous store's port.
+        store: where the rendezvous store is.
         address: this host, as the other agents reach it.
         shutdown_s: seconds that workers get to end before they are killed.
         config: the run's configuration, which the workers get.
@@ -65,8 +65,7 @@ class AgentSettings:
     kind: str
     target: str
     args: tuple[str, ...]
-    store_host: str
-    store_port: int
+    store: StoreAddress
     address: str
     shutdown_s: int
     config: RunConfig
@@ -333,8 +332,7 @@ class MachineAgent(ElasticAgent):
         settings = self._settings
         context = WorkerContext(
             run_id=self._membership.get_run_id(),
-            store_host=settings.store_host,
-            store_port=settings.store_port,
+            store=settings.store,
             machine=self._membership.machine,
             address=settings.address,
             agent_pid=os.getpid(),

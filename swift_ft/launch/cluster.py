@@ -34,6 +34,7 @@ from swift_ft.launch.store_service import StoreService
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Verdict
+from swift_ft.store_address import StoreAddress
 
 __all__ = ["Cluster", "ClusterResult"]
 
@@ -70,8 +71,8 @@ class Cluster:
         preload()  # once for all machines, which are forked from here
         self._lifeline_r, self._lifeline_w = os.pipe()
         self._store = StoreService("127.0.0.1", 0)
-        settings = replace(job.settings, store_host="127.0.0.1", store_port=self._store.port)
-        run_id = find_run(partial(connect, self._store.host, self._store.port), job.run_id)
+        settings = replace(job.settings, store=self._store.address)
+        run_id = find_run(partial(connect, self._store.address), job.run_id)
         self._job = replace(job, settings=settings, run_id=run_id, lifeline=self._lifeline_r)
         self._agents: dict[int, int] = {}  # number of the machine on this host, by process
 
@@ -81,14 +82,9 @@ class Cluster:
         return self._job.run_id
 
     @property
-    def host(self) -> str:
-        """Where the rendezvous store listens."""
-        return self._store.host
-
-    @property
-    def port(self) -> int:
-        """The port that the rendezvous store listens at."""
-        return self._store.port
+    def store(self) -> StoreAddress:
+        """Where the rendezvous store is."""
+        return self._store.address
 
     def run(self) -> ClusterResult:
         """Runs the job to its end. Leaves no process of a machine behind, even after an error.
@@ -218,8 +214,7 @@ class Cluster:
         settings = self._job.settings
         client = partial(
             connect,
-            settings.store_host,
-            settings.store_port,
+            settings.store,
             self._job.run_id,
             timeout_s=min(_CONNECT_S, settings.config.rendezvous_timeout_s),
         )

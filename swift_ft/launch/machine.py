@@ -104,8 +104,7 @@ def run_machine(job: MachineJob) -> Verdict:
     settings, launch_config = job.settings, job.launch_config
     connect_to_store = partial(
         connect,
-        settings.store_host,
-        settings.store_port,
+        settings.store,
         job.run_id,
         timeout_s=settings.config.join_timeout_s,
         silence_s=settings.config.rendezvous_timeout_s,
@@ -126,9 +125,9 @@ def run_machine(job: MachineJob) -> Verdict:
     )
     watch = StoreWatch(
         handler.store,
-        f"{settings.store_host}:{settings.store_port}",
+        str(settings.store),
         limit_s=settings.config.rendezvous_timeout_s,
-        on_lost=lambda: shut_down(connections_to(settings.store_port)),
+        on_lost=lambda: shut_down(connections_to(settings.store.port)),
     )
     endpoint = _endpoint(job, status, watch)
     try:
@@ -152,7 +151,7 @@ def run_machine(job: MachineJob) -> Verdict:
         )
         agent.run()
         if agent.run_is_over:
-            run_is_over(connect(settings.store_host, settings.store_port, job.run_id))
+            run_is_over(connect(settings.store, job.run_id))
     except ChildFailedError as error:
         return Verdict(False, str(error), 1)
     except SignalException as error:  # before this machine joined, or after the run's end

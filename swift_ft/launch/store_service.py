@@ -20,6 +20,7 @@ from swift_ft.addresses import listen_address
 from swift_ft.coordination.runs import close_after_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, first_line
+from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, serve_store
 
 __all__ = ["StoreService", "is_listening", "run_is_over"]
@@ -28,15 +29,20 @@ _OVER = "over"
 _LINGER_S = 10.0
 
 
-def is_listening(host: str, port: int) -> bool:
-    """Whether something accepts connections there."""
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2.0):
-        return True
+def is_listening(address: StoreAddress) -> bool:
+    """Whether something accepts connections there: at one of several endpoints."""
+    for endpoint in address.endpoints:
+        host, _, port = endpoint.rpartition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2.0):
+            return True
     return False
 
 
 class StoreService:
     """A forked child that serves the store. Must be made while the process has a single thread.
+
+    Attributes:
+        address: where it listens.
 
     Args:
         host: address to listen at.
@@ -61,8 +67,7 @@ class StoreService:
         if not answer.isdigit():
             os.waitpid(self.pid, 0)
             raise RendezvousLostError(f"The rendezvous store cannot listen at {host}:{port}: {answer}")
-        self.host = host
-        self.port = int(answer)
+        self.address = StoreAddress.tcp(host, int(answer))
 
     def ended(self) -> bool:
         """Whether the service has died. Only its parent can ask."""
@@ -95,19 +100,18 @@ def _serve_child(host: str, port: int, report_w: int, lifeline_r: int, until_ove
     if until_over is None:
         os.read(lifeline_r, 1)
     else:
-        close_after_run(
-            partial(_patient_client, _own_address(host), store.port), until_over, _wait_until_over
-        )
+        own = StoreAddress.tcp(_own_host(host), store.port)
+        close_after_run(partial(_patient_client, own), until_over, _wait_until_over)
     os._exit(0)
 
 
-def _own_address(host: str) -> str:
+def _own_host(host: str) -> str:
     """Where this process reaches its own store (see :func:`serve_store`)."""
     return listen_address(host) or "127.0.0.1"
 
 
-def _patient_client(host: str, port: int, run_id: str) -> RendezvousStore:
-    client = connect(host, port, run_id)
+def _patient_client(address: StoreAddress, run_id: str) -> RendezvousStore:
+    client = connect(address, run_id)
     client.set_timeout(timedelta(days=365))
     return client
 

@@ -99,7 +99,7 @@ class ReplayWorkers:
 
     def _seed_rendezvous(self, plan: ReplayPlan, run_id: str) -> None:
         """What the workers of a job would have left there for replacements."""
-        rendezvous = connect(_HOST, self._service.port, run_id)
+        rendezvous = connect(self._service.address, run_id)
         rendezvous.set(CLAIMED, json.dumps({"checkpoints": []}))
         for record in plan.records.values():
             for stage, shapes in record.shapes.items():
@@ -107,7 +107,7 @@ class ReplayWorkers:
                 rendezvous.set(shapes_key(stage, plan.layout), json.dumps(shapes))
             for key, result in record.setup.items():
                 rendezvous.set(key, result)
-        journal = Journal(lambda: connect(_HOST, self._service.port, run_id), by="swift-recover")
+        journal = Journal(lambda: connect(self._service.address, run_id), by="swift-recover")
         for event in synthetic_journal(plan):
             journal.append(event)
 
@@ -116,8 +116,7 @@ class ReplayWorkers:
         workers = plan.workers_per_machine
         context = WorkerContext(
             run_id=run_id,
-            store_host=_HOST,
-            store_port=self._service.port,
+            store=self._service.address,
             machine=machine_name(rank // workers, replaced=True),
             address=_HOST,
             agent_pid=os.getpid(),

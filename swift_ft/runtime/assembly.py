@@ -131,8 +131,7 @@ class Assembly:
         context = self._context
         client = partial(
             connect,
-            context.store_host,
-            context.store_port,
+            context.store,
             context.run_id,
             silence_s=context.config.rendezvous_timeout_s,
         )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from swift_ft.launch.store_service import is_listening
+from swift_ft.store_address import StoreAddress
 from tests.support.cluster import ClusterRun, one_line, run_cluster, training
 from tests.support.waiting import free_port, wait_until
 
@@ -81,7 +82,8 @@ def test_a_machine_with_another_script_is_refused_and_the_job_goes_on(tmp_path: 
     first = subprocess.Popen(
         [*launcher, str(BARE)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     )
-    wait_until(lambda: is_listening("127.0.0.1", port), "the store: the first launcher has opened the job")
+    store = StoreAddress.tcp("127.0.0.1", port)
+    wait_until(lambda: is_listening(store), "the store: the first launcher has opened the job")
     refused = subprocess.run(
         [*launcher, str(other)], env=env, capture_output=True, text=True, timeout=60, check=False
     )

@@ -47,7 +47,7 @@ def segments(host: str) -> Iterator[int]:
 @contextmanager
 def service(host: str) -> Iterator[int]:
     with closing(StoreService(host, 0)) as made:
-        yield made.port
+        yield made.address.port
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, UsageError
 from swift_ft.recovery.job_state import Phase
+from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.connections import shut_down, tcp_connections
 
 __all__ = ["declare_run", "following", "who_asks"]
@@ -55,10 +56,7 @@ def following(endpoint: str, name: str) -> Iterator[tuple[str, Follower]]:
 
 
 def _follow(endpoint: str, name: str) -> tuple[str, Follower]:
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit():
-        raise UsageError(f"{endpoint!r} is not an endpoint: write host:port")
-    client = partial(connect, host, int(port), timeout_s=_CONNECT_S)
+    client = partial(connect, StoreAddress.parse(endpoint), timeout_s=_CONNECT_S)
     try:
         run_id = newest_run(client, name)
         journal = Journal(partial(client, run_id), by=who_asks())

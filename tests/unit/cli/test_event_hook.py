@@ -132,7 +132,7 @@ def test_launchers_run_it_once_per_event_of_the_journal(
 ) -> None:
     hooks = [EventHook(f"cat >> {tmp_path / 'out'}", failures.append) for _ in range(3)]
     for hook in hooks:
-        hook.agree_in(partial(connect, service.host, service.port, "job"))
+        hook.agree_in(partial(connect, service.address, "job"))
         hook(line("machine_lost", position=7))
         hook(line("spares_used_up", position=7))
         hook(line("machine_lost", position=9))
@@ -149,7 +149,7 @@ def test_without_a_store_it_is_run_all_the_same(
     service: StoreService, tmp_path: Path, failures: list[str]
 ) -> None:
     hook = EventHook(f"cat >> {tmp_path / 'out'}", failures.append)
-    hook.agree_in(partial(connect, service.host, service.port, "job", timeout_s=2.0))
+    hook.agree_in(partial(connect, service.address, "job", timeout_s=2.0))
     os.kill(service.pid, signal.SIGKILL)
     hook(line("run_ended", "error"))
     hook.close(_CLOSE_S)

@@ -28,8 +28,8 @@ class Job:
     """A run of two machines, whose journal is written here."""
 
     def __init__(self, store: StoreService) -> None:
-        client = partial(connect, store.host, store.port)
-        self.endpoint = f"{store.host}:{store.port}"
+        client = partial(connect, store.address)
+        self.endpoint = str(store.address)
         self.run_id = find_run(client, "job7")
         self.journal = Journal(partial(client, self.run_id), by="test")
         self.store = client(self.run_id)

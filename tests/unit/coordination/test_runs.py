@@ -13,6 +13,7 @@ from swift_ft.coordination.runs import close_after_run, find_run, newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery import events as ev
+from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore
 
 LAUNCHERS = 6
@@ -25,7 +26,7 @@ def store() -> TCPStore:
 
 def find_together(store: TCPStore) -> set[str]:
     """The runs that several launchers find which start at the same time."""
-    client = partial(connect, "127.0.0.1", store.port)
+    client = partial(connect, StoreAddress.tcp("127.0.0.1", store.port))
     start = threading.Barrier(LAUNCHERS)
 
     def find(_: int) -> str:
@@ -37,7 +38,7 @@ def find_together(store: TCPStore) -> set[str]:
 
 
 def end(store: TCPStore, run: str, *, exit_code: int = 1) -> None:
-    client = partial(connect, "127.0.0.1", store.port, run)
+    client = partial(connect, StoreAddress.tcp("127.0.0.1", store.port), run)
     Journal(client, by="test").append(ev.JobClosed(reason="stopped", exit_code=exit_code))
 
 
@@ -49,7 +50,7 @@ def test_launchers_agree_on_a_run_and_begin_the_next_one_after_its_end(store: TC
     (second,) = find_together(store)
     assert second.startswith("job.2-")
     assert find_together(store) == {second}
-    client = partial(connect, "127.0.0.1", store.port)
+    client = partial(connect, StoreAddress.tcp("127.0.0.1", store.port))
     assert newest_run(client, "job") == second
     assert newest_run(client, second) == second
     assert newest_run(client, "another") == "another"
@@ -57,7 +58,7 @@ def test_launchers_agree_on_a_run_and_begin_the_next_one_after_its_end(store: TC
 
 def test_no_run_begins_in_a_store_that_ends(store: TCPStore) -> None:
     """A run that begins while the store lingers after the last one keeps it."""
-    client = partial(connect, "127.0.0.1", store.port)
+    client = partial(connect, StoreAddress.tcp("127.0.0.1", store.port))
     first = find_run(client, "job")
     end(store, first)
     waited: list[str] = []

@@ -13,6 +13,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import RunConfig, WorkerContext
 from swift_ft.planning.layout.profile import LayerProfile, read_layers
 from swift_ft.runtime.layer_profiler import LayerProfiler, joined
+from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 
@@ -24,8 +25,7 @@ def profilers(out: Path) -> list[tuple[LayerProfiler, nn.Module]]:
     for rank in range(2):
         context = WorkerContext(
             run_id="run",
-            store_host="localhost",
-            store_port=1,
+            store=StoreAddress.tcp("localhost", 1),
             machine=f"machine{rank}",
             address="localhost",
             agent_pid=1,

@@ -13,6 +13,7 @@ from swift_ft.errors import UsageError
 from swift_ft.logging import IterationStats
 from swift_ft.planning.job import Worker
 from swift_ft.runtime.profiler import Profiler
+from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 ENOUGH = 7  # iterations
@@ -43,8 +44,7 @@ def profilers(speed: Speed) -> list[Profiler]:
     for rank in range(2):
         context = WorkerContext(
             run_id="run",
-            store_host="localhost",
-            store_port=1,
+            store=StoreAddress.tcp("localhost", 1),
             machine=f"machine{rank}",
             address="localhost",
             agent_pid=1,

@@ -18,6 +18,7 @@ from swift_ft.logging import Direction, LogOptions, MessageKey, copy_into
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.storage.store import Store
+from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from tests.support.log import events_of
 
@@ -58,8 +59,7 @@ def rendezvous() -> RendezvousStore:
 def context(rank: int, address: str = "127.0.0.1", flush_s: float = 60.0) -> WorkerContext:
     return WorkerContext(
         run_id="run",
-        store_host="",
-        store_port=0,
+        store=StoreAddress.tcp("localhost", 0),
         machine="m",
         address=address,
         agent_pid=0,

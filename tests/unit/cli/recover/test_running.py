@@ -30,7 +30,7 @@ def service() -> Iterator[StoreService]:
 
 def opened(service: StoreService, setup: tuple[str, ...] = SETUP) -> Journal:
     """The journal of a run of three machines and two spares, on some hosts."""
-    client = partial(connect, service.host, service.port)
+    client = partial(connect, service.address)
     journal = Journal(partial(client, find_run(client, "run")), by="test")
     journal.append(ev.JobOpened(machines=3, setup=setup))
     for number, host in enumerate(HOSTS):
@@ -66,7 +66,7 @@ def test_a_machine_is_found_by_its_slot_its_name_and_its_host(
     service: StoreService, name: str, machine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
-    endpoint = f"{service.host}:{service.port}"
+    endpoint = str(service.address)
     assert main(["drain", name, "--rdzv-endpoint", endpoint, "--timeout", "0.1"]) == 1
     assert f"{machine} has not left within 0.1 s" in capsys.readouterr().err
     assert asked(journal) == [machine]
@@ -91,7 +91,7 @@ def test_no_other_machine_is_asked(
     service: StoreService, name: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
-    assert main(["drain", name, "--rdzv-endpoint", f"{service.host}:{service.port}"]) == 2
+    assert main(["drain", name, "--rdzv-endpoint", str(service.address)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
     assert asked(journal) == []
@@ -108,7 +108,7 @@ def test_a_number_of_machines_that_cannot_be(
     service: StoreService, machines: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
-    assert main(["scale", machines, "--rdzv-endpoint", f"{service.host}:{service.port}"]) == 2
+    assert main(["scale", machines, "--rdzv-endpoint", str(service.address)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
     assert asked(journal) == []
@@ -118,7 +118,7 @@ def test_the_first_that_does_not_leave_ends_it(
     service: StoreService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
-    endpoint = f"{service.host}:{service.port}"
+    endpoint = str(service.address)
     assert main(["scale", "2", "--rdzv-endpoint", endpoint, "--timeout", "0.1"]) == 1
     assert "m-4.0 has not left within 0.1 s" in capsys.readouterr().err
     assert asked(journal) == ["m-4.0"]
@@ -128,7 +128,7 @@ def test_as_many_as_there_are_is_nothing_to_do(
     service: StoreService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
-    assert main(["scale", "5", "--rdzv-endpoint", f"{service.host}:{service.port}"]) == 0
+    assert main(["scale", "5", "--rdzv-endpoint", str(service.address)]) == 0
     assert "the job goes on with 5 machines: m-0.0, m-1.0, m-2.0, m-3.0, m-4.0" in capsys.readouterr().out
     assert asked(journal) == []
 
@@ -139,7 +139,7 @@ def test_a_rendezvous_store_that_ends_is_one_line(
     opened(service)
     killer = threading.Timer(1.0, os.kill, (service.pid, signal.SIGKILL))
     killer.start()
-    assert main(["drain", "1", "--rdzv-endpoint", f"{service.host}:{service.port}"]) == 2
+    assert main(["drain", "1", "--rdzv-endpoint", str(service.address)]) == 2
     killer.join()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("swift-recover: The rendezvous store does not answer")
@@ -160,7 +160,7 @@ def test_a_flag_that_is_not_common_to_all_machines_is_not_taken_from_a_journal(
         raise Replaced
 
     monkeypatch.setattr(os, "execv", execv)
-    endpoint = f"{service.host}:{service.port}"
+    endpoint = str(service.address)
     with pytest.raises(Replaced):
         main(["join", "--rdzv-endpoint", endpoint, "--", "train.py", "--lr", "0.1"])
     flags = [

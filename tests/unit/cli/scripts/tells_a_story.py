@@ -23,13 +23,13 @@ def main() -> None:
     config = config_from(parser.parse_args())
     console = LauncherConsole(config)
     store = StoreService("127.0.0.1", 0)
-    console.follow(store.host, store.port, "story")
+    console.follow(store.address, "story")
     if config.events_log:
         extra = {"event": "log_suspended", "rank": 1, "until": Path("x")}
         logger = logging.getLogger("swift_ft.logging")
         logger.warning("the log is %s", "suspended", extra=extra)
         logger.warning("a line without an event")
-    journal = Journal(partial(connect, store.host, store.port, "story"), by="test")
+    journal = Journal(partial(connect, store.address, "story"), by="test")
     for event in events():
         journal.append(event)
     assert Follower(journal).state.verdict is not None
