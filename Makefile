@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-gpu coverage lint bench bench-chaos bench-parallel bench-gpu bench-planning docs site recording pictures figures clean
+.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-gpu coverage lint bench bench-chaos bench-parallel bench-noise bench-gpu bench-planning docs site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ bench-chaos: $(VENV)/.installed-dev  ## run 500 random plans of faults over all 
 
 bench-parallel: $(VENV)/.installed-dev  ## measure parallel recovery alone
 	$(BIN)/python -m benchmarks.recovery.parallel
+
+bench-noise: $(VENV)/.installed-dev  ## count false alarms about slow machines in an hour beside other work
+	$(BIN)/python -m benchmarks.elastic.noise
 
 bench-gpu: $(VENV)/.installed-dev  ## measure logging on a GPU; without one it says so
 	$(BIN)/python -m benchmarks.logging.gpu

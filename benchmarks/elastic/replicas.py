@@ -7,14 +7,22 @@
 2. Two pipelines of three machines each, of layers that take their time without computing
    (scripts/slept_layers.py), so that two cores can stand for six devices. One machine gets SIGKILL, and no
    other one comes. Microbatches go to the other pipeline, then layers move. 5/6 of the speed would be ideal.
+3. The same pipelines, cut alike, as two replica groups of torchft's (scripts/slept_torchft.py), in turn with
+   2. A pipeline that lacks a machine cannot be formed, so the other one goes on alone.
+
+``--losses-only`` leaves the first part out.
+Speed is samples per second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.lib.results import (
@@ -26,14 +34,29 @@ from benchmarks.lib.results import (
     table,
     target_table,
 )
-from examples.commands import CommandError, finished, swift_run
+from benchmarks.peers.runs import TORCHFT_VERSION, lighthouse, why_no_torchft
+from examples.commands import CommandError, check, finished, started, swift_run, torchrun
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS, SLEPT = SCRIPTS / "replicated_steps.py", SCRIPTS / "slept_layers.py"
+TORCHFT, PIPELINES = SCRIPTS / "slept_torchft.py", 2
 WORKERS, ITERATIONS, WARM_UP = 4, 40, 15
 WAYS = ("ddp", "unlike", "exact")
 AT_MOST = {"unlike": 1.02, "exact": 1.05}
 MACHINES, LOST_AT, LONG, COUNTED = 6, 16, 60, 20
+TORCHFT_TIMEOUT_S = 1.0
+STATES = {
+    "hosted": ("at once: a machine does the work of two", "kept"),
+    "rerouted": ("microbatches go to the other pipeline", "kept"),
+    "recut": ("layers have moved, too", "kept"),
+    "torchft": (f"torchft {TORCHFT_VERSION}", "halved"),
+}
+"""Our states in the order in which they come, and torchft's."""
+ABOUT_TORCHFT = (
+    f"torchft {TORCHFT_VERSION} has the same pipelines as its two replica groups, and its Manager averages "
+    "all gradients. The two machines that are left of the second pipeline do nothing there, and the global "
+    "batch is half as large from then on."
+)
 IDEAL = (MACHINES - 1) / MACHINES
 WITHIN_S = 300.0
 
@@ -41,18 +64,23 @@ WITHIN_S = 300.0
 def main() -> int:
     """Measure, print, and keep."""
     parser = argument_parser(__doc__, repetitions=6)
+    parser.add_argument("--losses-only", action="store_true", help="measure only what losses leave")
     args = parser.parse_args()
     wall: dict[str, list[float]] = {way: [] for way in AT_MOST}
     cpu: dict[str, list[float]] = {way: [] for way in AT_MOST}
     left: list[dict[str, float]] = []
+    no_torchft = why_no_torchft()
     try:
         for number in range(args.repetitions):
-            found = {way: steps(way) for way in (WAYS if number % 2 else WAYS[::-1])}
-            for way in AT_MOST:
-                wall[way].append(found[way][0] / found["ddp"][0])
-                cpu[way].append(found[way][1] / found["ddp"][1])
+            if not args.losses_only:
+                found = {way: steps(way) for way in (WAYS if number % 2 else WAYS[::-1])}
+                for way in AT_MOST:
+                    wall[way].append(found[way][0] / found["ddp"][0])
+                    cpu[way].append(found[way][1] / found["ddp"][1])
             left.append(after_loss(number % MACHINES))
-            print(f"# {number + 1}: {[r[-1] for r in wall.values()]}, {left[-1]}", file=sys.stderr)
+            if no_torchft is None:
+                left[-1]["torchft"] = torchft_after_loss(number % (MACHINES // PIPELINES))
+            print(f"# {number + 1}: {[r[-1:] for r in wall.values()]}, {left[-1]}", file=sys.stderr)
     except CommandError as error:
         print(f"replicas.py: {error}", file=sys.stderr)
         return 1
@@ -65,25 +93,28 @@ def main() -> int:
         )
         for way in AT_MOST
         for what, ratios in (("wall time", wall), ("CPU time of all workers", cpu))
+        if ratios[way]
     ]
-    keys = ("hosted", "rerouted", "recut")
-    summaries = {key: Summary.of([one[key] for one in left if key in one]) for key in keys}
-    names = {
-        "hosted": "at once: a machine does the work of two",
-        "rerouted": "microbatches go to the other pipeline",
-        "recut": "layers have moved, too",
-    }
-    rows = [[names[key], summaries[key].text(""), f"{summaries[key].median / IDEAL:.3f}"] for key in keys]
+    about = f"torchft was not measured: {no_torchft}." if no_torchft else ABOUT_TORCHFT
     body = (
-        f"Two pipelines, 1F1B, {args.repetitions} repetitions in turn. Speed after the loss of one machine "
-        f"of six, as a share of that before; {IDEAL:.3f} would be ideal. torchft goes on without the "
-        "pipeline that has lost a machine: with half of the speed and of the batch (not measured here).\n\n"
-        f"{table(['', 'speed left', 'of the ideal'], rows)}\n\n{target_table(targets)}"
+        f"Two pipelines, 1F1B, {args.repetitions} repetitions in turn. Samples per second after the loss of "
+        f"one machine of six, as a share of those before; {IDEAL:.3f} would be ideal. {about}\n\n"
+        f"{losses(left)}" + (f"\n\n{target_table(targets)}" if targets else "")
     )
     print(json.dumps({"machine": machine(), "wall": wall, "cpu": cpu, "left": left}) if args.json else body)
     if args.update:
         append_results("Pipelines that are replicas", body)
     return 0
+
+
+def losses(left: Sequence[dict[str, float]]) -> str:
+    """What losses leave, as a table."""
+    rows = []
+    for key, (name, batch) in STATES.items():
+        if values := [one[key] for one in left if key in one]:
+            summary = Summary.of(values)
+            rows.append([name, summary.text(""), f"{summary.median / IDEAL:.3f}", batch])
+    return table(["", "speed left", "of the ideal", "global batch"], rows)
 
 
 def steps(way: str) -> tuple[float, float]:
@@ -129,6 +160,39 @@ def after_loss(lost: int) -> dict[str, float]:
         for key, span in spans.items()
         if (found := [s for index, s in times if index in span])
     }
+
+
+def torchft_after_loss(lost: int) -> float:
+    """Samples per second of torchft's after a stage's machine is lost, as a share of those before."""
+    stages = MACHINES // PIPELINES
+    with tempfile.TemporaryDirectory(prefix="swift-replicas-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        address = stack.enter_context(lighthouse(TORCHFT_TIMEOUT_S, folder))
+        env = {
+            "OMP_NUM_THREADS": "1",
+            "TORCHFT_LIGHTHOUSE": address,
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+        outputs = [folder / f"output{pipeline}.txt" for pipeline in range(PIPELINES)]
+        running = []
+        for pipeline, output in enumerate(outputs):
+            script = [str(TORCHFT), "--out", str(folder / "steps.json"), "--iterations", str(LONG)]
+            script += ["--pipeline", str(pipeline), "--lost", str(lost), "--lost-at", str(LOST_AT)]
+            command = torchrun("--nproc-per-node", str(stages), "--max-restarts", "0", *script)
+            running.append(stack.enter_context(started(command, output, **env)))
+        try:
+            running[0].wait(WITHIN_S)
+        except subprocess.TimeoutExpired as error:
+            end = outputs[0].read_text(errors="replace")[-1500:]
+            raise CommandError(f"torchft has not ended within {WITHIN_S} s\n{end}") from error
+        check(running[0], outputs[0])
+        times = json.loads((folder / "torchft00.json").read_text())
+    both = [s for index, s, pipelines in times if pipelines == PIPELINES and 8 <= index < LOST_AT]
+    alone = [s for index, s, pipelines in times if pipelines == 1 and index >= LONG - COUNTED]
+    if not both or not alone:
+        raise CommandError(f"torchft: {len(both)} steps of two pipelines, {len(alone)} of one")
+    ratio: float = statistics.median(both) / statistics.median(alone) / PIPELINES
+    return ratio
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def _start(
         common += ["--kill-iteration", str(setting.kill_iteration)]
     env = {"OMP_NUM_THREADS": "1"}
     if contender.kind == "torchft":
-        env["TORCHFT_LIGHTHOUSE"] = stack.enter_context(_lighthouse(contender, folder))
+        env["TORCHFT_LIGHTHOUSE"] = stack.enter_context(lighthouse(contender.timeout_s, folder))
         commands = [_with_torchft(contender, setting, rank, common) for rank in range(2)]
     else:
         common += ["--iterations", str(setting.kill_iteration + _AFTER + 1)]
@@ -291,15 +291,15 @@ def _replacement_is_back(contender: Contender, trace: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _lighthouse(contender: Contender, folder: Path) -> Iterator[str]:
+def lighthouse(timeout_s: float | None, folder: Path) -> Iterator[str]:
     """Runs torchft's lighthouse with its defaults, or with our timeouts. Yields its address."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     program = Path(sys.executable).parent / "torchft_lighthouse"
     command = [str(program), "--bind", f"[::]:{port}", "--min_replicas", "1"]
-    if contender.timeout_s is not None:
-        milliseconds = str(round(1000 * contender.timeout_s))
+    if timeout_s is not None:
+        milliseconds = str(round(1000 * timeout_s))
         command += ["--heartbeat_timeout_ms", milliseconds, "--join_timeout_ms", milliseconds]
     output = folder / "lighthouse.txt"
     with started(command, output) as process:

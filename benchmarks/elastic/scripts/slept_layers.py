@@ -15,15 +15,14 @@ from typing import IO, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.utils.data import Dataset
 
 import swift_ft
+from benchmarks.elastic.scripts.slept import FORWARD_MS, MICROBATCH, MICROBATCHES, Layer, Noise
 from swift_ft.recovery.devices import device_of
 
-FORWARD_MS = (4, 9, 5, 5, 12, 5, 7, 5, 5, 8)
-MICROBATCHES, MICROBATCH, WIDTH, ASKED_AT = 8, 2, 16, 12
+ASKED_AT = 12
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--store", required=True)
@@ -55,52 +54,9 @@ def busy(milliseconds: int) -> None:
         fcntl.flock(device(), fcntl.LOCK_UN)
 
 
-class Noise(Dataset[tuple[Tensor, Tensor]]):
-    """Each sample is an input and a target."""
-
-    def __len__(self) -> int:
-        return 1000
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(index))
-        return x, y
-
-
-class Takes(torch.autograd.Function):
-    """Takes its time forward, and twice that backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, milliseconds: int) -> Tensor:
-        """Keep the device."""
-        ctx.milliseconds = milliseconds
-        busy(milliseconds)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Keep the device."""
-        busy(2 * ctx.milliseconds)
-        return gradient, None
-
-
-class Layer(nn.Module):
-    """One of the stack."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        torch.manual_seed(number)
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.milliseconds = FORWARD_MS[number]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute next to nothing, and take its time."""
-        taken: Tensor = Takes.apply(self.linear(x), self.milliseconds)  # type: ignore[no-untyped-call]
-        return taken
-
-
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-model = swift_ft.LayerStack(Layer, len(FORWARD_MS), pipelines=args.pipelines)
+model = swift_ft.LayerStack(lambda number: Layer(number, busy), len(FORWARD_MS), pipelines=args.pipelines)
 stage = PipelineStage(model, model.stage, model.num_stages, torch.device("cpu"), group=model.group)
 schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
