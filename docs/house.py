@@ -24,6 +24,7 @@ PACKAGE = ROOT / "swift_ft"
 FLOORS: dict[str, tuple[str, ...]] = {
     "ground": (
         "errors addresses failpoints host_memory units",
+        "network",
         "plain_python determinism faults store_address token_server torch_adapters.core waits",
         "config file_server",
     ),

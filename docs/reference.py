@@ -52,6 +52,10 @@ _WIDTH = 100
 _LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 MEANINGS = {
+    "connection_refused": "A stranger, or bytes that no member of the job sent. Few lines a minute.",
+    "channel_over": "A connection between two machines has ended. What used it connects again, or knows why.",
+    "channel_failed": "An error of swift_ft itself in serving another machine. Only that connection ends.",
+    "token_file_open": "The group of the token file's owner can read it, and so the job's secret.",
     "store_silent": "The rendezvous store has not answered for a while. Training goes on until a limit.",
     "store_answers": "The rendezvous store answers again.",
     "snapshots_off": "A job with one machine has no other one that could hold its state in memory.",

@@ -1,0 +1,133 @@
+"""Ports of the job's network under test: sockets of strangers, a recording wire, and certificates."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from swift_ft.network import Certificates
+
+__all__ = ["Wire", "eventually", "is_refused", "issue", "new_authority", "stranger"]
+
+DEADLINE_S = 30.0
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds.
+
+    Raises:
+        AssertionError: it did not within the deadline.
+    """
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {DEADLINE_S:g} s"
+        time.sleep(0.01)
+
+
+def stranger(address: str, data: bytes = b"") -> socket.socket:
+    """A connection of someone who does not belong to the job, with what he says first."""
+    host, _, port = address.rpartition(":")
+    line = socket.create_connection((host, int(port)), DEADLINE_S)
+    line.sendall(data)
+    return line
+
+
+def is_refused(line: socket.socket) -> bool:
+    """Whether the other side ends a connection. It fails on any bytes that it sends instead."""
+    with line:
+        try:
+            got = line.recv(4096)
+        except ConnectionError:
+            return True
+        assert got == b"", f"it sent {got!r}"
+        return True
+
+
+class Wire:
+    """Stands between a client and a port: records both directions, and can change what passes.
+
+    Args:
+        address: of the port.
+
+    Attributes:
+        address: for the client.
+        upward: what the client sent, in all connections.
+        downward: what the port sent.
+        change: applied to what the client sends, piece by piece.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.upward, self.downward = bytearray(), bytearray()
+        self.change: Callable[[bytes], bytes] = bytes
+        self._to = address
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            server = stranger(self._to)
+            server.settimeout(None)
+            for source, target, record in (
+                (client, server, self.upward),
+                (server, client, self.downward),
+            ):
+                threading.Thread(target=self._pass_on, args=(source, target, record), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, record: bytearray) -> None:
+        try:
+            while data := source.recv(65536):
+                record += data
+                target.sendall(self.change(data) if record is self.upward else data)
+        except OSError:
+            pass  # an end of either side is passed on below
+        finally:
+            for line in (source, target):
+                try:
+                    line.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue
+
+
+def new_authority(folder: Path, name: str = "authority") -> Path:
+    """A certificate authority of a test's own. Returns its certificate; its key lies beside it."""
+    cert = folder / f"{name}.pem"
+    _openssl(
+        "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+        "-subj", f"/CN={name}", "-keyout", str(cert.with_suffix(".key")), "-out", str(cert),
+    )  # fmt: skip
+    return cert
+
+
+def issue(authority: Path, name: str) -> Certificates:
+    """A machine's certificate, which an authority has signed."""
+    cert = authority.with_name(f"{name}.pem")
+    key, request = cert.with_suffix(".key"), cert.with_suffix(".csr")
+    _openssl(
+        "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+        "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(request),
+    )  # fmt: skip
+    _openssl(
+        "x509", "-req", "-in", str(request), "-days", "2", "-CA", str(authority),
+        "-CAkey", str(authority.with_suffix(".key")), "-CAcreateserial", "-out", str(cert),
+    )  # fmt: skip
+    return Certificates(cert=str(cert), key=str(key), ca=str(authority))
+
+
+def _openssl(*args: str) -> None:
+    done = subprocess.run(["openssl", *args], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
