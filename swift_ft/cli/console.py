@@ -27,7 +27,7 @@ from swift_ft.cli.event_stream import EventFile, EventStream
 from swift_ft.cli.narrate import Narrator, News, Weight
 from swift_ft.config import RunConfig, flag_of
 from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
 from swift_ft.launch.event_pipe import EventPipe
@@ -252,7 +252,7 @@ class _Inbox:
             self._queue.put(_Read(entry, news=not old))
 
         with contextlib.suppress(SwiftError):  # the launcher has its own clients, and reports it
-            follower = Follower(Journal(client, by="console"), on_entry=on_entry)
+            follower = Follower(open_journal(client, by="console"), on_entry=on_entry)
             here_before = False
             follower.start()
 

@@ -15,7 +15,8 @@ from functools import partial
 from torch.distributed import DistError
 
 from swift_ft.cli.narrate import Narrator, News, machine_in_words
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import open_journal
+from swift_ft.coordination.journal_reader import JournalReader
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
@@ -230,8 +231,8 @@ class Watch:
         self._on_progress = on_progress
         # Owner of these four, once the view follows the run: the thread that looks.
         self._store = client()
-        self._journal = Journal(client, by="view")
-        self._position = 0
+        self._journal = open_journal(client, by="view")
+        self._reader = JournalReader(self._journal)
         self._texts: dict[int, bytes] = {}
 
     @property
@@ -241,7 +242,7 @@ class Watch:
         Raises:
             RendezvousLostError: if the store does not answer.
         """
-        return self._journal.has(0)
+        return not self._journal.is_empty()
 
     @property
     def over(self) -> bool:
@@ -256,9 +257,8 @@ class Watch:
         """Read new entries and progress. Changes nothing in the view."""
         entries: list[Entry] = []
         try:
-            while self._journal.has(self._position):
-                entries.append(self._journal.read(self._position))
-                self._position += 1
+            while (new := self._reader.next(0.0)) is not None:
+                entries += new
             return Seen(entries, self._changed_progress())
         except (SwiftError, DistError, RuntimeError):
             return Seen(entries, {}, lost=True)  # the store ends with the run

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import EventLog
+from swift_ft.coordination.journal_reader import JournalReader
 from swift_ft.errors import RendezvousLostError
+from swift_ft.recovery.blocks import Sequencer
 from swift_ft.recovery.events import Entry, Event
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
@@ -14,13 +16,16 @@ from swift_ft.waits import waiting
 
 __all__ = ["Follower"]
 
+_ASK_AGAIN_S = 3600.0
+"""For so long one wait for the next block may last. A process that was frozen may miss that it is gone."""
+
 
 class Follower:
     """Keeps the state up to date with the journal, in a thread of its own: the journal thread.
 
     Args:
         journal: the journal to follow.
-        on_change: called in the journal thread after each entry that arrives after :meth:`start`, with the
+        on_change: called in the journal thread after each block that arrives after :meth:`start`, with the
             state before and after it. If the journal is lost, it is called with the same state twice. It
             must return soon.
         on_entry: called in the journal thread with each entry, before the state shows it.
@@ -28,18 +33,19 @@ class Follower:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: EventLog,
         *,
         on_change: Callable[[State, State], None] | None = None,
         on_entry: Callable[[Entry], None] | None = None,
     ) -> None:
         self._journal = journal
+        self._reader = JournalReader(journal)
         self._on_change = on_change
         self._on_entry = on_entry
         self._changed = threading.Condition()
         # Owner of these three: the journal thread, once it runs. All threads read them.
         self._state = State()
-        self._position = 0
+        self._applied = Sequencer()
         self._error: BaseException | None = None
         self._started = False  # owner: the constructing thread; set before the journal thread starts
         self._catch_up()
@@ -65,9 +71,9 @@ class Follower:
 
     def append(self, event: Event, timeout_s: float = 60.0) -> State:
         """Append an event, and wait until it is part of this follower's own state."""
-        position = self._journal.append(event)
+        stamped = self._journal.append(event)
         with waiting("the rendezvous store to return an entry of the journal", timeout_s), self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._position > position, timeout_s)
+            self._changed.wait_for(lambda: self._error is not None or self._applied.has(stamped), timeout_s)
         return self.state
 
     def wait_for(self, condition: Callable[[State], bool], timeout_s: float) -> State | None:
@@ -84,13 +90,14 @@ class Follower:
         return not self._thread.is_alive()
 
     def _catch_up(self) -> None:
-        while self._journal.has(self._position):
-            self._apply(self._journal.read(self._position))
+        while (entries := self._reader.next(0.0)) is not None:
+            self._apply(entries)
 
     def _run(self) -> None:
         try:
             while True:
-                self._apply(self._journal.read(self._position))
+                if (entries := self._reader.next(_ASK_AGAIN_S)) is not None:
+                    self._apply(entries)
         except BaseException as error:
             with self._changed:
                 self._error = error
@@ -98,14 +105,15 @@ class Follower:
             if self._on_change is not None:
                 self._on_change(self._state, self._state)
 
-    def _apply(self, entry: Entry) -> None:
-        before = self._state
-        after = step(before, entry.event)
-        if self._on_entry is not None:
-            self._on_entry(entry)
+    def _apply(self, entries: Sequence[Entry]) -> None:
+        before = after = self._state
+        for entry in entries:
+            after = step(after, entry.event)
+            if self._on_entry is not None:
+                self._on_entry(entry)
         with self._changed:
             self._state = after
-            self._position = entry.position + 1
+            self._applied = self._reader.sequencer
             self._changed.notify_all()
-        if self._on_change is not None and self._started:
+        if entries and self._on_change is not None and self._started:
             self._on_change(before, after)

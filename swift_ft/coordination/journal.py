@@ -1,100 +1,86 @@
 """The journal: one totally ordered list of events in the rendezvous store, which every participant reads.
 
-Entry n is written by compare-and-set from absent, so two writers never share a position and no position stays
-empty. Readers block in the store until the next entry is there; none of them polls. Each participant runs the
-pure protocol over the entries, so all of them hold the same state at the same position.
+Events are written in blocks (`recovery/blocks.py`), of one event or of many, into a :class:`BlockLog`. Each
+participant runs the pure protocol over the entries, so all of them hold the same state at the same position.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
-import socket
-import threading
-import time
 from collections.abc import Callable
-from datetime import timedelta
+from typing import Protocol
 
-from torch.distributed import DistError
-
-from swift_ft.errors import RendezvousLostError, first_line
-from swift_ft.recovery.events import Entry, Event, event_from_dict, event_to_dict
+from swift_ft.coordination.block_log import BlockGoneError, BlockLog, StoreBlockLog
+from swift_ft.coordination.outbox import Outbox
+from swift_ft.recovery.blocks import Block, Stamped, block_from_text, block_to_text
+from swift_ft.recovery.events import Event
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["Journal"]
+__all__ = ["EventLog", "Journal", "open_journal"]
 
-_FOREVER = timedelta(days=365)
+
+class EventLog(Protocol):
+    """What a participant needs of the journal, however its events get there and back.
+
+    All methods may be called by several threads. They raise :class:`RendezvousLostError` if the journal is
+    out of reach.
+    """
+
+    def append(self, *events: Event) -> Stamped:
+        """Write events, one after the other. Returns the last one once all are in the journal."""
+
+    def read(self, number: int, timeout_s: float) -> Block | None:
+        """Wait for a block. None if it is not there in time; 0 does not wait.
+
+        Raises:
+            BlockGoneError: if it was deleted: the newest snapshot covers it.
+        """
 
 
 class Journal:
-    """Appends to the journal and reads it.
+    """An :class:`EventLog` that goes to the store itself.
 
     Args:
-        connect: opens the journal's own client of the rendezvous store, since its reads wait without a limit.
+        log: the blocks.
         by: the name under which this participant writes.
+
+    Attributes:
+        log: the blocks.
     """
 
-    def __init__(self, connect: Callable[[], RendezvousStore], *, by: str) -> None:
-        self._by = by
-        self._nonce = f"{socket.gethostname()}:{os.getpid()}"
-        self._serial = itertools.count()
-        self._rendezvous = connect()
-        self._rendezvous.set_timeout(_FOREVER)
-        self._lock = threading.Lock()
-        self._tail = 0  # a position that is not after the first free one; guarded by the lock
+    def __init__(self, log: BlockLog, *, by: str) -> None:
+        self.log = log
+        self._outbox = Outbox(by, self._write)
 
-    def append(self, event: Event) -> int:
-        """Write an event after the last one and return its position.
+    def append(self, *events: Event) -> Stamped:
+        """See :meth:`EventLog.append`. Events of several threads become one block, if they come together."""
+        return self._outbox.append(*events)
 
-        Raises:
-            RendezvousLostError: if the store does not answer.
-        """
-        entry = {
-            **event_to_dict(event),
-            "at": time.time(),
-            "by": self._by,
-            "nonce": f"{self._nonce}:{next(self._serial)}",
-        }
-        text = json.dumps(entry, separators=(",", ":"))
-        with self._lock:
-            try:
-                while self._rendezvous.compare_set(_key(self._tail), "", text).decode() != text:
-                    self._tail += 1
-            except (DistError, RuntimeError) as error:
-                raise _lost(error) from error
-            self._tail += 1
-            return self._tail - 1
+    def pass_on(self, block: Block) -> None:
+        """Write events of other origins. Returns once they are in the journal."""
+        self._outbox.pass_on(block)
 
-    def read(self, position: int) -> Entry:
-        """Wait for the entry at a position.
+    def read(self, number: int, timeout_s: float) -> Block | None:
+        """See :meth:`EventLog.read`."""
+        text = self.log.read(number, timeout_s)
+        return None if text is None else block_from_text(text)
 
-        Raises:
-            RendezvousLostError: if the store does not answer.
-        """
+    def is_empty(self) -> bool:
+        """Whether nothing has happened yet."""
         try:
-            data = json.loads(self._rendezvous.get(_key(position)))
-        except (DistError, RuntimeError) as error:
-            raise _lost(error) from error
-        with self._lock:
-            self._tail = max(self._tail, position + 1)
-        return Entry(position, event_from_dict(data), data["at"], data["by"])
+            return self.log.read(0, 0.0) is None
+        except BlockGoneError:
+            return False
 
-    def has(self, position: int) -> bool:
-        """Whether there is an entry at a position."""
-        try:
-            with self._lock:
-                return bool(self._rendezvous.check([_key(position)]))
-        except (DistError, RuntimeError) as error:
-            raise _lost(error) from error
+    def _write(self, block: Block) -> None:
+        first = block[0]
+        self.log.append(block_to_text(block), f"{first.origin}.{first.serial}")
 
 
-def _key(position: int) -> str:
-    return f"journal/{position}"
+def open_journal(connect: Callable[[], RendezvousStore], *, by: str) -> Journal:
+    """The journal in a rendezvous store.
 
-
-def _lost(error: Exception) -> RendezvousLostError:
-    return RendezvousLostError(
-        f"The rendezvous store does not answer ({first_line(error)}). "
-        "Start it again and resume from the last checkpoint with --resume."
-    )
+    Args:
+        connect: opens the journal's own client of the store, since its reads wait without a limit.
+        by: the name under which this participant writes.
+    """
+    return Journal(StoreBlockLog(connect()), by=by)

@@ -14,7 +14,7 @@ from swift_ft.config import EXIT_FENCED, WorkerContext
 from swift_ft.coordination.active_generation import ActiveGeneration
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import EventLog
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.errors import JobEndedError
 from swift_ft.recovery import events as ev
@@ -48,7 +48,7 @@ class Participant:
     def __init__(
         self,
         context: WorkerContext,
-        journal: Journal,
+        journal: EventLog,
         progress: ProgressBoard,
         on_entry: Callable[[Entry], None] | None = None,
     ) -> None:

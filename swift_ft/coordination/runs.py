@@ -13,7 +13,7 @@ from collections.abc import Callable
 from torch.distributed import DistError
 
 from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import open_journal
 from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.recovery.job_state import Phase
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -81,4 +81,4 @@ def _number(run: str) -> int:
 
 
 def _has_ended(connect: Connect, run: str) -> bool:
-    return Follower(Journal(lambda: connect(run), by="launcher")).state.phase == Phase.ENDED
+    return Follower(open_journal(lambda: connect(run), by="launcher")).state.phase == Phase.ENDED

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from swift_ft.config import EXIT_USAGE
 from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import Journal, open_journal
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
@@ -218,7 +218,7 @@ class Cluster:
             self._job.run_id,
             timeout_s=min(_CONNECT_S, settings.config.rendezvous_timeout_s),
         )
-        return Journal(client, by="supervisor")
+        return open_journal(client, by="supervisor")
 
     def _verdict(self) -> Verdict | None:
         return Follower(self._journal()).state.verdict

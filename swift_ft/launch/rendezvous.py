@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import open_journal
 from swift_ft.launch.bootstrap import Bootstrap
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
@@ -77,8 +77,8 @@ class JournalRendezvous(RendezvousHandler):
         self._incarnation = 0
         self.machine = f"{self._base_name}.0"
         self.started_in: int | None = None
-        self.journal = Journal(connect, by=f"agent {self._base_name}")
-        if not self.journal.has(0):
+        self.journal = open_journal(connect, by=f"agent {self._base_name}")
+        if self.journal.is_empty():
             self.journal.append(replace(opened, setup=self._joined_with))
         self.follower = Follower(self.journal, on_change=on_change, on_entry=on_entry)
         self.follower.start()

@@ -15,7 +15,7 @@ from typing import Any
 from swift_ft.checkpoint.store_claim import CLAIMED
 from swift_ft.config import OfflineReplay, RunConfig, WorkerContext
 from swift_ft.coordination.agent_channel import channel_pair, receive
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.launch.standby import Standby
@@ -107,9 +107,8 @@ class ReplayWorkers:
                 rendezvous.set(shapes_key(stage, plan.layout), json.dumps(shapes))
             for key, result in record.setup.items():
                 rendezvous.set(key, result)
-        journal = Journal(lambda: connect(self._service.address, run_id), by="swift-recover")
-        for event in synthetic_journal(plan):
-            journal.append(event)
+        journal = open_journal(lambda: connect(self._service.address, run_id), by="swift-recover")
+        journal.append(*synthetic_journal(plan))
 
     def _env(self, plan: ReplayPlan, rank: int, run_id: str, offline: OfflineReplay) -> dict[str, str]:
         assert self._bootstrap is not None

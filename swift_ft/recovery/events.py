@@ -48,6 +48,7 @@ __all__ = [
     "WorkerFinished",
     "WorkerReady",
     "entry_from_dict",
+    "event_class",
     "event_from_dict",
     "event_to_dict",
 ]
@@ -544,6 +545,21 @@ OF_A_GENERATION: frozenset[type[Event]] = frozenset(
 EVENTS: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
 
 
+def event_class(name: str) -> type[Event]:
+    """The class of an event.
+
+    Raises:
+        SwiftError: for an event that this version does not know.
+    """
+    cls = EVENTS.get(name)
+    if cls is None:
+        raise SwiftError(
+            f"The journal holds the unknown event {name!r}: "
+            "all machines of a job must run the same version of swift_ft."
+        )
+    return cls
+
+
 def event_to_dict(event: Event) -> dict[str, Any]:
     """An event as a JSON-ready dictionary; ``event`` holds its name."""
     return {"event": type(event).__name__, **dataclasses.asdict(event)}
@@ -555,12 +571,7 @@ def event_from_dict(data: dict[str, Any]) -> Event:
     Raises:
         SwiftError: for an event that this version does not know.
     """
-    cls = EVENTS.get(data["event"])
-    if cls is None:
-        raise SwiftError(
-            f"The journal holds the unknown event {data['event']!r}: "
-            "all machines of a job must run the same version of swift_ft."
-        )
+    cls = event_class(data["event"])
     fields = {f.name for f in dataclasses.fields(cls)}
     values: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in fields

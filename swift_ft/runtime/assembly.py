@@ -25,7 +25,7 @@ from swift_ft.config import WorkerContext
 from swift_ft.coordination.archive import JournalArchive, JournalArchiver
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.groups import Groups
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.coordination.setup_communication import SetupCommunication
@@ -143,7 +143,7 @@ class Assembly:
             keep=self._settings.keep_checkpoints * self._settings.checkpoint_every,
         )
         self._progress = ProgressBoard(self._rendezvous, writer, context.rank)
-        journal = Journal(client, by=f"worker {context.rank}")
+        journal = open_journal(client, by=f"worker {context.rank}")
         self._background = ThreadPoolExecutor(1, thread_name_prefix="swift-housekeeper")
         self._archiver = self._new_archiver()
         on_entry = self._archiver.on_entry if self._archiver is not None else None

@@ -50,7 +50,6 @@ REASONS = {
         "cli/store.py:main",
         "coordination/agent_channel.py:AgentChannel._beat",
         "coordination/agent_channel.py:receive",
-        "coordination/journal.py:Journal.read",
         "coordination/background_writer.py:BackgroundWriter._next",
         "runtime/data/board.py:BatchBoard._read",
         "runtime/memory/snapshots.py:Snapshots._pause",

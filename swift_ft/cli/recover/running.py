@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, UsageError
@@ -59,12 +59,12 @@ def _follow(endpoint: str, name: str) -> tuple[str, Follower]:
     client = partial(connect, StoreAddress.parse(endpoint), timeout_s=_CONNECT_S)
     try:
         run_id = newest_run(client, name)
-        journal = Journal(partial(client, run_id), by=who_asks())
+        journal = open_journal(partial(client, run_id), by=who_asks())
     except RendezvousLostError as error:
         raise UsageError(
             f"no rendezvous store answers at {endpoint}: the run has ended, or check --rdzv-endpoint"
         ) from error
-    if not journal.has(0):
+    if journal.is_empty():
         raise UsageError(f"there is no run {name!r} at {endpoint}: check --rdzv-id")
     follower = Follower(journal)
     if follower.state.phase == Phase.ENDED:

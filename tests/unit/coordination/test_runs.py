@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import close_after_run, find_run, newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError
@@ -39,7 +39,7 @@ def find_together(store: TCPStore) -> set[str]:
 
 def end(store: TCPStore, run: str, *, exit_code: int = 1) -> None:
     client = partial(connect, StoreAddress.tcp("127.0.0.1", store.port), run)
-    Journal(client, by="test").append(ev.JobClosed(reason="stopped", exit_code=exit_code))
+    open_journal(client, by="test").append(ev.JobClosed(reason="stopped", exit_code=exit_code))
 
 
 def test_launchers_agree_on_a_run_and_begin_the_next_one_after_its_end(store: TCPStore) -> None:

@@ -12,7 +12,8 @@ from functools import partial
 import pytest
 
 from swift_ft.cli.recover.main import main
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import Journal, open_journal
+from swift_ft.coordination.journal_reader import entries_of
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.store_service import StoreService
@@ -31,7 +32,7 @@ def service() -> Iterator[StoreService]:
 def opened(service: StoreService, setup: tuple[str, ...] = SETUP) -> Journal:
     """The journal of a run of three machines and two spares, on some hosts."""
     client = partial(connect, service.address)
-    journal = Journal(partial(client, find_run(client, "run")), by="test")
+    journal = open_journal(partial(client, find_run(client, "run")), by="test")
     journal.append(ev.JobOpened(machines=3, setup=setup))
     for number, host in enumerate(HOSTS):
         journal.append(ev.MachineJoined(machine=f"m-{number}.0", address=f"{host}:1234", setup=setup))
@@ -42,14 +43,8 @@ def opened(service: StoreService, setup: tuple[str, ...] = SETUP) -> Journal:
 
 def asked(journal: Journal) -> list[str]:
     """The machines that were asked to leave."""
-    found = []
-    position = 0
-    while journal.has(position):
-        event = journal.read(position).event
-        if isinstance(event, ev.DrainRequested):
-            found.append(event.machine)
-        position += 1
-    return found
+    events = [entry.event for entry in entries_of(journal)]
+    return [event.machine for event in events if isinstance(event, ev.DrainRequested)]
 
 
 @pytest.mark.parametrize(

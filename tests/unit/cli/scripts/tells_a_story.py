@@ -10,7 +10,7 @@ from pathlib import Path
 from swift_ft.cli.console import LauncherConsole
 from swift_ft.cli.options import add_options, config_from
 from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.store_service import StoreService
 from swift_ft.recovery import events as ev
@@ -29,7 +29,7 @@ def main() -> None:
         logger = logging.getLogger("swift_ft.logging")
         logger.warning("the log is %s", "suspended", extra=extra)
         logger.warning("a line without an event")
-    journal = Journal(partial(connect, store.address, "story"), by="test")
+    journal = open_journal(partial(connect, store.address, "story"), by="test")
     for event in events():
         journal.append(event)
     assert Follower(journal).state.verdict is not None
