@@ -3,7 +3,7 @@
 Block n is written by compare-and-set from absent, so two writers never share a number and no number stays
 empty. Readers block in the store until the next one is there; none of them polls.
 
-Old blocks are deleted (`coordination/compaction.py`), and the key of a deleted block is absent, too. A writer
+Old blocks may be deleted, and the key of a deleted block is absent, too. A writer
 that was frozen could therefore write to a number that all others have passed. The key ``first`` is raised
 before blocks are deleted, so the writer sees it after such a write, and writes again at the end. A reader
 takes a block together with ``first``, in one answer, and so sees no block that was written in this way.
