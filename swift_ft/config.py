@@ -29,6 +29,7 @@ __all__ = [
     "RunConfig",
     "WorkerContext",
     "flag_of",
+    "store_credentials",
 ]
 
 EXIT_USAGE = 2
@@ -41,6 +42,7 @@ SILENCE_S = 300.0
 """Seconds without an answer after which the rendezvous store's host counts as lost."""
 
 _CONTEXT = "SWIFT_CONTEXT"
+_STORE_CREDENTIALS = "SWIFT_FT_STORE_CREDENTIALS"
 _HIGHEST_PORT = 65535
 
 
@@ -336,6 +338,11 @@ class RunConfig:
             parse_faults(self.inject)
         except UsageError as error:
             yield str(error)
+
+
+def store_credentials() -> str | None:
+    """``user:password`` for the rendezvous store, from the environment; None if it is not there."""
+    return os.environ.get(_STORE_CREDENTIALS)
 
 
 def flag_of(name: str) -> str:

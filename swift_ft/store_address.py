@@ -23,6 +23,7 @@ ETCD = "etcd-v3"
 """A cluster of etcd members."""
 
 _SEPARATOR = "://"
+_ETCD_PORT = 2379
 _FILES = ("ca", "cert", "key", "credentials")
 
 
@@ -87,6 +88,13 @@ class StoreAddress:
             raise UsageError("The embedded store has neither users nor TLS: use --rdzv-backend etcd-v3.")
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         return StoreAddress(**{**own, **{name: str(Path(file).absolute()) for name, file in files.items()}})
+
+    @classmethod
+    def etcd(cls, endpoints: str) -> StoreAddress:
+        """A cluster of etcd: ``host:port`` of its members, separated by commas; 2379 is the usual port."""
+        members = (member.strip() for member in endpoints.split(",") if member.strip())
+        known = (member if _is_endpoint(member) else f"{member}:{_ETCD_PORT}" for member in members)
+        return cls.parse(f"{ETCD}{_SEPARATOR}{','.join(known)}")
 
     @property
     def host(self) -> str:

@@ -44,13 +44,16 @@ from swift_ft.recovery.job_state import Verdict
 from swift_ft.recovery.layout_timeline import layout_changes
 from swift_ft.recovery.load_timeline import checkpoint_loads
 from swift_ft.recovery.timeline import recoveries
-from swift_ft.store_address import StoreAddress
+from swift_ft.store_address import ETCD, TCP, StoreAddress
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 
 __all__ = ["main", "parser", "run_and_exit"]
 
 _EMBEDDED = StoreAddress.tcp("127.0.0.1", 0)
 """The store that a standalone run starts itself: at a free port."""
+
+_EMBEDDED_NAMES = ("static", "c10d", "swift")
+"""Backends of torchrun that stand for the embedded store."""
 
 _STORE_ENDS_S = 10.0
 _POLL_S = 0.2
@@ -97,6 +100,10 @@ examples:
 
   on each of several hosts; those beyond four wait as spares:
     swift-run --nnodes 4 --rdzv-endpoint host0:29400 --rdzv-id job7 train.py
+
+  the same with a rendezvous store that outlives its machines:
+    swift-run --nnodes 4 --rdzv-backend etcd-v3 --rdzv-endpoint a:2379,b:2379,c:2379 \\
+        --rdzv-id job7 train.py
 
   continue from the last checkpoint in the script's store:
     swift-run --nnodes 4 --rdzv-endpoint host0:29400 --rdzv-id job7 --resume train.py
@@ -168,7 +175,8 @@ def _run(args: argparse.Namespace) -> int:
     )
     config.check_domains(machines + config.spares if standalone else 1)
     if standalone:
-        return _run_cluster(MachineJob(launch_config, _settings(args, config, _EMBEDDED), name, opened))
+        store = _store_address(args) if _has_store(args) else _EMBEDDED
+        return _run_cluster(MachineJob(launch_config, _settings(args, config, store), name, opened))
     if args.rdzv_id == "none":
         raise UsageError("A run on several hosts needs a name: give all of them the same --rdzv-id.")
     settings = _settings(args, config, _store_address(args))
@@ -177,10 +185,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _launch_config(args: argparse.Namespace) -> LaunchConfig:
-    if args.rdzv_backend not in ("static", "c10d", "swift"):
+    if args.rdzv_backend not in (*_EMBEDDED_NAMES, ETCD):
         raise UsageError(
-            f"--rdzv-backend {args.rdzv_backend} is not supported: swift-run uses torch's TCPStore; "
-            "omit the flag."
+            f"--rdzv-backend {args.rdzv_backend} is not supported: swift-run uses torch's TCPStore (omit the "
+            f"flag) or {ETCD}."
         )
     torchrun_args = argparse.Namespace(**vars(args))
     torchrun_args.rdzv_backend, torchrun_args.rdzv_endpoint = "c10d", "unused:0"  # the rendezvous is our own
@@ -261,7 +269,7 @@ def _find_run(store: StoreAddress, name: str, config: RunConfig) -> str:
     deadline = time.monotonic() + _STORE_ENDS_S
     while True:
         try:
-            if _is_local(store.host) and not is_listening(store):
+            if store.backend == TCP and _is_local(store.host) and not is_listening(store):
                 StoreService(store.host, store.port, until_over=name)
             return find_run(partial(connect, store, timeout_s=config.join_timeout_s), name)
         except RendezvousLostError:
@@ -301,12 +309,30 @@ def _exit_code(verdict: Verdict) -> int:
 
 
 def _store_address(args: argparse.Namespace) -> StoreAddress:
+    """Where the store is that the command line names: by a backend, or by an address that has one."""
+    if args.rdzv_backend == ETCD and not args.rdzv_endpoint:
+        raise UsageError("--rdzv-backend etcd-v3 needs --rdzv-endpoint HOST:PORT,HOST:PORT: etcd's members.")
+    if "://" in args.rdzv_endpoint:
+        return StoreAddress.parse(args.rdzv_endpoint).with_files(_store_files(args))
+    if args.rdzv_backend == ETCD:
+        return StoreAddress.etcd(args.rdzv_endpoint).with_files(_store_files(args))
     endpoint = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port or 29500}"
     try:
         host, port = parse_rendezvous_endpoint(endpoint, default_port=29400)
     except ValueError as error:
         raise UsageError(f"{args.rdzv_endpoint!r} is not an endpoint: write host:port.") from error
     return StoreAddress.tcp(host, port)
+
+
+def _store_files(args: argparse.Namespace) -> dict[str, str]:
+    """What ``--rdzv-conf`` says of how clients of the store show who they are."""
+    pairs = (pair.partition("=") for pair in args.rdzv_conf.split(",") if pair.strip())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _has_store(args: argparse.Namespace) -> bool:
+    """Whether a standalone run is given a store, instead of starting the embedded one itself."""
+    return args.rdzv_backend == ETCD or "://" in args.rdzv_endpoint
 
 
 def _is_local(host: str) -> bool:

@@ -1,8 +1,12 @@
-"""A client of the rendezvous store: torch's TCPStore, confined to the names of one run."""
+"""A client of the rendezvous store, confined to the names of one run.
+
+The store is torch's TCPStore, or a cluster of etcd members. What is beyond this file knows of neither.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,8 +15,8 @@ from functools import partial
 from torch.distributed import DistError
 
 from swift_ft.config import SILENCE_S
-from swift_ft.errors import RendezvousLostError, first_line
-from swift_ft.store_address import StoreAddress
+from swift_ft.errors import RendezvousLostError, UsageError, first_line
+from swift_ft.store_address import ETCD, StoreAddress
 from swift_ft.torch_adapters.connections import (
     connections_to,
     keep_alive,
@@ -40,10 +44,12 @@ def connect(
 
     Raises:
         RendezvousLostError: if nothing answers within the deadline.
+        UsageError: if the store refuses this client.
     """
-    return RendezvousStore(
-        partial(_open, address, f"swift/{run_id}", timedelta(seconds=timeout_s), silence_s)
-    )
+    prefix, timeout = f"swift/{run_id}", timedelta(seconds=timeout_s)
+    if address.backend == ETCD:
+        return RendezvousStore(partial(_open_etcd, address, prefix, timeout))
+    return RendezvousStore(partial(_open, address, prefix, timeout, silence_s))
 
 
 @contextlib.contextmanager
@@ -76,3 +82,25 @@ def _open(address: StoreAddress, prefix: str, timeout: timedelta, silence_s: flo
     keep_alive(new_connections(before), silence_s)
     client.set_timeout(_ANSWER_TIMEOUT)
     return PrefixStore(prefix, client)
+
+
+def _open_etcd(address: StoreAddress, prefix: str, timeout: timedelta) -> Store:
+    from swift_ft.coordination.etcd.client import Refused
+    from swift_ft.coordination.etcd.store import EtcdStore
+
+    for name in ("ca", "cert", "key"):
+        file = getattr(address, name)
+        if file and not os.access(file, os.R_OK):
+            raise UsageError(f"The file {file} cannot be read: check --rdzv-conf {name}=FILE.")
+    client = EtcdStore(address, prefix)
+    client.set_timeout(timeout)
+    try:
+        client.check(["alive"])
+    except Refused as error:
+        raise UsageError(first_line(error)) from error
+    except (DistError, RuntimeError) as error:
+        raise RendezvousLostError(
+            f"No etcd answers at {address} ({first_line(error)}). Start it, or check --rdzv-endpoint."
+        ) from error
+    client.set_timeout(_ANSWER_TIMEOUT)
+    return client

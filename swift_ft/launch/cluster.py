@@ -34,7 +34,7 @@ from swift_ft.launch.store_service import StoreService
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Verdict
-from swift_ft.store_address import StoreAddress
+from swift_ft.store_address import TCP, StoreAddress
 
 __all__ = ["Cluster", "ClusterResult"]
 
@@ -64,15 +64,18 @@ class Cluster:
     """Machines on this host, each with its own agent in its own process group.
 
     Args:
-        job: what each machine runs; the store's address and the run's number are filled in here.
+        job: what each machine runs; the run's number is filled in here, and the store's address unless it is
+            that of etcd.
     """
 
     def __init__(self, job: MachineJob) -> None:
         preload()  # once for all machines, which are forked from here
         self._lifeline_r, self._lifeline_w = os.pipe()
-        self._store = StoreService("127.0.0.1", 0)
-        settings = replace(job.settings, store=self._store.address)
-        run_id = find_run(partial(connect, self._store.address), job.run_id)
+        embedded = job.settings.store.backend == TCP
+        self._service = StoreService("127.0.0.1", 0) if embedded else None
+        store = job.settings.store if self._service is None else self._service.address
+        settings = replace(job.settings, store=store)
+        run_id = find_run(partial(connect, store), job.run_id)
         self._job = replace(job, settings=settings, run_id=run_id, lifeline=self._lifeline_r)
         self._agents: dict[int, int] = {}  # number of the machine on this host, by process
 
@@ -84,7 +87,7 @@ class Cluster:
     @property
     def store(self) -> StoreAddress:
         """Where the rendezvous store is."""
-        return self._store.address
+        return self._job.settings.store
 
     def run(self) -> ClusterResult:
         """Runs the job to its end. Leaves no process of a machine behind, even after an error.
@@ -102,8 +105,9 @@ class Cluster:
             self._kill_agents()
 
     def close(self) -> None:
-        """End the rendezvous store."""
-        self._store.close()
+        """End the rendezvous store, if it is this run's own."""
+        if self._service is not None:
+            self._service.close()
         os.close(self._lifeline_w)
 
     def _run_machines(self) -> None:
@@ -153,7 +157,7 @@ class Cluster:
     def _wait_for_agents(self) -> None:
         while self._agents:
             pid, status = os.waitpid(-1, 0)
-            if pid == self._store.pid or self._store.ended():  # agents may have noticed first
+            if self._service is not None and (pid == self._service.pid or self._service.ended()):
                 raise RendezvousLostError(
                     "The rendezvous store died, and with it the journal of the run: "
                     "start the run again with --resume."
@@ -182,11 +186,11 @@ class Cluster:
     def _store_ends(self) -> bool:
         """Whether the store has died. Its connections end a moment before its process does."""
         deadline = time.monotonic() + _STORE_ENDS_S
-        while not self._store.ended():
+        while self._service is not None and not self._service.ended():
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_S)
-        return True
+        return self._service is not None
 
     def _wait_for_the_rest(self) -> None:
         """Waits until the other agents see that the job has ended. Kills those that do not (stopped ones)."""

@@ -36,6 +36,7 @@ from swift_ft.launch.store_watch import StoreWatch
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import State, Verdict
+from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.connections import connections_to, shut_down
 
 __all__ = ["MachineJob", "run_machine"]
@@ -127,7 +128,7 @@ def run_machine(job: MachineJob) -> Verdict:
         handler.store,
         str(settings.store),
         limit_s=settings.config.rendezvous_timeout_s,
-        on_lost=lambda: shut_down(connections_to(settings.store.port)),
+        on_lost=partial(_end_connections, settings.store),
     )
     endpoint = _endpoint(job, status, watch)
     try:
@@ -163,6 +164,12 @@ def run_machine(job: MachineJob) -> Verdict:
             endpoint.close()
         standby.close()
     return agent.verdict or Verdict(False, "the agent ended without a verdict", 1)
+
+
+def _end_connections(store: StoreAddress) -> None:
+    """End what waits for a store that is lost."""
+    for endpoint in store.endpoints:
+        shut_down(connections_to(int(endpoint.rpartition(":")[2])))
 
 
 def _become_guest(job: MachineJob, slot: int, host: str) -> NoReturn:

@@ -1,6 +1,6 @@
-"""Test kits: the conformance suite for stores, scenarios of the recovery protocol, and simulated jobs.
+"""Test kits: conformance suites for stores, scenarios of the recovery protocol, and simulated jobs.
 
-Each is imported when it is first used: the conformance suite needs pytest, which training does not.
+Each is imported when it is first used: the conformance suites need pytest, which training does not.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from swift_ft.testing.rendezvous_conformance import RendezvousConformanceTests
     from swift_ft.testing.scenario import Scenario, ScenarioError
     from swift_ft.testing.simulation import JobKind, Outcome, Violation, simulate
     from swift_ft.testing.store_conformance import StoreConformanceTests
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "JobKind",
     "Outcome",
+    "RendezvousConformanceTests",
     "Scenario",
     "ScenarioError",
     "StoreConformanceTests",
@@ -26,6 +28,7 @@ __all__ = [
 _MODULES = {
     "JobKind": "simulation",
     "Outcome": "simulation",
+    "RendezvousConformanceTests": "rendezvous_conformance",
     "Scenario": "scenario",
     "ScenarioError": "scenario",
     "StoreConformanceTests": "store_conformance",

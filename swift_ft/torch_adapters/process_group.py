@@ -29,7 +29,7 @@ from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.comm_errors import is_communication
 from swift_ft.torch_adapters.connections import new_connections, shut_down, tcp_connections
 from swift_ft.torch_adapters.lasting_group import LastingGroup
-from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store
+from swift_ft.torch_adapters.rendezvous_store import AbortableStore, PrefixStore, RendezvousStore, Store
 from swift_ft.torch_adapters.script_groups import forget, script_groups
 
 __all__ = ["GenerationGroup"]
@@ -84,6 +84,7 @@ class GenerationGroup:
         self._on_abort: list[Callable[[], None]] = []
         self._followed: list[tuple[LastingGroup, Callable[[dist.ProcessGroup], None]]] = []
         self._store: Store | None = None  # of the current generation
+        self._connection: Store | None = None  # beneath it
         self._own = 0  # groups that the script does not know, in this generation
         script_groups.install()
 
@@ -126,7 +127,8 @@ class GenerationGroup:
         self.leave()
         os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
         self._forming = before = tcp_connections()
-        self._store = PrefixStore(f"groups/{generation}", self._rendezvous.connection())
+        self._connection = self._rendezvous.connection()
+        self._store = PrefixStore(f"groups/{generation}", self._connection)
         self._own = 0
         for group in script_groups.groups:
             self._renew(group)
@@ -150,7 +152,8 @@ class GenerationGroup:
         self.leave()
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
         self._forming = before = tcp_connections()
-        self._store = PrefixStore(f"replays/{name}", self._rendezvous.connection())
+        self._connection = self._rendezvous.connection()
+        self._store = PrefixStore(f"replays/{name}", self._connection)
         self._own = 0
         connections = []
         followed = {script_groups.default, *(group for group, _ in self._followed)}
@@ -268,6 +271,8 @@ class GenerationGroup:
                 self._stuck.daemon = True
                 self._stuck.start()
             self._sockets = {}
+        if isinstance(self._connection, AbortableStore):
+            self._connection.abort()
         for abort in (self.waits.abort, *self._on_abort):
             abort()
 

@@ -16,13 +16,14 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Protocol, runtime_checkable
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from swift_ft.addresses import family_of, listen_address
 from swift_ft.torch_adapters.connections import connections_to, exempt, new_connections, tcp_connections
 
-__all__ = ["PrefixStore", "RendezvousStore", "Store", "TCPStore", "serve_store"]
+__all__ = ["AbortableStore", "PrefixStore", "RendezvousStore", "Store", "TCPStore", "serve_store"]
 
 _BACKLOG = 2048  # as torch's own server
 
@@ -58,6 +59,8 @@ class RendezvousStore:
     def __init__(self, connect: Callable[[], Store]) -> None:
         self._connect = connect
         self._timeout: timedelta | None = None
+        # torch keeps a store of ours in C++ alone, and calls it as long as a group lives.
+        self._given: list[Store] = []
         self._connecting = threading.Lock()
         self._of_thread = threading.local()
         self._of_thread.store = self._lasting()  # its maker learns at once if nothing answers
@@ -65,7 +68,9 @@ class RendezvousStore:
     def connection(self) -> Store:
         """A new connection that belongs to the caller: a process group keeps it, and an abort may end it."""
         with self._connecting:
-            return self._connect()
+            store = self._connect()
+            self._given.append(store)
+        return store
 
     def _lasting(self) -> Store:
         """A new connection that no group's abort ends, though it may open while that group forms."""
@@ -121,6 +126,14 @@ class RendezvousStore:
     def delete_key(self, key: str) -> bool:
         """Delete a key."""
         return self._own.delete_key(key)
+
+
+@runtime_checkable
+class AbortableStore(Protocol):
+    """A store in which a wait can be ended otherwise than by the end of its connection."""
+
+    def abort(self) -> None:
+        """End what waits in this store, from any thread."""
 
 
 def _underlying(store: Store) -> Store:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import s3fs
 
+from benchmarks.lib.etcd import EtcdCluster
 from benchmarks.lib.hadoop import HdfsCluster, MissingError, classpath
 from benchmarks.lib.seaweed import SeaweedServer
 from tests.support.missing import skip_for_missing
@@ -47,6 +48,24 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) 
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def etcd_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """Three members of etcd for all tests of this process."""
+    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def etcd(etcd_running: EtcdCluster) -> Iterator[EtcdCluster]:
+    """The members. A test may kill and freeze them: all of them run again afterwards."""
+    yield etcd_running
+    etcd_running.mend()
 
 
 @pytest.fixture
