@@ -176,7 +176,16 @@ class RunConfig:
         metavar="FAULTS",
     )
     heartbeat_timeout_s: float = _timeout(
-        10.0, "seconds without a heartbeat after which a worker or a machine counts as lost"
+        10.0, "seconds without a heartbeat after which a worker counts as lost"
+    )
+    machine_silence_s: float = _option(
+        Topic.TIMEOUTS,
+        1.0,
+        "seconds of silence after which a machine counts as lost, and so does one with a worker that was "
+        "stopped by a signal (default: 1)",
+        metavar="S",
+        above=0,
+        same_everywhere=True,
     )
     elastic_wait_s: float = _option(
         Topic.TIMEOUTS,

@@ -32,13 +32,14 @@ from swift_ft.launch.run_end import RunEnd
 from swift_ft.launch.sentinel import Sentinel
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.stop_signals import SignalException, ignore_stop_signals, stopped_by
+from swift_ft.launch.watched_machine import LostMachine
 from swift_ft.launch.worker import WorkerJob
 from swift_ft.launch.worker_channels import WorkerChannels
 from swift_ft.launch.worker_watch import WorkerWatch
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import possible_hosts
 from swift_ft.recovery.job_state import Phase, State, Verdict
-from swift_ft.recovery.orders import AgentTodo, agent_order, neighbour_of
+from swift_ft.recovery.orders import AgentTodo, agent_order, neighbours_of
 from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent
 
@@ -107,7 +108,7 @@ class MachineAgent(ElasticAgent):
         self._standby = standby
         self._membership = spec.rdzv_handler
         self._sentinel = Sentinel(
-            silence_s=settings.config.heartbeat_timeout_s,
+            silence_s=settings.config.machine_silence_s,
             on_lost=self._report_neighbour_lost,
             host=settings.address,
         )
@@ -120,12 +121,17 @@ class MachineAgent(ElasticAgent):
         if lifeline is not None:
             self._selector.register(lifeline, selectors.EVENT_READ)
         self._heard = WorkerChannels(self._selector, self._run_end.hear)
-        self._watch = WorkerWatch(spec.rdzv_handler, self._heard, settings.config.heartbeat_timeout_s)
+        self._watch = WorkerWatch(
+            spec.rdzv_handler,
+            self._heard,
+            heartbeat_timeout_s=settings.config.heartbeat_timeout_s,
+            machine_silence_s=settings.config.machine_silence_s,
+        )
         self._guests = Guests(standby, spec.rdzv_handler, settings.config.elastic_wait_s)
         self._sessionless_in = 0
         self._forming_since: float | None = None
         self._rejoin_at: float | None = None
-        self._ring: Mapping[str, str] | None = None  # the addresses of which the neighbour is watched
+        self._ring: tuple[Mapping[str, str], int] | None = None  # what follows from them is watched
         self._processes: StandbyContext | None = None
         self._status = status
         self.verdict: Verdict | None = None
@@ -143,7 +149,7 @@ class MachineAgent(ElasticAgent):
                 result = self._obey()
                 if result is not None:
                     return result
-                for key, _ in self._selector.select(timeout=self._settings.config.heartbeat_timeout_s / 4):
+                for key, _ in self._selector.select(timeout=self._watch.pause_s):
                     self._handle(key.fileobj, key.data)
                 self._watch_workers()
         except SignalException as error:
@@ -220,7 +226,7 @@ class MachineAgent(ElasticAgent):
         """Do what the state asks of this machine; returns the job's result when it has ended."""
         membership = self._membership
         state = membership.follower.state
-        self._watch_neighbour(state.membership.addresses)
+        self._watch_neighbours(state)
         order = agent_order(state, machine=membership.machine, started_in=membership.started_in)
         match order.todo:
             case AgentTodo.STOP:
@@ -286,12 +292,13 @@ class MachineAgent(ElasticAgent):
             self._rejoin_at = None
             self._membership.rejoin(self._sentinel.address)
 
-    def _watch_neighbour(self, addresses: Mapping[str, str]) -> None:
-        if addresses is self._ring:
+    def _watch_neighbours(self, state: State) -> None:
+        addresses, patience = state.membership.addresses, state.machine_patience
+        if self._ring is not None and addresses is self._ring[0] and patience == self._ring[1]:
             return
-        self._ring = addresses
-        neighbour = neighbour_of(self._membership.machine, addresses)
-        self._sentinel.watch(neighbour, addresses.get(neighbour or "", ""))
+        self._ring = addresses, patience
+        neighbours = neighbours_of(self._membership.machine, addresses)
+        self._sentinel.watch({name: addresses[name] for name in neighbours}, patience=patience)
 
     # ------------------------------------------------------------------------------------ start and stop
 
@@ -372,13 +379,15 @@ class MachineAgent(ElasticAgent):
         ranks = {worker.local_rank: worker.global_rank for worker in self.workers}
         self._watch.check(processes, ranks, self._read_standby)
 
-    def _report_neighbour_lost(self, machine: str, reason: str) -> None:
-        """Called in the sentinel's thread."""
+    def _report_neighbour_lost(self, lost: LostMachine) -> None:
+        """Called in a thread of the sentinel."""
         with contextlib.suppress(RendezvousLostError):  # then the agent's own thread sees it, and ends
-            state = self._membership.follower.state
-            if machine not in state.membership.fenced and state.phase != Phase.ENDED:
+            state, reporter = self._membership.follower.state, self._membership.machine
+            if lost.machine not in state.membership.fenced and state.phase != Phase.ENDED:
                 self._membership.journal.append(
-                    ev.MachineLost(machine=machine, reason=reason, reporter=self._membership.machine)
+                    ev.MachineLost(
+                        machine=lost.machine, reason=lost.reason, reporter=reporter, silent=lost.silent
+                    )
                 )
 
     def _report_sessionless(self, state: State) -> None:

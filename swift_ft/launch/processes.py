@@ -18,21 +18,23 @@ from swift_ft.launch.standby import Standby
 from swift_ft.launch.worker import WorkerJob
 from swift_ft.waits import waiting
 
-__all__ = ["StandbyContext", "is_stopped"]
+__all__ = ["StandbyContext", "is_stopped", "process_state"]
 
 _POLL_S = 0.01
 _KILL_S = 5.0
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal, or gone. False where the system does not tell."""
-    if not Path("/proc/self/stat").exists():
-        return False
+def process_state(pid: int) -> str:
+    """The kernel's letter for a process's state: ``X`` if it is gone, empty if the system does not tell."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return True
-    return state in "TtZX"
+        return "X" if Path("/proc/self/stat").exists() else ""
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or a debugger, or gone. False if the system does not tell."""
+    return process_state(pid) in {*"TtZX"}
 
 
 class StandbyContext(PContext):

@@ -1,153 +1,206 @@
-"""The ring of agents: each watches the next one over a TCP connection.
+"""The ring of agents: each watches the next few over TCP connections.
 
 A killed agent's connection ends within milliseconds; a silent one (power, network, SIGSTOP) misses its
-heartbeats. An agent that loses its neighbour reports it and then watches the next one. So any number of
-failures is found, one after the other.
+heartbeats. Each machine has several watchers. They report in turn, so that one loss is one event, and the
+death of a watcher leaves no gap.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import queue
 import selectors
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from swift_ft.addresses import family_of, listen_address
+from swift_ft.launch.awake_clock import AwakeClock
+from swift_ft.launch.beat_lines import BEAT, BYE, BeatLine, BeatPort, dial
+from swift_ft.launch.watched_machine import LostMachine, WatchedMachine
 
 __all__ = ["Sentinel"]
 
-_BEAT, _BYE = b".", b"!"
+_BEATS = 10
+"""Heartbeats in the time of silence after which a machine counts as lost."""
+
+_LONGEST_BEAT_S = 0.5
+_DIALS = 3
+"""Attempts to connect in that time: a lost packet is sent again by the kernel after one second only."""
 
 
 class Sentinel:
-    """Lets a neighbour watch this agent, and watches another one.
+    """Lets other agents watch this one, and watches some of them.
+
+    Three kinds of threads: the sentinel's own, which never waits for anything but beats; one for each machine
+    that is being connected to; and one that reports, since the journal may take its time.
 
     Args:
         silence_s: a watched machine that sends nothing for so long counts as lost.
-        on_lost: called in the sentinel's thread with the machine and the reason.
+        on_lost: called in a thread of its own, for one machine after the other.
         host: by which the other agents know this one (see :func:`swift_ft.addresses.listen_address`).
     """
 
-    def __init__(self, *, silence_s: float, on_lost: Callable[[str, str], None], host: str) -> None:
-        self._silence_s = silence_s
-        self._beat_s = min(0.5, silence_s / 4)
+    def __init__(self, *, silence_s: float, on_lost: Callable[[LostMachine], None], host: str) -> None:
+        self._allowed_s = silence_s
+        self._beat_s = min(_LONGEST_BEAT_S, silence_s / _BEATS)
         self._on_lost = on_lost
-        address = listen_address(host)
-        self._listener = socket.create_server((address, 0), family=family_of(address))
-        self._listener.setblocking(False)
-        self.address = f"{host}:{self._listener.getsockname()[1]}"
-        self._lock = threading.Lock()
-        self._wanted: tuple[str, str] | None = None
-        self._watching: tuple[str, socket.socket] | None = None
-        self._heard = 0.0
-        self._watchers: list[socket.socket] = []
+        self._port = BeatPort(host)
+        self.address = self._port.address
+        self._clock = AwakeClock(2 * self._beat_s, time.monotonic())
+        # Owner of these four: the sentinel's thread.
+        self._silence_s = silence_s
+        self._watched: dict[str, WatchedMachine] = {}
+        self._lines: dict[str, BeatLine] = {}
+        self._watchers: list[BeatLine] = []
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lost: queue.SimpleQueue[LostMachine | None] = queue.SimpleQueue()
         self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_r, False)
         self._closing = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._selector.register(self._port, selectors.EVENT_READ, self._let_in)
+        self._selector.register(self._wake_r, selectors.EVENT_READ, self._obey)
         self._thread = threading.Thread(target=self._run, name="swift-sentinel", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._report, name="swift-sentinel-reports", daemon=True).start()
 
-    def watch(self, machine: str | None, address: str = "") -> None:
-        """Watch only this machine from now on; None for no machine."""
-        with self._lock:
-            self._wanted = (machine, address) if machine else None
-        os.write(self._wake_w, b"w")
+    def watch(self, machines: Mapping[str, str], *, patience: int = 1) -> None:
+        """Watch only these machines from now on.
+
+        Args:
+            machines: where each is watched. This agent is the first one to report the first of them, the
+                second one to report the second, and so on.
+            patience: how many times as long as usual they may be silent.
+        """
+        copy = dict(machines)
+        self._order(lambda: self._retarget(copy, patience))
 
     def close(self) -> None:
         """Send a goodbye to the agents that watch this one, and stop."""
         self._closing = True
-        os.write(self._wake_w, b"c")
+        self._order(lambda: None)
+        self._lost.put(None)
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():
-            self._listener.close()
+            self._port.close()
+
+    # --------------------------------------------------------------------------- the sentinel's thread
 
     def _run(self) -> None:
         next_beat = time.monotonic()
         while not self._closing:
-            for key, _ in self._selector.select(max(0.0, next_beat - time.monotonic())):
-                self._handle(key.fileobj)
+            for key, _ in self._selector.select(self._pause_s(next_beat)):
+                key.data()
             now = time.monotonic()
             if now >= next_beat:
-                if now - next_beat > self._silence_s / 2:
-                    self._heard = now  # this process was frozen, not its neighbour
                 next_beat = now + self._beat_s
-                self._send_to_watchers(_BEAT)
-                self._check_silence()
-        self._send_to_watchers(_BYE)
+                self._send_to_watchers(BEAT)
+            self._judge(self._clock.look(now))
+        self._send_to_watchers(BYE)
+        for line in (*self._watchers, *self._lines.values()):
+            line.close()
 
-    def _handle(self, source: object) -> None:
-        if source is self._listener:
-            with contextlib.suppress(OSError):
-                watcher, _ = self._listener.accept()
-                watcher.setblocking(False)
-                self._watchers.append(watcher)
-        elif source == self._wake_r:
-            os.read(self._wake_r, 4096)
-            self._retarget()
-        else:
-            self._listen_to_neighbour()
+    def _pause_s(self, next_beat: float) -> float:
+        now = time.monotonic()
+        due = [m.due_at(self._silence_s) for m in self._watched.values() if not m.over]
+        return max(0.0, min(next_beat - now, *(at - self._clock.awake_s for at in due), self._beat_s))
 
-    def _retarget(self) -> None:
-        with self._lock:
-            wanted = self._wanted
-        if wanted and self._watching and wanted[0] == self._watching[0]:
-            return
-        self._drop()
-        if wanted is None:
-            return
-        machine, address = wanted
-        host, _, port = address.rpartition(":")
-        try:
-            line = socket.create_connection((host, int(port)), timeout=self._silence_s)
-        except OSError as error:
-            self._on_lost(machine, f"its agent cannot be reached ({error.strerror or error})")
-            return
-        line.setblocking(False)
-        self._watching = (machine, line)
-        self._heard = time.monotonic()
-        self._selector.register(line, selectors.EVENT_READ)
+    def _judge(self, now: float) -> None:
+        """Report machines for which it is time. What they sent has been read before."""
+        for watched in self._watched.values():
+            if not watched.over and now >= watched.due_at(self._silence_s):
+                watched.over = True
+                self._hang_up(watched.machine)
+                self._lost.put(watched.as_lost(now))
 
-    def _listen_to_neighbour(self) -> None:
-        if self._watching is None:
+    def _order(self, what: Callable[[], None]) -> None:
+        """Have the sentinel's thread do something."""
+        self._orders.put(what)
+        os.write(self._wake_w, b"o")
+
+    def _obey(self) -> None:
+        os.read(self._wake_r, 4096)
+        while not self._orders.empty():
+            self._orders.get()()
+
+    def _retarget(self, machines: dict[str, str], patience: int) -> None:
+        """Watch these machines. One that this agent gave up is tried again, since the ring still has it."""
+        self._silence_s = self._allowed_s * patience
+        before, self._watched = self._watched, {}
+        for turn, (machine, address) in enumerate(machines.items()):
+            known = before.get(machine)
+            if known is not None and not known.over and known.address == address:
+                known.turn = turn
+                self._watched[machine] = known
+                continue
+            self._hang_up(machine)
+            watched = WatchedMachine(machine, address, turn, heard_at=self._clock.awake_s)
+            self._watched[machine] = watched
+            threading.Thread(
+                target=self._dial, args=(watched,), name=f"swift-dial-{machine}", daemon=True
+            ).start()
+        for machine in before.keys() - machines.keys():
+            self._hang_up(machine)
+            before[machine].over = True
+
+    def _connected(self, watched: WatchedMachine, line: BeatLine) -> None:
+        if watched.over or self._watched.get(watched.machine) is not watched:
+            line.close()
             return
-        machine, line = self._watching
-        try:
-            data = line.recv(4096)
-        except BlockingIOError:
+        watched.connected, watched.heard_at = True, self._clock.awake_s
+        self._lines[watched.machine] = line
+        self._selector.register(line, selectors.EVENT_READ, lambda: self._listen(watched, line))
+
+    def _listen(self, watched: WatchedMachine, line: BeatLine) -> None:
+        if self._lines.get(watched.machine) is not line:
             return
-        except OSError:
-            data = b""
-        if data.endswith(_BYE):
-            self._drop()
+        data = line.receive()
+        if data is None:
+            watched.end("its agent's connection ended", self._clock.awake_s)
+            self._hang_up(watched.machine)
+        elif data.endswith(BYE):
+            watched.over = True
+            self._hang_up(watched.machine)
         elif data:
-            self._heard = time.monotonic()
-        else:
-            self._drop()
-            self._on_lost(machine, "its agent's connection ended")
+            watched.heard_at = self._clock.look(time.monotonic())
 
-    def _check_silence(self) -> None:
-        if self._watching and time.monotonic() - self._heard > self._silence_s:
-            machine = self._watching[0]
-            self._drop()
-            self._on_lost(machine, f"its agent was silent for {self._silence_s:g} s")
+    def _hang_up(self, machine: str) -> None:
+        if (line := self._lines.pop(machine, None)) is not None:
+            self._selector.unregister(line)
+            line.close()
 
-    def _drop(self) -> None:
-        if self._watching:
-            self._selector.unregister(self._watching[1])
-            self._watching[1].close()
-            self._watching = None
+    def _let_in(self) -> None:
+        if (watcher := self._port.accept()) is not None:
+            self._watchers.append(watcher)
 
-    def _send_to_watchers(self, data: bytes) -> None:
+    def _send_to_watchers(self, what: bytes) -> None:
         for watcher in list(self._watchers):
             try:
-                watcher.send(data)
-            except BlockingIOError:
-                continue  # its buffer is full, because it does not read
+                watcher.send(what)
             except OSError:
                 self._watchers.remove(watcher)
                 watcher.close()
+
+    # ---------------------------------------------------------------------------------- other threads
+
+    def _dial(self, watched: WatchedMachine) -> None:
+        """Connect, in a thread of its own: a dead host does not answer, and that must hold up no other."""
+        attempt_s = self._silence_s / _DIALS
+        while not (watched.over or self._closing):
+            began = time.monotonic()
+            try:
+                line = dial(watched.address, attempt_s)
+            except ConnectionRefusedError as error:
+                reason = f"its agent cannot be reached ({error.strerror})"
+                self._order(lambda reason=reason: watched.end(reason, self._clock.awake_s))  # type: ignore[misc]
+                return
+            except OSError as error:
+                watched.trouble = error.strerror or str(error)
+                time.sleep(max(0.0, attempt_s - (time.monotonic() - began)))
+            else:
+                self._order(lambda line=line: self._connected(watched, line))  # type: ignore[misc]
+                return
+
+    def _report(self) -> None:
+        while (lost := self._lost.get()) is not None:
+            self._on_lost(lost)

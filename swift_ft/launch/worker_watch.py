@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from swift_ft.config import EXIT_FENCED
 from swift_ft.launch.processes import StandbyContext, is_stopped
 from swift_ft.launch.rendezvous import JournalRendezvous
+from swift_ft.launch.stopped_workers import LOOKS, StoppedWorkers
 from swift_ft.launch.worker_channels import WorkerChannels
 from swift_ft.recovery import events as ev
 
@@ -26,14 +27,27 @@ class WorkerWatch:
         membership: this machine's, with the journal that gets the reports.
         heard: what the workers say.
         heartbeat_timeout_s: how long a worker may be silent, before the state's patience multiplies it.
+        machine_silence_s: how long a worker may be stopped by a signal, likewise.
     """
 
     def __init__(
-        self, membership: JournalRendezvous, heard: WorkerChannels, heartbeat_timeout_s: float
+        self,
+        membership: JournalRendezvous,
+        heard: WorkerChannels,
+        *,
+        heartbeat_timeout_s: float,
+        machine_silence_s: float,
     ) -> None:
         self._membership = membership
         self._heard = heard
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._machine_silence_s = machine_silence_s
+        self._stopped = StoppedWorkers()
+
+    @property
+    def pause_s(self) -> float:
+        """The longest time between two calls of :meth:`check`."""
+        return min(self._heartbeat_timeout_s / 4, self._machine_silence_s / LOOKS)
 
     def report_loss(self, reason: str) -> None:
         """Report this machine's loss at once, so that the other machines need not detect it."""
@@ -96,12 +110,19 @@ class WorkerWatch:
             ranks: their ranks in the job, by local rank.
             read_exits: notes in `processes` which have ended.
         """
-        silence_s = self._heartbeat_timeout_s * self._membership.follower.state.patience
+        state = self._membership.follower.state
+        silence_s = self._heartbeat_timeout_s * state.patience
         silent = self._heard.silent(silence_s)
         if processes is None:
             return
+        stopped_s = self._machine_silence_s * state.machine_patience
+        for local_rank in self._stopped.look(processes.pids(), self._heard.ages(), stopped_s):
+            self._heard.forget(local_rank)
+            self.report_loss(f"worker {ranks[local_rank]} was stopped by a signal for {stopped_s:g} s")
+            self._kill(local_rank, ranks[local_rank], processes)
         for local_rank in silent:
-            self._give_up(local_rank, ranks[local_rank], silence_s, processes, read_exits)
+            if local_rank in self._heard.ages():
+                self._give_up(local_rank, ranks[local_rank], silence_s, processes, read_exits)
 
     def _give_up(
         self,
@@ -128,6 +149,9 @@ class WorkerWatch:
                 silence_s,
                 extra={"event": "worker_came_back", "rank": rank},
             )
+        self._kill(local_rank, rank, processes)
+
+    def _kill(self, local_rank: int, rank: int, processes: StandbyContext) -> None:
         _logger.debug("worker %d was silent and is killed", rank, extra={"event": "worker_silent"})
         processes.kill(local_rank)
 

@@ -106,13 +106,15 @@ class MachineLost:
 
     ``reporter`` is the machine that found it, empty for one that reports itself. A fenced machine that wakes
     up may still report others; such a report is ignored. ``on_request`` marks a machine that leaves because
-    it was asked to (:class:`DrainRequested`), which is no failure.
+    it was asked to (:class:`DrainRequested`), which is no failure. ``silent`` marks one of which nothing was
+    heard, though its connection lived: it may only have been frozen, and come back.
     """
 
     machine: str
     reason: str
     reporter: str = ""
     on_request: bool = False
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

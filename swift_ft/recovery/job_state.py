@@ -137,6 +137,8 @@ class Membership:
     silenced: Map[str, int] = field(default_factory=Map)
     """By machine, under all its names: how often others have lost sight of it. Forgotten once it is a member
     when a checkpoint is committed."""
+    silent: Map[str, None] = field(default_factory=Map)
+    """By machine, under all its names: those of which nothing was heard, until they join again."""
     draining: Map[str, int] = field(default_factory=Map)
     """Machines that were asked to leave: the last committed checkpoint at that time, -1 for none."""
     hosts: Map[str, str] = field(default_factory=Map)
@@ -160,6 +162,10 @@ class Membership:
         """Note that others have lost sight of a machine."""
         base = base_of(machine)
         return replace(self, silenced=self.silenced.set(base, self.silenced.get(base, 0) + 1))
+
+    def fell_silent(self, machine: str) -> Membership:
+        """Note that nothing was heard of a machine. If it ever joins again, it was only frozen."""
+        return replace(self, silent=self.silent.set(base_of(machine), None))
 
     def waiting(self) -> list[str]:
         """The spares, the earliest first."""
@@ -300,6 +306,7 @@ class Tries:
         failures: machines lost since the last committed checkpoint.
         attempts: ways back that were tried for the same loss.
         came_back: workers that answered just after they were declared silent.
+        thawed: machines that joined again after they were lost because they said nothing.
         fallback_reason: why the logs cannot be used, until a fallback is done: in the middle of it, states
             are of two histories.
         no_helpers_reason: why no worker helps in replays, until all are live.
@@ -311,6 +318,7 @@ class Tries:
     failures: int = 0
     attempts: Attempts = field(default_factory=Attempts)
     came_back: int = 0
+    thawed: int = 0
     fallback_reason: str | None = None
     no_helpers_reason: str | None = None
     distrusts_memory: bool = False
@@ -354,9 +362,13 @@ class State:
 
     @property
     def patience(self) -> int:
-        """By how much the deadline for heartbeats has grown: it doubles from the second false alarm on."""
-        doublings = max(0, self.tries.came_back - 1)
-        return min(1 << doublings, MAX_PATIENCE)
+        """By how much the deadline for heartbeats of workers has grown."""
+        return _patience(self.tries.came_back)
+
+    @property
+    def machine_patience(self) -> int:
+        """By how much the time has grown for which a machine may be silent."""
+        return _patience(self.tries.thawed)
 
     @property
     def plan(self) -> Plan | None:
@@ -419,3 +431,8 @@ class State:
         open_ranks = self._ranks_outside(self.round.ready)
         replays = self.plan.parallel_replays if self.plan is not None else ()
         return open_ranks - {rank for replay in replays for rank in replay.helpers} or open_ranks
+
+
+def _patience(false_alarms: int) -> int:
+    """A deadline doubles from the second false alarm on, up to a bound."""
+    return min(1 << min(max(0, false_alarms - 1), MAX_PATIENCE), MAX_PATIENCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,17 +11,22 @@ from swift_ft.recovery.guests import leaving
 from swift_ft.recovery.job_state import Phase, State, base_of
 
 __all__ = [
+    "WATCHED_EACH",
     "AgentOrder",
     "AgentTodo",
     "WorkerOrder",
     "agent_order",
     "commit_due",
     "leaves_after_checkpoint",
-    "neighbour_of",
+    "neighbours_of",
     "saves_again",
     "worker_order",
 ]
 
+
+WATCHED_EACH = 3
+"""Machines that each machine watches. Where one in sixteen is lost at once, one in 4,096 of these has lost
+all its watchers, and is found by the next ones."""
 
 _KEPT_OUT_S = 10.0
 _KEPT_OUT_AT_MOST_S = 300.0
@@ -183,11 +189,14 @@ def saves_again(state: State, rank: int) -> bool:
     return (begin, rank) in checkpoints.revoked and rank not in checkpoints.parts.get(begin, {})
 
 
-def neighbour_of(machine: str, addresses: Mapping[str, str]) -> str | None:
-    """The machine that ``machine`` watches: the next one by name, in a ring. None if it is alone.
+def neighbours_of(machine: str, addresses: Mapping[str, str]) -> tuple[str, ...]:
+    """The machines that ``machine`` watches: the next few by name, in a ring, the nearest first.
 
-    The cost grows with the size of the job: call it again only when the addresses have changed.
+    So each machine has as many watchers, and those of neighbours are others. None if it is alone, or is not
+    in the ring. The cost grows with the size of the job: call it again only when the addresses have changed.
     """
-    if machine not in addresses or len(addresses) < 2:
-        return None
-    return min((name for name in addresses if name > machine), default=min(addresses))
+    if machine not in addresses:
+        return ()
+    after = heapq.nsmallest(WATCHED_EACH, (name for name in addresses if name > machine))
+    missing = WATCHED_EACH - len(after)
+    return (*after, *heapq.nsmallest(missing, (name for name in addresses if name < machine)))

@@ -14,7 +14,7 @@ from swift_ft.recovery.handlers.failures import note_failure, note_machine
 from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all
 from swift_ft.recovery.handlers.guests import relieve_guests
 from swift_ft.recovery.handlers.newcomers import refuse, why_refused
-from swift_ft.recovery.job_state import JobShape, Layouts, Phase, Spare, State, Verdict
+from swift_ft.recovery.job_state import JobShape, Layouts, Phase, Spare, State, Verdict, base_of
 
 __all__ = [
     "deadline_passed",
@@ -65,6 +65,9 @@ def machine_joined(state: State, event: ev.MachineJoined) -> State:
             return replace(
                 state, membership=replace(membership, fenced=membership.fenced.set(event.machine, None))
             )
+    if (base := base_of(event.machine)) in membership.silent:  # it was frozen for longer than allowed
+        state = replace(state, tries=replace(state.tries, thawed=state.tries.thawed + 1))
+        membership = replace(membership, silent=membership.silent.delete(base))
     spare = Spare(membership.arrivals, event.preferred_slot, event.domain)
     membership = replace(
         membership,
@@ -80,7 +83,10 @@ def machine_lost(state: State, event: ev.MachineLost) -> State:
     if event.reporter in state.membership.fenced:
         return state
     if event.reporter and event.machine not in state.membership.fenced:
-        state = replace(state, membership=state.membership.silence(event.machine))
+        membership = state.membership.silence(event.machine)
+        if event.silent:
+            membership = membership.fell_silent(event.machine)
+        state = replace(state, membership=membership)
     return _lose_with_guests(
         state if event.on_request else note_machine(state, event.machine, event.reason), event
     )

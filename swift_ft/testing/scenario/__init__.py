@@ -5,7 +5,7 @@ One event or expectation per line, words as in a shell, ``#`` begins a comment. 
 unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
 
     open 4 [workers=2] [restarts=1] [max-failures=3] [checkpoint=20] [torch=2.9] [min=2]
-    join M ... [slot=1] [on=M] [torch=2.9] lost M ["why"] [by=M] [on-request]
+    join M ... [slot=1] [on=M] [torch=2.9] lost M ["why"] [by=M] [silent] [on-request]
     drain M                                sessionless M                  declined M ["why"]
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [shapes-unknown]
                                                  [holds=model] [pipeline=1]
@@ -30,6 +30,7 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     expect commit-due 20 | nothing         expect missing M ...           expect log-since 4
     expect finished 0 1                    expect requested 22 | nothing  expect injected first second
     expect patience 2                      expect saves-again 0 1         expect stops-at 32 | nothing
+    expect machine-patience 2
     expect layout 3 4 2                    expect layers 3 4 2            expect shares 32:4,8,12
     expect verdict ok | failed ["part of the text"] [code=1] | nothing
 """

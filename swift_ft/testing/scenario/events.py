@@ -56,9 +56,13 @@ def _setup(line: Line) -> tuple[str, ...]:
 
 def _lost(line: Line, _: State) -> list[ev.Event]:
     reporter = line.option("by") or ""
-    on_request = line.flag("on-request")
+    on_request, silent = line.flag("on-request"), line.flag("silent")
     machine, reason = line.take(), line.text("was killed")
-    return [ev.MachineLost(machine=machine, reason=reason, reporter=reporter, on_request=on_request)]
+    return [
+        ev.MachineLost(
+            machine=machine, reason=reason, reporter=reporter, on_request=on_request, silent=silent
+        )
+    ]
 
 
 def _drain(line: Line, _: State) -> list[ev.Event]:

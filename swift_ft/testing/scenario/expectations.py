@@ -61,6 +61,7 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
         lambda state: sorted(state.round.finished),
         lambda line: [int(rank) for rank in line.rest()],
     ),
+    "machine-patience": (lambda state: state.machine_patience, _number),
     "patience": (lambda state: state.patience, _number),
     "injected": (lambda state: sorted(state.injected), Line.rest),
     "committed": (lambda state: state.checkpoints.committed, _number_or_none),

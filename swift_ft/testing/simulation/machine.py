@@ -1,4 +1,4 @@
-"""A simulated machine: an agent, its workers, and the sentinel that watches a neighbour."""
+"""A simulated machine: an agent, its workers, and the sentinel that watches a few neighbours."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.orders import AgentTodo, agent_order, neighbour_of
+from swift_ft.recovery.orders import AgentTodo, agent_order, neighbours_of
 from swift_ft.testing.simulation.connection import Mode
 from swift_ft.testing.simulation.process import FENCED
 from swift_ft.testing.simulation.worker import Worker
@@ -113,39 +113,34 @@ class Machine:
 
     def act(self) -> bool:
         """Take one small step. False if there was nothing to do."""
-        steps = [self._watch_neighbour, self._watch_workers, self._obey]
+        steps = [self._watch_neighbours, self._watch_workers, self._obey]
         self.world.rng.shuffle(steps)
         done = [step() for step in steps if self.alive]
         return any(done)
 
-    def _watch_neighbour(self) -> bool:
-        """A killed agent's connection ends at once; a frozen agent is only noticed by the deadline."""
-        state = self.view
-        neighbour = neighbour_of(self.name, state.membership.addresses)
-        if neighbour is None or neighbour in self.reported_lost or state.phase == Phase.ENDED:
+    def _watch_neighbours(self) -> bool:
+        """A killed agent's connection ends at once; a frozen agent is only noticed by the deadline.
+
+        Whether other watchers have reported the same loss already, it may not have read yet.
+        """
+        if self.view.phase == Phase.ENDED:
             return False
-        if self.world.machine_named(neighbour).alive:
-            return False
-        self.reported_lost.add(neighbour)
-        self.append(
-            ev.MachineLost(machine=neighbour, reason="its agent's connection ended", reporter=self.name)
-        )
-        return True
+        gone = [name for name in self._watched() if not self.world.machine_named(name).alive]
+        for neighbour in gone[:1]:
+            self._report_lost(neighbour, "its agent's connection ended")
+        return bool(gone)
 
     def wake_up(self) -> None:
-        """After a freeze, its neighbour seems to have been silent."""
-        neighbour = neighbour_of(self.name, self.view.membership.addresses)
-        if neighbour is not None:
-            self.append(ev.MachineLost(machine=neighbour, reason="its agent was silent", reporter=self.name))
+        """After a freeze, its neighbours seem to have been silent."""
+        for neighbour in neighbours_of(self.name, self.view.membership.addresses)[:1]:
+            self._report_lost(neighbour, "its agent was silent", silent=True)
 
     def miss_heartbeats(self) -> bool:
         """The deadlines for heartbeats passed. False if all heartbeats came in time."""
-        neighbour = neighbour_of(self.name, self.view.membership.addresses)
-        known = neighbour is None or neighbour in self.reported_lost
-        if neighbour is not None and not known and self.world.machine_named(neighbour).frozen:
-            self.reported_lost.add(neighbour)
-            self.append(ev.MachineLost(machine=neighbour, reason="its agent was silent", reporter=self.name))
-            return True
+        for neighbour in self._watched():
+            if self.world.machine_named(neighbour).frozen:
+                self._report_lost(neighbour, "its agent was silent", silent=True)
+                return True
         for worker in self.workers:
             if worker.alive and worker.frozen:
                 worker.exit(-9)
@@ -153,6 +148,15 @@ class Machine:
                     self.append(ev.WorkerCameBack(machine=self.name, rank=worker.rank))
                 return True
         return False
+
+    def _watched(self) -> list[str]:
+        """The machines that it watches, and has not reported yet."""
+        neighbours = neighbours_of(self.name, self.view.membership.addresses)
+        return [name for name in neighbours if name not in self.reported_lost]
+
+    def _report_lost(self, machine: str, reason: str, *, silent: bool = False) -> None:
+        self.reported_lost.add(machine)
+        self.append(ev.MachineLost(machine=machine, reason=reason, reporter=self.name, silent=silent))
 
     def _watch_workers(self) -> bool:
         """Report workers that ended."""

@@ -30,9 +30,11 @@ class Watched:
             machine="A",
             started_in=3,
             journal=SimpleNamespace(append=self.reports.append),
-            follower=SimpleNamespace(state=SimpleNamespace(patience=1)),
+            follower=SimpleNamespace(state=SimpleNamespace(patience=1, machine_patience=1)),
         )
-        self.watch = WorkerWatch(membership, self.heard, SILENCE_S)
+        self.watch = WorkerWatch(
+            membership, self.heard, heartbeat_timeout_s=SILENCE_S, machine_silence_s=SILENCE_S / 2
+        )
         self.killed: list[int] = []
 
     def end(self, code: int) -> list[ev.Event]:

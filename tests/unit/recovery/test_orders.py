@@ -8,7 +8,7 @@ import pytest
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.orders import AgentTodo, agent_order
+from swift_ft.recovery.orders import WATCHED_EACH, AgentTodo, agent_order, neighbours_of
 from swift_ft.recovery.protocol import step
 
 OPENED = ev.JobOpened(machines=2, workers_per_machine=1, restarts=0, max_failures=None)
@@ -53,3 +53,20 @@ def test_a_commit_with_the_machine_forgets() -> None:
     assert state.slot_of("m.3") is not None
     assert step(state, ev.CheckpointCommitted(iteration=5, epoch=0)).membership.silenced.get("m") is None
     assert step(after_losses(3), ev.CheckpointCommitted(iteration=5, epoch=0)).membership.silenced["m"] == 3
+
+
+def test_each_machine_watches_the_next_few_of_a_ring() -> None:
+    ring = {name: f"{name}:1" for name in "dbeac"}
+    assert WATCHED_EACH == 3
+    assert neighbours_of("a", ring) == ("b", "c", "d")
+    assert neighbours_of("d", ring) == ("e", "a", "b")
+    assert neighbours_of("e", ring) == ("a", "b", "c")
+    watched = [name for machine in ring for name in neighbours_of(machine, ring)]
+    assert sorted(watched) == sorted([*ring] * WATCHED_EACH)
+
+
+def test_small_rings() -> None:
+    assert neighbours_of("b", {"a": "", "b": "", "c": ""}) == ("c", "a")
+    assert neighbours_of("b", {"a": "", "b": ""}) == ("a",)
+    assert neighbours_of("b", {"b": ""}) == ()
+    assert neighbours_of("x", {"a": "", "b": ""}) == ()
