@@ -76,6 +76,10 @@ class Follower:
             self._changed.wait_for(lambda: self._error is not None or self._applied.has(stamped), timeout_s)
         return self.state
 
+    def post(self, event: Event) -> None:
+        """Have an event written, before all that is appended later, without waiting for it."""
+        self._journal.post(event)
+
     def wait_for(self, condition: Callable[[State], bool], timeout_s: float) -> State | None:
         """Wait until a condition on the state holds. None if the deadline passes first."""
         with self._changed:

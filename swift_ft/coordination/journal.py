@@ -28,6 +28,9 @@ class EventLog(Protocol):
     def append(self, *events: Event) -> Stamped:
         """Write events, one after the other. Returns the last one once all are in the journal."""
 
+    def post(self, *events: Event) -> Stamped:
+        """Have events written, before all that this process appends later. Where it can, it does not wait."""
+
     def read(self, number: int, timeout_s: float) -> Block | None:
         """Wait for a block. None if it is not there in time; 0 does not wait.
 
@@ -53,6 +56,10 @@ class Journal:
 
     def append(self, *events: Event) -> Stamped:
         """See :meth:`EventLog.append`. Events of several threads become one block, if they come together."""
+        return self._outbox.append(*events)
+
+    def post(self, *events: Event) -> Stamped:
+        """See :meth:`EventLog.post`. A relay, which would take the events at once, is not there: it waits."""
         return self._outbox.append(*events)
 
     def pass_on(self, block: Block) -> None:

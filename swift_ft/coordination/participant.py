@@ -93,6 +93,10 @@ class Participant:
         """Append an event to the journal, and return the state that follows from it."""
         return self._follower.append(event)
 
+    def post(self, event: ev.Event) -> None:
+        """Have an event written, before all that is appended later. Relays may hold it for a while."""
+        self._follower.post(event)
+
     def order(self, state: State) -> WorkerOrder:
         """What this worker has to do in a state."""
         context = self.context

@@ -251,6 +251,7 @@ class MachineAgent(ElasticAgent):
                     self.start_workers()
                     assert self._processes is not None
                     self._heard.open(self._processes.channels)
+                    membership.serve(self._processes.lines.values())
                     self._sessionless_in = 0
             case AgentTodo.WAIT if self._has_lost_bootstrap(state):
                 server = membership.bootstrap.server

@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, R
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from swift_ft.coordination.agent_channel import channel_pair
+from swift_ft.coordination.relay.lines import LocalLine, local_pair
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.worker import WorkerJob
 from swift_ft.waits import waiting
@@ -66,18 +67,22 @@ class StandbyContext(PContext):
         self._jobs = jobs
         self._pids: dict[int, int] = {}
         self.channels: dict[int, socket.socket] = {}
+        self.lines: dict[int, LocalLine] = {}
         self.exit_codes: dict[int, int] = {}
 
     def _start(self) -> None:
         for local_rank, job in self._jobs.items():
             ours, theirs = channel_pair()
             self.channels[local_rank] = ours
+            our_end, line = local_pair()
+            self.lines[local_rank] = LocalLine(our_end)
             self._standby.launch(
                 job,
                 local_rank=local_rank,
                 stdout=self.stdouts[local_rank],
                 stderr=self.stderrs[local_rank],
                 channel=theirs,
+                line=line,
             )
         with waiting("the standby process to start the workers"):
             while len(self._pids) < self.nprocs:
@@ -132,6 +137,8 @@ class StandbyContext(PContext):
             self._wait_for_report()
         for channel in self.channels.values():
             channel.close()
+        for line in self.lines.values():
+            line.close()
 
     def _running(self) -> list[int]:
         return [pid for rank, pid in self._pids.items() if rank not in self.exit_codes]

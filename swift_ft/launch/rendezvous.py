@@ -5,8 +5,9 @@ A machine that keeps its slot keeps its ranks; a newcomer fills the slot that a 
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from torch.distributed.elastic.rendezvous.api import (
@@ -16,11 +17,17 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from swift_ft.config import SILENCE_S
 from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.journal import open_journal
+from swift_ft.coordination.journal import EventLog, open_journal
+from swift_ft.coordination.relay.lines import Line
+from swift_ft.coordination.relay.outgoing import Outgoing
+from swift_ft.coordination.relay.relay import Relay
+from swift_ft.coordination.relay.upstream import Upstream
 from swift_ft.launch.bootstrap import Bootstrap
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
+from swift_ft.recovery.heads import FANOUT
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore
@@ -42,8 +49,12 @@ class JournalRendezvous(RendezvousHandler):
         setup: what this machine must have in common with all others, as it is now.
         domain: this machine's failure domain; empty if it is one of its own.
         on_entry: called in the follower's thread with each entry of the journal.
+        reach: opens a line to the relay of the machine at an address; None if the store is always near.
+        fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
+        append_s: how long an event may take to arrive in the journal.
 
     Attributes:
+        relay: through which this machine's workers, and as a head other machines, reach the journal.
         host: the machine on which this one is a guest; empty for a machine of its own.
         store: this machine's client of the rendezvous store.
         bootstrap: where the scripts of this machine's workers meet in ``init_process_group``.
@@ -63,6 +74,9 @@ class JournalRendezvous(RendezvousHandler):
         domain: str = "",
         host: str = "",
         on_entry: Callable[[Entry], None] | None = None,
+        reach: Callable[[str], Line] | None = None,
+        fanout: int = FANOUT,
+        append_s: float = SILENCE_S,
     ) -> None:
         self.store = connect()
         self.bootstrap = Bootstrap(self.store, address)
@@ -77,11 +91,33 @@ class JournalRendezvous(RendezvousHandler):
         self._incarnation = 0
         self.machine = f"{self._base_name}.0"
         self.started_in: int | None = None
-        self.journal = open_journal(connect, by=f"agent {self._base_name}")
-        if self.journal.is_empty():
-            self.journal.append(replace(opened, setup=self._joined_with))
-        self.follower = Follower(self.journal, on_change=on_change, on_entry=on_entry)
+        by = f"agent {self._base_name}"
+        in_store = open_journal(connect, by=by)
+        if in_store.is_empty():
+            in_store.append(replace(opened, setup=self._joined_with))
+        outgoing = Outgoing()
+        upstream = Upstream(in_store, reach, outgoing, fanout=fanout)
+        self.relay = Relay(upstream, outgoing, by=by, append_s=append_s, fanout=fanout)
+
+        def on_new_state(before: State, after: State) -> None:
+            self.relay.look(after, self.machine)
+            on_change(before, after)
+
+        self.follower = Follower(self.relay, on_change=on_new_state, on_entry=on_entry)
+        self.relay.look(self.follower.state, self.machine)
         self.follower.start()
+
+    @property
+    def journal(self) -> EventLog:
+        """The journal, for this machine's own events."""
+        return self.relay
+
+    def serve(self, lines: Iterable[Line]) -> None:
+        """Serve lines to the relay, each in a thread, until the other sides close them."""
+        for line in lines:
+            threading.Thread(
+                target=self.relay.serve, args=(line,), name="swift-relay-line", daemon=True
+            ).start()
 
     def join(self, address: str) -> None:
         """Offer this machine; ``address`` is where its sentinel listens."""
@@ -106,6 +142,7 @@ class JournalRendezvous(RendezvousHandler):
         self._incarnation += 1
         self.machine = f"{self._base_name}.{self._incarnation}"
         self.started_in = None
+        self.relay.look(self.follower.state, self.machine)
         self.join(address)
 
     def next_rendezvous(self) -> RendezvousInfo:

@@ -80,7 +80,14 @@ class Standby:
         return self._channel.fileno()
 
     def launch(
-        self, job: WorkerJob, *, local_rank: int, stdout: str, stderr: str, channel: socket.socket
+        self,
+        job: WorkerJob,
+        *,
+        local_rank: int,
+        stdout: str,
+        stderr: str,
+        channel: socket.socket,
+        line: socket.socket | None = None,
     ) -> None:
         """Fork a worker. Its pid comes back through :meth:`receive`.
 
@@ -90,10 +97,13 @@ class Standby:
             stdout: file to append its output to; empty for the agent's own.
             stderr: the same for errors.
             channel: the worker's end of its channel to the agent; closed here.
+            line: the worker's end of its line to the agent's relay; closed here. None where there is none.
         """
         request = {"job": job.to_dict(), "local_rank": local_rank, "stdout": stdout, "stderr": stderr}
-        socket.send_fds(self._channel, [json.dumps(request).encode()], [channel.fileno()])
-        channel.close()
+        ends = [channel] if line is None else [channel, line]
+        socket.send_fds(self._channel, [json.dumps(request).encode()], [end.fileno() for end in ends])
+        for end in ends:
+            end.close()
 
     def launch_guest(self, slot: int, host: str) -> None:
         """Fork a guest for a slot, on the machine ``host``."""
@@ -174,7 +184,7 @@ def _reap(agent: socket.socket, children: set[int]) -> None:
 def _fork_child(
     agent: socket.socket, wake: tuple[int, int], become_guest: Callable[[int, str], NoReturn] | None
 ) -> int | None:
-    packet, fds, _, _ = socket.recv_fds(agent, _MAX_PACKET, 1)
+    packet, fds, _, _ = socket.recv_fds(agent, _MAX_PACKET, 2)
     if not packet:
         return None
     request = json.loads(packet)
@@ -190,14 +200,14 @@ def _fork_child(
         if name == "guest":
             assert become_guest is not None
             become_guest(request["guest"], request["host"])
-        _become_worker(request, fds[0])
+        _become_worker(request, fds)
     for fd in fds:
         os.close(fd)
     agent.send(json.dumps({"started": pid, name: request[name]}).encode())
     return pid
 
 
-def _become_worker(request: dict[str, object], channel_fd: int) -> NoReturn:
+def _become_worker(request: dict[str, object], fds: list[int]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream, fd in (("stdout", 1), ("stderr", 2)):
         if path := str(request[stream]):
@@ -208,4 +218,5 @@ def _become_worker(request: dict[str, object], channel_fd: int) -> NoReturn:
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     job = request["job"]
     assert isinstance(job, dict)
-    run_worker(WorkerJob.from_dict(job), socket.socket(fileno=channel_fd))
+    channel, *line = (socket.socket(fileno=fd) for fd in fds)
+    run_worker(WorkerJob.from_dict(job), channel, line[0] if line else None)

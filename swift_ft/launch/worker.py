@@ -19,6 +19,7 @@ import torch
 
 from swift_ft.config import EXIT_USAGE, WorkerContext
 from swift_ft.coordination.agent_channel import AgentChannel, set_agent_channel
+from swift_ft.coordination.relay.lines import set_line_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.errors import GaveUpError, JobEndedError, UsageError
 from swift_ft.launch.console_log import show_log
@@ -66,8 +67,14 @@ class WorkerJob:
         return cls(**{**data, "args": tuple(data["args"])})
 
 
-def run_worker(job: WorkerJob, connection: socket.socket) -> NoReturn:
-    """Run the script and end the process with its exit code."""
+def run_worker(job: WorkerJob, connection: socket.socket, line: socket.socket | None) -> NoReturn:
+    """Run the script and end the process with its exit code.
+
+    Args:
+        job: what it runs.
+        connection: the worker's end of its channel to the agent.
+        line: the worker's end of its line to the agent's relay, where there is one.
+    """
     os.environ.update(job.env)
     if job.kind == "program":
         os.set_inheritable(connection.fileno(), True)  # it closes when the program ends
@@ -87,6 +94,8 @@ def run_worker(job: WorkerJob, connection: socket.socket) -> NoReturn:
     # When the agent dies the machine counts as lost: clean nothing up, send nothing more.
     channel = AgentChannel(connection, beat_s=job.beat_s, on_agent_lost=lambda: os._exit(1))
     set_agent_channel(channel)
+    if line is not None:
+        set_line_of_worker(line)
     try:
         code = _run_script(job, channel)
     except KeyboardInterrupt:  # the signal is this worker's failure, and the agent sees which one it was

@@ -65,7 +65,7 @@ class WorkerWatch:
         generation = membership.started_in or 0
         self._heard.forget(local_rank)
         if code == 0:
-            membership.journal.append(
+            membership.journal.post(
                 ev.ScriptExited(
                     machine=membership.machine,
                     started_in=generation,

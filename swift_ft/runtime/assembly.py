@@ -28,6 +28,7 @@ from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.coordination.relay.worker_journal import journal_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import UnsupportedError, UsageError
@@ -143,7 +144,10 @@ class Assembly:
             keep=self._settings.keep_checkpoints * self._settings.checkpoint_every,
         )
         self._progress = ProgressBoard(self._rendezvous, writer, context.rank)
-        journal = open_journal(client, by=f"worker {context.rank}")
+        by = f"worker {context.rank}"
+        journal = journal_of_worker(
+            lambda: open_journal(client, by=by), by=by, append_s=context.config.rendezvous_timeout_s
+        )
         self._background = ThreadPoolExecutor(1, thread_name_prefix="swift-housekeeper")
         self._archiver = self._new_archiver()
         on_entry = self._archiver.on_entry if self._archiver is not None else None

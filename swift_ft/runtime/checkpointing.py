@@ -107,7 +107,7 @@ class Saver:
         path = self._checkpointer.folder.part(iteration, owner, generation)
 
         def durable(digest: str) -> None:
-            self._participant.append(
+            self._participant.post(
                 ev.PartPersisted(
                     rank=rank,
                     iteration=iteration,

@@ -46,6 +46,8 @@ class Job:
     def append(self, event: ev.Event) -> None:
         self.journal.append(event)
 
+    post = append
+
     def save(
         self, iteration: int, path: str, on_durable: Callable[[str], None], digests: dict[str, int]
     ) -> None:

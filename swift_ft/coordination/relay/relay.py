@@ -1,0 +1,225 @@
+"""An agent's relay: its workers, and as a head other agents, read and write the journal through it.
+
+Events go up merged (`merging.py`), blocks come down as they are. The agent's own follower reads through the
+relay, too, so each block is fetched once for the whole machine, and is pushed on before the agent acts on
+it.
+
+Threads: one for each line that is served, which takes what comes up; the agent's journal thread, which
+pushes what comes down; one that writes, and one that gives signs of life.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from swift_ft.coordination.relay.lines import Line
+from swift_ft.coordination.relay.merging import Merging
+from swift_ft.coordination.relay.outgoing import Outgoing, Stamper
+from swift_ft.coordination.relay.recent import RecentBlocks
+from swift_ft.coordination.relay.subscriber import Subscriber
+from swift_ft.coordination.relay.upstream import Upstream
+from swift_ft.errors import RendezvousLostError, SwiftError, first_line
+from swift_ft.recovery.blocks import Block, Stamped, block_from_text
+from swift_ft.recovery.events import Event
+from swift_ft.recovery.heads import FANOUT, served_by
+from swift_ft.recovery.job_state import State
+
+__all__ = ["Relay"]
+
+_logger = logging.getLogger(__name__)
+
+BEAT_S = 0.25
+"""Between two signs of life."""
+
+_REPEAT_S = 1.0
+_LONG_S = 3600.0
+
+
+class Relay:
+    """An :class:`EventLog` for its own agent, and for those whose lines it serves.
+
+    Args:
+        upstream: the way to the journal.
+        outgoing: what is on this way; the same that the upstream has.
+        by: the agent, in words.
+        append_s: how long an event of the agent itself may take to arrive.
+        fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
+        now: a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        outgoing: Outgoing,
+        *,
+        by: str,
+        append_s: float,
+        fanout: int = FANOUT,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._upstream = upstream
+        self._outgoing = outgoing
+        self._stamper = Stamper(by)
+        self._append_s = append_s
+        self._fanout = fanout
+        self._now = now
+        self._changed = threading.Condition()
+        # Guarded by the condition.
+        self._merging = Merging(now)
+        self._recent = RecentBlocks()
+        self._subscribers: dict[Subscriber, int] = {}  # and the number of the next block that each gets
+        self._state, self._slots = State(), range(0)
+        self._machine = ""
+        self._closed = False
+        self._stopped = threading.Event()
+        for target in (self._write, self._give_signs_of_life):
+            threading.Thread(target=target, name=f"swift-relay{target.__name__}", daemon=True).start()
+
+    # ------------------------------------------------------------------------- the agent's own journal
+
+    def append(self, *events: Event) -> Stamped:
+        """See :meth:`EventLog.append`."""
+        last = self.post(*events)
+        self._outgoing.wait_for(last, self._append_s)
+        return last
+
+    def post(self, *events: Event) -> Stamped:
+        """See :meth:`EventLog.post`."""
+        with self._stamper.lock:
+            block = self._stamper.stamp(events)
+            self._outgoing.add(block)
+            with self._changed:
+                self._merging.hold(block)
+                self._changed.notify_all()
+        return block[-1]
+
+    def read(self, number: int, timeout_s: float) -> Block | None:
+        """See :meth:`EventLog.read`. What was read is pushed to those that follow."""
+        try:
+            text = self._upstream.read(number, timeout_s)
+        except RendezvousLostError as error:
+            self._outgoing.fail(error)
+            raise
+        if text is None:
+            return None
+        text = text if isinstance(text, str) else text.decode()
+        self._push(number, text)
+        block = block_from_text(text)
+        self._outgoing.arrived(block)
+        return block
+
+    def look(self, state: State, machine: str) -> None:
+        """Note what the state of the job is now, and under which name this machine takes part in it."""
+        self._upstream.look(state, machine)
+        with self._changed:
+            if state.membership is not self._state.membership or machine != self._machine:
+                self._slots = served_by(state, machine, self._upstream.suspected, self._fanout)
+            self._state, self._machine = state, machine
+            if self._due_in() <= 0:
+                self._changed.notify_all()
+
+    # -------------------------------------------------------------------------------- lines to others
+
+    def serve(self, line: Line) -> None:
+        """Serve one that follows, until it closes its line. Blocks."""
+        subscriber = Subscriber(line)
+        try:
+            while (message := _receive(line)) is not None:
+                self._take(subscriber, message)
+        except (OSError, ValueError, KeyError, TypeError, SwiftError) as error:
+            if not self._closed:
+                _logger.warning(
+                    "a line of the relay ends: %s", first_line(error), extra={"event": "relay_line_broken"}
+                )
+        finally:
+            with self._changed:
+                self._subscribers.pop(subscriber, None)
+            subscriber.close()
+
+    def _take(self, subscriber: Subscriber, message: dict[str, Any]) -> None:
+        if "append" in message:
+            self._pass_on(block_from_text(message["append"]))
+        if "follow" in message:
+            self._subscribe(subscriber, int(message["follow"]))
+        if "hello" in message:
+            subscriber.machine = str(message["hello"])
+
+    def _subscribe(self, subscriber: Subscriber, number: int) -> None:
+        with self._changed:
+            recent = self._recent
+            for at, text in recent.since(number) if number >= recent.start else ():
+                subscriber.push({"block": at, "text": text})
+            subscriber.push({"end": recent.end, "from": recent.start})
+            self._subscribers[subscriber] = max(number, recent.end)
+
+    def _push(self, number: int, text: str) -> None:
+        with self._changed:
+            if not self._recent.add(number, text):
+                return
+            message = {"block": number, "text": text}
+            for subscriber, wanted in self._subscribers.items():
+                if wanted <= number:
+                    subscriber.push(message)
+
+    # ------------------------------------------------------------------------------- events on the way up
+
+    def _pass_on(self, block: Block) -> None:
+        """Take events from below."""
+        with self._changed:
+            self._merging.hold(s for s in block if s not in self._merging and s not in self._outgoing)
+            self._changed.notify_all()
+
+    def _due_in(self) -> float:
+        return self._merging.due_at(self._state, self._slots) - self._now()
+
+    def _write(self) -> None:
+        """In a thread of its own, the only one that writes: send a block whenever one is due.
+
+        A client of the store has a connection for each thread, which takes milliseconds to open.
+        """
+        while not self._closed:
+            with self._changed:
+                due_s = self._due_in()
+                if due_s > 0:
+                    self._changed.wait(min(due_s, _REPEAT_S))
+                block = self._merging.take() if self._due_in() <= 0 else ()
+            try:
+                if block:
+                    self._upstream.pass_on(block)
+                else:
+                    self._upstream.repeat()
+            except RendezvousLostError as error:  # the journal thread sees it, too, and ends the agent
+                self._outgoing.fail(error)
+
+    def _give_signs_of_life(self) -> None:
+        """In a thread of its own, which waits for nothing: tell all that follow that this relay lives."""
+        while not self._closed:
+            with self._changed:
+                subscribers = list(self._subscribers)
+            message = {"beat": True, "waits": self._upstream.waits()}
+            for subscriber in subscribers:
+                subscriber.push(message)
+            self._upstream.check()
+            self._stopped.wait(BEAT_S)
+
+    def close(self) -> None:
+        """Serve no line any more."""
+        with self._changed:
+            self._closed = True
+            self._stopped.set()
+            subscribers = list(self._subscribers)
+            self._changed.notify_all()
+        for subscriber in subscribers:
+            subscriber.close()
+
+
+def _receive(line: Line) -> dict[str, Any] | None:
+    while True:
+        try:
+            return line.receive(_LONG_S)
+        except TimeoutError:
+            continue

@@ -1,0 +1,212 @@
+"""An agent's way to the journal: its head, another one if that is dead or slow, or the store itself.
+
+Which machine is the head follows from the state (`recovery/heads.py`), and from what this agent has seen
+itself: a head whose line ends, that is silent for a second, or that passes nothing on, is suspected and
+passed over. The second one that fails is the last: then the agent goes to the store, until the suspicion
+ends.
+
+What was sent and did not come back in a block is sent again on the new way, in the same order. So each hop
+sends an origin's events without a gap, from the first that may be missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.relay.feed import Feed, LineEndedError, NotHereError, SilentError
+from swift_ft.coordination.relay.lines import Line
+from swift_ft.coordination.relay.outgoing import Outgoing
+from swift_ft.recovery.blocks import Block
+from swift_ft.recovery.heads import FANOUT, upstream_of
+from swift_ft.recovery.job_state import State
+
+__all__ = ["SILENCE_S", "Upstream"]
+
+_logger = logging.getLogger(__name__)
+
+SILENCE_S = 1.0
+"""A head that sends nothing for so long is passed over."""
+
+_SUSPECTED_FOR_S = 30.0
+_MOST_SUSPECTED = 2
+"""More heads are not tried: a whole rack may be lost, and each of them may take a second."""
+_LOOK_AGAIN_S = 30.0
+"""So often a machine that reads from the store looks whether it has a head again."""
+
+
+class Upstream:
+    """Reads blocks and passes events on.
+
+    Args:
+        journal: in the store.
+        connect: opens a line to a machine's relay, by its address.
+        outgoing: what has not arrived yet.
+        fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
+        silence_s: see :data:`SILENCE_S`.
+        now: a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        connect: Callable[[str], Line] | None,
+        outgoing: Outgoing,
+        *,
+        fanout: int = FANOUT,
+        silence_s: float = SILENCE_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.journal = journal
+        self._connect = connect
+        self._outgoing = outgoing
+        self._fanout = fanout
+        self._silence_s = silence_s
+        self._now = now
+        self._state = State()  # owner: the thread that reads, as of the next ones; others read them
+        self._machine = ""
+        self._suspected: dict[str, float] = {}  # and until when
+        self._sending = threading.Lock()
+        self._way: tuple[str, Feed] | None = (
+            None  # None: the store. The thread that reads sets it, under the lock
+        )
+
+    # ------------------------------------------------------------------------------------- the way
+
+    def look(self, state: State, machine: str) -> None:
+        """Note what the state of the job is now, and this machine's name."""
+        self._state, self._machine = state, machine
+
+    @property
+    def suspected(self) -> frozenset[str]:
+        """Heads that are passed over now."""
+        now = self._now()
+        return frozenset(machine for machine, until in list(self._suspected.items()) if until > now)
+
+    def _wanted(self) -> str | None:
+        if self._connect is None:
+            return None
+        suspected, slots = self.suspected, self._state.membership.slots
+        if sum(machine in slots for machine in suspected) >= _MOST_SUSPECTED:
+            return None
+        return upstream_of(self._state, self._machine, suspected, self._fanout)
+
+    def _choose(self) -> Feed | None:
+        """The feed to read from, which may be a new one; None for the store."""
+        while (wanted := self._wanted()) != (self._way[0] if self._way else None):
+            if wanted is None:
+                self._switch(None)
+                continue
+            try:
+                self._switch((wanted, self._open(wanted)))
+            except OSError as error:
+                self._suspect(wanted, str(error) or type(error).__name__)
+        return self._way[1] if self._way else None
+
+    def _open(self, machine: str) -> Feed:
+        assert self._connect is not None
+        line = self._connect(self._state.membership.addresses[machine])
+        return Feed(line, self._machine, silence_s=self._silence_s, now=self._now)
+
+    def _switch(self, way: tuple[str, Feed] | None) -> None:
+        """Go another way from now on, and send there what may not have arrived on the one before."""
+        with self._sending:
+            missing = self._outgoing.all()
+            if missing and way is not None:
+                way[1].append(missing)
+            before, self._way = self._way, way
+            if before is not None:
+                before[1].close()
+            if missing and way is None:
+                self._write(missing)
+        through = f"through {way[0]}" if way else "in the store"
+        _logger.debug("reads the journal %s", through, extra={"event": "upstream"})
+
+    def _suspect(self, machine: str, why: str) -> None:
+        self._suspected[machine] = self._now() + _SUSPECTED_FOR_S
+        _logger.debug("passes over %s: %s", machine, why, extra={"event": "head_suspected"})
+
+    def check(self) -> None:
+        """Pass over a head that lives, and passes nothing on. Any thread may call it, now and then."""
+        way = self._way
+        if way is not None and not way[1].waits and self._outgoing.is_overdue():
+            self._suspect(way[0], "it passes nothing on")
+            way[1].close()  # which wakes the thread that reads
+
+    def repeat(self) -> None:
+        """Write again what the store has not taken. Blocks for as long as the store is silent.
+
+        Raises:
+            RendezvousLostError: if the store does not answer.
+        """
+        if self._way is None and self._outgoing.is_overdue():
+            with self._sending:
+                if self._way is None and (missing := self._outgoing.all()):
+                    self._write(missing)
+
+    # ---------------------------------------------------------------------------------- the traffic
+
+    def read(self, number: int, timeout_s: float) -> str | bytes | None:
+        """Wait for a block. None if it is not there in time, or earlier; 0 does not wait.
+
+        Raises:
+            BlockGoneError: if it was deleted.
+            RendezvousLostError: if the store does not answer.
+        """
+        deadline = self._now() + timeout_s
+        while True:
+            feed = self._choose()
+            left_s = max(0.0, deadline - self._now())
+            if feed is None:
+                return self.journal.log.read(number, min(left_s, _LOOK_AGAIN_S))
+            try:
+                return feed.next(number, left_s)
+            except NotHereError:
+                return self.journal.log.read(number, min(left_s, self._silence_s))
+            except (LineEndedError, SilentError) as error:
+                if self._way is not None and self._way[0] not in self.suspected:
+                    self._suspect(self._way[0], str(error))
+
+    def pass_on(self, block: Block) -> None:
+        """Send events towards the journal. They arrive, unless the store is lost.
+
+        Raises:
+            RendezvousLostError: if this machine writes to the store, and it does not answer.
+        """
+        with self._sending:
+            self._outgoing.add(block)
+            if self._way is None:
+                self._write(block)
+            else:
+                with contextlib.suppress(OSError):  # the thread that reads sees it, and sends all again
+                    self._way[1].append(block)
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Send anything else to the head. False if there is none, or its line has ended."""
+        with self._sending:
+            if self._way is None:
+                return False
+            try:
+                self._way[1].send(dict(message))
+            except OSError:
+                return False
+            return True
+
+    def _write(self, block: Block) -> None:
+        self.journal.pass_on(block)
+        self._outgoing.arrived(block)
+
+    @property
+    def head(self) -> str | None:
+        """The machine through which this one reads now; None for the store."""
+        return self._way[0] if self._way else None
+
+    def waits(self) -> bool:
+        """Whether what this machine has passed on takes unusually long."""
+        since = self._outgoing.waits_since()
+        return since is not None and self._now() - since > self._silence_s / 2

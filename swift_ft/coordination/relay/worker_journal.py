@@ -1,0 +1,128 @@
+"""A worker's journal: its agent's relay.
+
+If the agent is silent, because it was stopped, the worker reads and writes the store itself. It may have
+been replaced in the meantime, and must learn of that. If the agent is gone, the worker ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+from swift_ft.coordination.journal import EventLog, Journal
+from swift_ft.coordination.relay.feed import Feed, LineEndedError, NotHereError, SilentError
+from swift_ft.coordination.relay.lines import Line, take_line_of_worker
+from swift_ft.coordination.relay.outgoing import Outgoing, Stamper
+from swift_ft.errors import RendezvousLostError
+from swift_ft.recovery.blocks import Block, Stamped, block_from_text
+from swift_ft.recovery.events import Event
+
+__all__ = ["AGENT_SILENCE_S", "WorkerJournal", "journal_of_worker"]
+
+AGENT_SILENCE_S = 2.0
+"""An agent that sends nothing for so long does not keep its workers from the journal."""
+
+_GLANCE_S = 0.5
+"""For so long a worker waits at the store, before it listens to its agent again."""
+
+
+def journal_of_worker(journal: Callable[[], Journal], *, by: str, append_s: float) -> EventLog:
+    """The journal of this process: over its line to its agent's relay, or where it has none, in the store.
+
+    Args:
+        journal: opens the journal in the store.
+        by: the worker, in words.
+        append_s: how long an event may take to arrive.
+    """
+    line = take_line_of_worker()
+    if line is None:
+        return journal()
+    # As the channel to the agent does: nothing is cleaned up, nothing more is sent.
+    return WorkerJournal(line, journal, by=by, append_s=append_s, on_agent_lost=lambda: os._exit(1))
+
+
+class WorkerJournal:
+    """An :class:`EventLog` over the line to the agent.
+
+    Args:
+        line: to the agent's relay.
+        journal: opens the journal in the store; it is called if it is needed, and once.
+        by: the worker, in words.
+        on_agent_lost: called in the thread that reads when the line ends; does not return.
+        append_s: how long an event may take to arrive.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        journal: Callable[[], Journal],
+        *,
+        by: str,
+        append_s: float,
+        on_agent_lost: Callable[[], None],
+        silence_s: float = AGENT_SILENCE_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._feed = Feed(line, "", silence_s=silence_s, now=now)
+        self._open = journal
+        self._on_agent_lost = on_agent_lost
+        self._append_s = append_s
+        self._now = now
+        self._journal: Journal | None = None  # owner: the thread that reads
+        self._outgoing = Outgoing(now)
+        self._stamper = Stamper(by)
+
+    def append(self, *events: Event) -> Stamped:
+        """See :meth:`EventLog.append`."""
+        last = self.post(*events)
+        self._outgoing.wait_for(last, self._append_s)
+        return last
+
+    def post(self, *events: Event) -> Stamped:
+        """See :meth:`EventLog.post`."""
+        with self._stamper.lock:
+            block = self._stamper.stamp(events)
+            self._outgoing.add(block)
+            with contextlib.suppress(OSError):  # the thread that reads sees that the agent is gone
+                self._feed.append(block)
+        return block[-1]
+
+    def read(self, number: int, timeout_s: float) -> Block | None:
+        """See :meth:`EventLog.read`."""
+        try:
+            text = self._read(number, timeout_s)
+        except RendezvousLostError as error:
+            self._outgoing.fail(error)
+            raise
+        if text is None:
+            return None
+        block = block_from_text(text)
+        self._outgoing.arrived(block)
+        return block
+
+    def _read(self, number: int, timeout_s: float) -> str | bytes | None:
+        deadline = self._now() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - self._now())
+            try:
+                return self._feed.next(number, left_s)
+            except NotHereError:
+                return self._store().log.read(number, min(left_s, _GLANCE_S))
+            except SilentError:
+                journal = self._store()
+                if missing := self._outgoing.all():
+                    journal.pass_on(missing)
+                    self._outgoing.arrived(missing)
+                text = journal.log.read(number, min(left_s, _GLANCE_S))
+                if text is not None or left_s <= 0:
+                    return text
+            except LineEndedError as error:
+                self._on_agent_lost()
+                raise RendezvousLostError("The agent of this machine is gone.") from error
+
+    def _store(self) -> Journal:
+        if self._journal is None:
+            self._journal = self._open()
+        return self._journal

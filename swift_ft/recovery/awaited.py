@@ -1,0 +1,75 @@
+"""What a phase still expects from some machines: the events that all workers tell once. Pure.
+
+A relay holds such events back until it has all of them, because the phase ends with the last one anyway.
+All other events are urgent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
+
+__all__ = ["Told", "awaited", "told"]
+
+
+class Told(NamedTuple):
+    """What all workers tell once, to which an event belongs.
+
+    Attributes:
+        kind: of the events.
+        number: the generation in which they count; the iteration of a checkpoint's parts.
+    """
+
+    kind: type[ev.Event]
+    number: int
+
+
+def told(event: ev.Event) -> Told | None:
+    """What an event belongs to; None if it is urgent."""
+    match event:
+        case ev.StatusReported() | ev.WorkerReady() | ev.WorkerFinished() | ev.LayoutBoundaryReached():
+            return Told(type(event), event.generation)
+        case ev.PartPersisted():
+            return Told(ev.PartPersisted, event.iteration)
+        case ev.ScriptExited(rank=int()):
+            return Told(ev.ScriptExited, 0)
+    return None
+
+
+def awaited(state: State, what: Told, slots: range) -> set[int]:
+    """Ranks of some slots that have not told it yet, and whose telling the job waits for."""
+    ranks = _ranks(state, slots)
+    if what.kind in ev.OF_A_GENERATION and what.number > state.generation:
+        return set(ranks)  # the worker has read a block that is still to come here
+    current = what.number == state.generation
+    if what.kind is ev.StatusReported and current and state.phase == Phase.AGREEING:
+        statuses, sessionless = state.round.statuses, state.round.sessionless
+        return {r for r in ranks if r not in statuses and state.slot_of_rank(r) not in sessionless}
+    if what.kind is ev.WorkerReady and current and state.phase == Phase.RECOVERING:
+        return _not_ready(state, ranks)
+    if what.kind is ev.WorkerFinished and current:
+        return {rank for rank in ranks if rank not in state.round.finished}
+    if what.kind is ev.LayoutBoundaryReached and current:
+        return {rank for rank in ranks if rank not in state.round.stopped}
+    if what.kind is ev.ScriptExited:
+        return {rank for rank in ranks if rank not in state.membership.ended}
+    if what.kind is ev.PartPersisted:
+        parts = state.checkpoints.parts.get(what.number)
+        return {rank for rank in ranks if parts is None or rank not in parts}
+    return set()
+
+
+def _not_ready(state: State, ranks: Iterator[int]) -> set[int]:
+    """Without helpers, unless only they are left: they are done when they learn that the others are."""
+    late = {rank for rank in ranks if rank not in state.round.ready}
+    replays = state.plan.parallel_replays if state.plan is not None else ()
+    return late - {rank for replay in replays for rank in replay.helpers} or late
+
+
+def _ranks(state: State, slots: range) -> Iterator[int]:
+    workers = state.shape.workers_per_machine
+    members = state.membership.members
+    return (rank for rank in range(slots.start * workers, slots.stop * workers) if rank // workers in members)

@@ -1,0 +1,83 @@
+"""Heads: which machine passes on whose events and blocks, derived from the state. Pure.
+
+Slots fall into groups of :data:`FANOUT`, groups into groups of groups, until at most FANOUT are left. The
+head of a group, at each level, is its first machine that is not suspected. A machine that is no head goes
+to the head of its group, a head to that of the next level, and the heads of the highest level go to the
+store. A job of at most FANOUT machines has no heads.
+
+A machine's head always has a lower slot than the machine, whatever each of them suspects. So machines that
+hold the same state never pass events on in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from swift_ft.recovery.job_state import State
+
+__all__ = ["FANOUT", "group_of", "groups_of", "levels_of", "served_by", "upstream_of"]
+
+FANOUT = 32
+"""Machines in a group, and heads that talk to the store."""
+
+
+def levels_of(machines: int, fanout: int = FANOUT) -> int:
+    """The number of levels of heads between the machines of a job and the store."""
+    levels = 0
+    while machines > fanout:
+        machines = -(-machines // fanout)
+        levels += 1
+    return levels
+
+
+def upstream_of(
+    state: State, machine: str, suspected: Collection[str] = (), fanout: int = FANOUT
+) -> str | None:
+    """The machine through which another one reads and writes the journal; None for the store itself.
+
+    Args:
+        state: of the job.
+        machine: any machine. One without a slot goes to the store.
+        suspected: machines that do not answer this one. They are passed over.
+        fanout: see :data:`FANOUT`.
+    """
+    slot = state.slot_of(machine)
+    if slot is None:
+        return None
+    width = 1
+    for _ in range(levels_of(state.shape.machines, fanout)):
+        width *= fanout
+        if (head := _first(state, range(slot - slot % width, slot), suspected)) is not None:
+            return head
+    return None
+
+
+def served_by(state: State, machine: str, suspected: Collection[str] = (), fanout: int = FANOUT) -> range:
+    """The slots whose events a machine passes on: its own, and those of its groups if it is a head."""
+    slot = state.slot_of(machine)
+    if slot is None:
+        return range(0)
+    machines, width = state.shape.machines, 1
+    for _ in range(levels_of(machines, fanout)):
+        wider = width * fanout
+        if _first(state, range(slot - slot % wider, slot), suspected) is not None:
+            break
+        width = wider
+    return range(slot, min(slot - slot % width + width, machines))
+
+
+def groups_of(machines: int, fanout: int = FANOUT) -> list[range]:
+    """The slots of each group of machines whose notes are kept together; of one, where there are no heads."""
+    width = fanout if levels_of(machines, fanout) else 1
+    return [range(start, min(start + width, machines)) for start in range(0, machines, width)]
+
+
+def group_of(slot: int, machines: int, fanout: int = FANOUT) -> int:
+    """The number of a slot's group in :func:`groups_of`."""
+    return slot // fanout if levels_of(machines, fanout) else slot
+
+
+def _first(state: State, slots: range, suspected: Collection[str]) -> str | None:
+    members, addresses = state.membership.members, state.membership.addresses
+    found = (members.get(slot, "") for slot in slots)  # one that has left in the end has no address
+    return next((machine for machine in found if machine in addresses and machine not in suspected), None)

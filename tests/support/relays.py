@@ -1,0 +1,156 @@
+"""Relays of several machines in one process, over a log of blocks in memory."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swift_ft.coordination.block_log import BlockGoneError
+from swift_ft.coordination.follower import Follower
+from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.relay.lines import Line, LocalLine, local_pair
+from swift_ft.coordination.relay.outgoing import Outgoing
+from swift_ft.coordination.relay.relay import Relay
+from swift_ft.coordination.relay.upstream import Upstream
+from swift_ft.coordination.relay.worker_journal import WorkerJournal
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.blocks import Block, block_from_text
+from swift_ft.recovery.job_state import State
+
+__all__ = ["MemoryLog", "RelayedJob", "RelayedMachine"]
+
+
+class MemoryLog:
+    """A :class:`BlockLog` in memory, which counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.reads = 0
+        self.stalled = threading.Event()
+        self._deleted = 0
+        self._changed = threading.Condition()
+
+    def append(self, text: str, name: str) -> None:
+        """See :meth:`BlockLog.append`."""
+        with self._changed:
+            self.texts.append(text)
+            self._changed.notify_all()
+
+    def read(self, number: int, timeout_s: float) -> str | None:
+        """See :meth:`BlockLog.read`."""
+        with self._changed:
+            self.reads += 1
+            if number < self._deleted:
+                raise BlockGoneError(f"block {number}")
+            self._changed.wait_for(lambda: len(self.texts) > number, timeout_s)
+            return self.texts[number] if len(self.texts) > number else None
+
+    def first(self) -> int:
+        """See :meth:`BlockLog.first`."""
+        return self._deleted
+
+    def delete_before(self, number: int) -> None:
+        """See :meth:`BlockLog.delete_before`."""
+        self._deleted = number
+
+    def snapshot(self) -> str | None:
+        """See :meth:`BlockLog.snapshot`."""
+        return None
+
+    def put_snapshot(self, text: str, number: int) -> None:
+        """See :meth:`BlockLog.put_snapshot`."""
+
+    def blocks(self) -> list[Block]:
+        """All that was written."""
+        return [block_from_text(text) for text in list(self.texts)]
+
+
+@dataclass
+class RelayedMachine:
+    """One machine's relay, its agent's follower, and its workers' journals.
+
+    Attributes:
+        stopped: nothing passes through this machine's relay any more, and its lines stay open.
+    """
+
+    job: RelayedJob
+    name: str
+    relay: Relay = field(init=False)
+    upstream: Upstream = field(init=False)
+    follower: Follower = field(init=False)
+    workers: list[Follower] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    is_dead: bool = False
+
+    def __post_init__(self) -> None:
+        job, outgoing = self.job, Outgoing()
+        self.upstream = Upstream(
+            Journal(job.log, by=self.name), job.connect, outgoing, fanout=job.fanout, silence_s=job.silence_s
+        )
+        self.relay = Relay(self.upstream, outgoing, by=self.name, append_s=30.0, fanout=job.fanout)
+        self.follower = Follower(self.relay, on_change=lambda _, state: self.relay.look(state, self.name))
+        self.relay.look(self.follower.state, self.name)
+        self.follower.start()
+
+    def serve(self, end: socket.socket) -> None:
+        """Serve a line in a thread."""
+        line = LocalLine(end)
+        self.lines.append(line)
+        threading.Thread(target=self.relay.serve, args=(line,), daemon=True).start()
+
+    def start_worker(self, name: str) -> Follower:
+        """A worker's follower, over a line to this machine."""
+        ours, theirs = local_pair()
+        self.serve(ours)
+        journal = WorkerJournal(
+            LocalLine(theirs),
+            lambda: Journal(self.job.log, by=name),
+            by=name,
+            append_s=30.0,
+            on_agent_lost=lambda: None,
+        )
+        follower = Follower(journal, on_change=lambda *_: None)
+        follower.start()
+        self.workers.append(follower)
+        return follower
+
+    def kill(self) -> None:
+        """End all lines at once, as when the agent's process dies."""
+        self.is_dead = True
+        self.relay.close()
+        for line in self.lines:
+            line.close()
+
+
+@dataclass
+class RelayedJob:
+    """Machines whose relays follow each other."""
+
+    fanout: int = 2
+    silence_s: float = 1.0
+    log: MemoryLog = field(default_factory=MemoryLog)
+    machines: dict[str, RelayedMachine] = field(default_factory=dict)
+
+    def connect(self, address: str) -> Line:
+        """A line to a machine's relay."""
+        machine = self.machines[address]
+        if machine.is_dead:
+            raise ConnectionRefusedError(address)
+        ours, theirs = local_pair()
+        machine.serve(theirs)
+        return LocalLine(ours)
+
+    def add(self, name: str) -> RelayedMachine:
+        """One more machine, whose address is its name. It joins the job."""
+        machine = self.machines[name] = RelayedMachine(self, name)
+        machine.follower.append(ev.MachineJoined(machine=name, address=name))
+        return machine
+
+    def until(self, condition: Callable[[State], bool], limit_s: float = 20.0) -> None:
+        """Wait until the state of all living machines and their workers fulfils a condition."""
+        for machine in self.machines.values():
+            if not machine.is_dead:
+                for follower in (machine.follower, *machine.workers):
+                    assert follower.wait_for(condition, limit_s) is not None, machine.name

@@ -1,0 +1,137 @@
+"""When events are passed on: with all that a phase expects, with an urgent one, or after a linger."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from swift_ft.coordination.relay.merging import LINGER_S, PARTS_LINGER_S, Merging
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.blocks import Stamped
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.protocol import step
+
+MACHINES = 4
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def agreeing() -> State:
+    """Four machines with two workers each, in the first generation."""
+    state = step(State(), ev.JobOpened(machines=MACHINES, workers_per_machine=2))
+    for slot in range(MACHINES):
+        state = step(state, ev.MachineJoined(machine=f"m{slot}", address=f"m{slot}:1"))
+    assert state.phase == Phase.AGREEING
+    return state
+
+
+def stamped(*events: ev.Event, origin: str = "o", first: int = 1) -> list[Stamped]:
+    return [Stamped(event, 0.0, origin, origin, serial) for serial, event in enumerate(events, first)]
+
+
+def report(rank: int, generation: int = 1) -> ev.StatusReported:
+    return ev.StatusReported(rank=rank, generation=generation, iteration=None)
+
+
+def persisted(rank: int, iteration: int = 3) -> ev.PartPersisted:
+    return ev.PartPersisted(rank=rank, iteration=iteration, epoch=0, generation=1, path="p")
+
+
+def test_nothing_is_due_where_nothing_is_held(clock: Clock, agreeing: State) -> None:
+    assert Merging(clock).due_at(agreeing, range(2)) == math.inf
+
+
+def test_reports_are_held_until_the_last_one_of_the_group(clock: Clock, agreeing: State) -> None:
+    merging, slots = Merging(clock), range(2)
+    for rank in range(3):
+        merging.hold(stamped(report(rank), origin=f"o{rank}"))
+        assert merging.due_at(agreeing, slots) == clock.now + LINGER_S
+    merging.hold(stamped(report(3), origin="o3"))
+    assert merging.due_at(agreeing, slots) <= clock.now
+    assert [s.event.rank for s in merging.take()] == [0, 1, 2, 3]  # type: ignore[union-attr]
+    assert merging.due_at(agreeing, slots) == math.inf
+
+
+def test_those_that_the_state_has_are_not_waited_for(clock: Clock, agreeing: State) -> None:
+    merging = Merging(clock)
+    for rank in range(3):
+        agreeing = step(agreeing, report(rank))
+    merging.hold(stamped(report(3)))
+    assert merging.due_at(agreeing, range(2)) <= clock.now
+
+
+def test_what_another_relay_passes_on_meanwhile_is_not_waited_for(clock: Clock, agreeing: State) -> None:
+    merging = Merging(clock)
+    merging.hold(stamped(report(0), report(1), report(2)))
+    assert merging.due_at(agreeing, range(2)) > clock.now
+    assert merging.due_at(step(agreeing, report(3)), range(2)) <= clock.now
+
+
+def test_a_linger_ends_from_the_first_event_on(clock: Clock, agreeing: State) -> None:
+    merging = Merging(clock)
+    merging.hold(stamped(report(0)))
+    due_at = clock.now + LINGER_S
+    clock.now += LINGER_S / 2
+    merging.hold(stamped(report(1)))
+    assert merging.due_at(agreeing, range(2)) == due_at
+
+
+def test_an_urgent_event_takes_along_what_is_held_and_keeps_the_order(clock: Clock, agreeing: State) -> None:
+    merging = Merging(clock)
+    merging.hold(stamped(report(0)))
+    merging.hold(stamped(ev.MachineLost(machine="m3", reason="?"), first=2))
+    assert merging.due_at(agreeing, range(4)) == -math.inf
+    assert [s.serial for s in merging.take()] == [1, 2]
+
+
+def test_a_report_of_a_generation_that_is_over_is_held_no_longer(clock: Clock, agreeing: State) -> None:
+    merging = Merging(clock)
+    merging.hold(stamped(report(0)))
+    lost = step(agreeing, ev.MachineLost(machine="m3", reason="?"))
+    joined = step(lost, ev.MachineJoined(machine="m4", address="m4:1"))
+    assert joined.generation == 2
+    assert merging.due_at(joined, range(2)) <= clock.now
+
+
+def test_a_report_of_a_generation_that_is_still_to_come_lingers(clock: Clock, agreeing: State) -> None:
+    """The worker has read a block that its agent has not stepped through yet."""
+    merging = Merging(clock)
+    merging.hold(stamped(report(0, generation=2)))
+    assert merging.due_at(agreeing, range(2)) == clock.now + LINGER_S
+
+
+def test_parts_of_a_checkpoint_linger_for_longer(clock: Clock, agreeing: State) -> None:
+    merging, live = Merging(clock), replace(agreeing, phase=Phase.LIVE)
+    merging.hold(stamped(persisted(0), persisted(1), persisted(2)))
+    assert merging.due_at(live, range(2)) == clock.now + PARTS_LINGER_S
+    merging.hold(stamped(persisted(3), origin="o3"))
+    assert merging.due_at(live, range(2)) <= clock.now
+
+
+def test_of_two_checkpoints_both_must_be_complete(clock: Clock, agreeing: State) -> None:
+    merging, live = Merging(clock), replace(agreeing, phase=Phase.LIVE)
+    merging.hold(stamped(persisted(0), persisted(1), persisted(0, 6)))
+    assert merging.due_at(live, range(1)) > clock.now
+    merging.hold(stamped(persisted(1, 6), origin="o1"))
+    assert merging.due_at(live, range(1)) <= clock.now
+
+
+def test_machines_without_a_slot_hold_nothing_back(clock: Clock, agreeing: State) -> None:
+    merging = Merging(clock)
+    merging.hold(stamped(report(0)))
+    assert merging.due_at(agreeing, range(0)) <= clock.now

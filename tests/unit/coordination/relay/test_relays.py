@@ -1,0 +1,82 @@
+"""Relays of six machines in groups of two, in one process: what reaches the journal, and what does not."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+
+from swift_ft.coordination.journal import Journal
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.blocks import Sequencer
+from swift_ft.recovery.job_state import Phase
+from tests.support.relays import RelayedJob
+from tests.support.waiting import wait_until
+
+MACHINES = 6
+
+
+@pytest.fixture
+def job() -> RelayedJob:
+    """Six machines with two workers each, all slots filled."""
+    job = RelayedJob(fanout=2)
+    Journal(job.log, by="test").append(ev.JobOpened(machines=MACHINES, workers_per_machine=2))
+    for slot in range(MACHINES):
+        job.add(f"m{slot}")
+    for name, machine in job.machines.items():
+        for local in range(2):
+            machine.start_worker(f"worker {name}.{local}")
+    job.until(lambda state: state.phase == Phase.AGREEING)
+    return job
+
+
+def kinds(job: RelayedJob, since: int) -> Counter[str]:
+    """How many blocks hold events of each kind."""
+    return Counter(
+        kind for block in job.log.blocks()[since:] for kind in {type(s.event).__name__ for s in block}
+    )
+
+
+def report(job: RelayedJob) -> None:
+    """All living workers report at once, each from a thread of its own."""
+    for slot, machine in enumerate(job.machines.values()):
+        for local, worker in enumerate(() if machine.is_dead else machine.workers):
+            event = ev.StatusReported(rank=2 * slot + local, generation=1, iteration=None)
+            threading.Thread(target=worker.append, args=(event,), daemon=True).start()
+
+
+def test_a_phase_costs_a_block_for_each_head_at_the_store(job: RelayedJob) -> None:
+    before = len(job.log.texts)
+    report(job)
+    job.until(lambda state: state.phase not in (Phase.FORMING, Phase.AGREEING))
+    assert kinds(job, before)["StatusReported"] <= 2
+
+
+def test_only_the_highest_heads_read_from_the_store(job: RelayedJob) -> None:
+    wait_until(
+        lambda: sum(machine.upstream.head is None for machine in job.machines.values()) == 2, "two heads"
+    )
+    assert {m.name: m.upstream.head for m in job.machines.values()} == {
+        "m0": None,
+        "m1": "m0",
+        "m2": "m0",
+        "m3": "m2",
+        "m4": None,
+        "m5": "m4",
+    }
+
+
+@pytest.mark.parametrize("victim", ["m0", "m2", "m4"])
+def test_a_head_dies_with_what_it_holds(victim: str, job: RelayedJob) -> None:
+    job.machines[victim].kill()
+    report(job)
+    expected = {
+        2 * slot + local for slot, name in enumerate(job.machines) if name != victim for local in range(2)
+    }
+    job.until(lambda state: expected <= set(state.round.statuses))
+    sequencer, counted = Sequencer(), Counter[int]()
+    for block in job.log.blocks():
+        sequencer, entries = sequencer.admit_all(block)
+        counted.update(e.event.rank for e in entries if isinstance(e.event, ev.StatusReported))
+    assert all(counted[rank] == 1 for rank in expected)
