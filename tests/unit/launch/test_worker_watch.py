@@ -29,7 +29,7 @@ class Watched:
         membership: Any = SimpleNamespace(
             machine="A",
             started_in=3,
-            journal=SimpleNamespace(append=self.reports.append),
+            journal=SimpleNamespace(append=self.reports.append, post=self.reports.append),
             follower=SimpleNamespace(state=SimpleNamespace(patience=1, machine_patience=1)),
         )
         self.watch = WorkerWatch(
