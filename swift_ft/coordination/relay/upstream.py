@@ -125,7 +125,7 @@ class Upstream:
             if missing and way is None:
                 self._write(missing)
         through = f"through {way[0]}" if way else "in the store"
-        _logger.debug("reads the journal %s", through, extra={"event": "upstream"})
+        _logger.debug("reads the journal %s", through, extra={"event": "head_changed"})
 
     def _suspect(self, machine: str, why: str) -> None:
         self._suspected[machine] = self._now() + _SUSPECTED_FOR_S
