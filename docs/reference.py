@@ -52,6 +52,7 @@ _WIDTH = 100
 _LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 MEANINGS = {
+    "no_token": "A run on several hosts has no token: its secret can be read in the rendezvous store.",
     "connection_refused": "A stranger, or bytes that no member of the job sent. Few lines a minute.",
     "channel_over": "A connection between two machines has ended. What used it connects again, or knows why.",
     "channel_failed": "An error of swift_ft itself in serving another machine. Only that connection ends.",

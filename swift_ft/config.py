@@ -17,6 +17,8 @@ from typing import Any
 
 from swift_ft.errors import NotLaunchedError, UsageError
 from swift_ft.faults import parse_faults
+from swift_ft.network import Certificates, JobSecret, held_secret
+from swift_ft.network.secret import secret_in, token_of
 from swift_ft.plain_python import NOT_LAUNCHED
 from swift_ft.store_address import StoreAddress
 
@@ -53,6 +55,7 @@ class Topic:
     FAILURES = "failures and recovery"
     TIMEOUTS = "timeouts, in seconds"
     OUTPUT = "what a run shows and writes"
+    SECURITY = "who may take part (docs/security.md)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +303,37 @@ class RunConfig:
         False,
         "print no losses, recoveries and waits on the console; warnings and the reason of a failure stay",
     )
+    token_file: str | None = _option(
+        Topic.SECURITY,
+        None,
+        "read the job's token from FILE, one line that only its owner can read; the same on all machines. "
+        "Without it, the variable SWIFT_FT_TOKEN (default: --standalone makes a secret of its own; "
+        "on several hosts one is agreed on through the rendezvous store)",
+        metavar="FILE",
+        is_path=True,
+    )
+    tls_cert: str | None = _option(
+        Topic.SECURITY,
+        None,
+        "encrypt what agents and workers send each other; FILE is this machine's certificate, as PEM. "
+        "torch's own process groups and the rendezvous store stay as they are (default: not encrypted)",
+        metavar="FILE",
+        is_path=True,
+    )
+    tls_key: str | None = _option(
+        Topic.SECURITY,
+        None,
+        "private key of --tls-cert, without a password",
+        metavar="FILE",
+        is_path=True,
+    )
+    tls_ca: str | None = _option(
+        Topic.SECURITY,
+        None,
+        "certificates of the authority that signed the machines' certificates",
+        metavar="FILE",
+        is_path=True,
+    )
 
     def validate(self) -> None:
         """Check all fields, once, where the user can still see it.
@@ -314,6 +348,13 @@ class RunConfig:
         """The failure domain of a machine, by its number on this host; empty if it is one of its own."""
         names = self.failure_domain.split(",")
         return names[index % len(names)].strip()
+
+    @property
+    def certificates(self) -> Certificates | None:
+        """The files for TLS; None without."""
+        if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
+            return None
+        return Certificates(self.tls_cert, self.tls_key, self.tls_ca)
 
     def check_domains(self, machines: int) -> None:
         """Check that each machine and spare of this host has a failure domain, if one has.
@@ -343,8 +384,21 @@ class RunConfig:
                 yield f"{flag_of(name)} needs prometheus_client: pip install 'swift-ft[metrics]'."
         if self.events_log not in (None, "-") and not Path(self.events_log).parent.is_dir():
             yield f"--events-log: there is no folder {Path(self.events_log).parent}: create it."
+        yield from self._mistakes_of_security()
         try:
             parse_faults(self.inject)
+        except UsageError as error:
+            yield str(error)
+
+    def _mistakes_of_security(self) -> Iterator[str]:
+        names = ("tls_cert", "tls_key", "tls_ca")
+        missing = [flag_of(name) for name in names if getattr(self, name) is None]
+        if 0 < len(missing) < len(names):
+            yield f"{', '.join(map(flag_of, names))} belong together: give {' and '.join(missing)}, too."
+        try:
+            token_of(self.token_file, {})
+            if self.certificates is not None:
+                self.certificates.check()
         except UsageError as error:
             yield str(error)
 
@@ -389,6 +443,7 @@ class WorkerContext:
         workers_per_machine: number of workers on each machine.
         started_in: the generation in which this process was started.
         config: the run's configuration.
+        secret: the job's. It is in no variable: a worker gets it through the fork.
         offline: what the worker does without its job; None in a job.
     """
 
@@ -402,6 +457,7 @@ class WorkerContext:
     workers_per_machine: int
     started_in: int
     config: RunConfig
+    secret: JobSecret
     offline: OfflineReplay | None = None
 
     @property
@@ -412,12 +468,17 @@ class WorkerContext:
     def to_env(self) -> dict[str, str]:
         """The context in one variable, and torchelastic's own variables for scripts that read them."""
         return {
-            _CONTEXT: json.dumps(dataclasses.asdict(self)),
+            _CONTEXT: json.dumps(self._facts()),
             "TORCHELASTIC_RUN_ID": self.run_id,
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_WORLD_SIZE": str(self.workers_per_machine),
         }
+
+    def _facts(self) -> dict[str, Any]:
+        facts = dataclasses.asdict(self)
+        del facts["secret"]
+        return facts
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> WorkerContext:
@@ -430,11 +491,15 @@ class WorkerContext:
             raise NotLaunchedError(NOT_LAUNCHED)
         facts = json.loads(env[_CONTEXT])
         offline = OfflineReplay(**facts["offline"]) if facts["offline"] is not None else None
+        config = RunConfig(**facts["config"])
+        # A process that its job did not start is no member: a secret that no other one has.
+        secret = held_secret() or secret_in(env, config.certificates) or JobSecret.generated()
         return cls(
             **{
                 **facts,
                 "store": StoreAddress.from_dict(facts["store"]),
-                "config": RunConfig(**facts["config"]),
+                "config": config,
+                "secret": secret,
                 "offline": offline,
             }
         )

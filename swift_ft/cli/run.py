@@ -35,9 +35,11 @@ from swift_ft.faults import check_faults
 from swift_ft.launch.agent import AgentSettings
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.console_log import show_log
+from swift_ft.launch.job_secret import agreed_secret, given_secret
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.setup import is_readable_file
 from swift_ft.launch.store_service import StoreService, is_listening
+from swift_ft.network import JobSecret
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Verdict
@@ -176,10 +178,12 @@ def _run(args: argparse.Namespace) -> int:
     config.check_domains(machines + config.spares if standalone else 1)
     if standalone:
         store = _store_address(args) if _has_store(args) else _EMBEDDED
-        return _run_cluster(MachineJob(launch_config, _settings(args, config, store), name, opened))
+        secret = given_secret(config) or JobSecret.generated(config.certificates)
+        settings = replace(_settings(args, config, store), secret=secret)
+        return _run_cluster(MachineJob(launch_config, settings, name, opened))
     if args.rdzv_id == "none":
         raise UsageError("A run on several hosts needs a name: give all of them the same --rdzv-id.")
-    settings = _settings(args, config, _store_address(args))
+    settings = replace(_settings(args, config, _store_address(args)), secret=given_secret(config))
     job = MachineJob(launch_config, settings, name, opened, args.node_rank)
     return _run_one_machine(job)
 
@@ -240,7 +244,7 @@ def _run_one_machine(job: MachineJob) -> int:
     verdict = Verdict(False, "the launcher ended before the run did", 1)
     with contextlib.closing(LauncherConsole(config)) as console:
         console.expect(store)
-        job = replace(job, run_id=_find_run(store, job.run_id, config))
+        job = _with_secret(replace(job, run_id=_find_run(store, job.run_id, config)))
         console.follow(store, job.run_id)
         _write_endpoint(config, store, job.run_id)
         try:
@@ -249,6 +253,15 @@ def _run_one_machine(job: MachineJob) -> int:
         finally:
             _write_events(config, verdict, entries)
     return _exit_code(verdict)
+
+
+def _with_secret(job: MachineJob) -> MachineJob:
+    """The job with a secret that the launchers agree on, if the user gave none."""
+    settings = job.settings
+    if settings.secret is not None:
+        return job
+    client = connect(settings.store, job.run_id, timeout_s=settings.config.join_timeout_s)
+    return replace(job, settings=replace(settings, secret=agreed_secret(client, settings.config)))
 
 
 @contextlib.contextmanager

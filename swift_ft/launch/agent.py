@@ -36,6 +36,7 @@ from swift_ft.launch.watched_machine import LostMachine
 from swift_ft.launch.worker import WorkerJob
 from swift_ft.launch.worker_channels import WorkerChannels
 from swift_ft.launch.worker_watch import WorkerWatch
+from swift_ft.network import JobSecret, Port
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import possible_hosts
 from swift_ft.recovery.job_state import Phase, State, Verdict
@@ -61,6 +62,7 @@ class AgentSettings:
         shutdown_s: seconds that workers get to end before they are killed.
         config: the run's configuration, which the workers get.
         spare: join only once all slots are filled.
+        secret: the job's; None until the launchers have agreed on one.
     """
 
     kind: str
@@ -71,6 +73,7 @@ class AgentSettings:
     shutdown_s: int
     config: RunConfig
     spare: bool = False
+    secret: JobSecret | None = None
 
 
 class MachineAgent(ElasticAgent):
@@ -107,10 +110,14 @@ class MachineAgent(ElasticAgent):
         self._settings = settings
         self._standby = standby
         self._membership = spec.rdzv_handler
+        assert settings.secret is not None  # agreed on before
+        self._secret = settings.secret
+        self._port = Port(settings.address, self._secret)
         self._sentinel = Sentinel(
             silence_s=settings.config.machine_silence_s,
             on_lost=self._report_neighbour_lost,
-            host=settings.address,
+            port=self._port,
+            secret=self._secret,
         )
         self._wake = wake
         self._run_end = run_end
@@ -164,6 +171,7 @@ class MachineAgent(ElasticAgent):
             raise
         finally:
             self._sentinel.close()
+            self._port.close()
 
     def _worker_facts(self) -> list[WorkerFacts]:
         """Called by threads that serve them."""
@@ -210,7 +218,7 @@ class MachineAgent(ElasticAgent):
             )
             if formed is None:
                 raise TimeoutError(f"the job did not start within {limit_s:g} s: some machines did not join")
-        self._membership.join(self._sentinel.address)
+        self._membership.join(self._port.address)
 
     def _handle(self, source: Any, local_rank: int | None) -> None:
         if source is self._wake:
@@ -286,12 +294,12 @@ class MachineAgent(ElasticAgent):
                     "other machines lost sight of this one again and again: it stays away for %.0f s. "
                     "Can they connect to %s?",
                     wait_s,
-                    self._sentinel.address,
+                    self._port.address,
                     extra={"event": "machine_stays_away"},
                 )
         if now >= self._rejoin_at:
             self._rejoin_at = None
-            self._membership.rejoin(self._sentinel.address)
+            self._membership.rejoin(self._port.address)
 
     def _watch_neighbours(self, state: State) -> None:
         addresses, patience = state.membership.addresses, state.machine_patience
@@ -316,6 +324,7 @@ class MachineAgent(ElasticAgent):
                 settings.args,
                 settings.kind,
                 joins=joins,
+                secret=self._secret.key.hex(),
             )
             for worker in self.workers
         }
@@ -338,6 +347,7 @@ class MachineAgent(ElasticAgent):
     def _env(self, worker: Worker, workers_per_machine: int, generation: int) -> dict[str, str]:
         """What one worker finds in its environment: torchrun's variables and our own."""
         settings = self._settings
+        assert settings.secret is not None
         context = WorkerContext(
             run_id=self._membership.get_run_id(),
             store=settings.store,
@@ -349,6 +359,7 @@ class MachineAgent(ElasticAgent):
             workers_per_machine=workers_per_machine,
             started_in=generation,
             config=settings.config,
+            secret=settings.secret,
         )
         restarts = {"TORCHELASTIC_RESTART_COUNT": str(generation)}
         return {**context.to_env(), **self.torch_env(worker), **restarts}

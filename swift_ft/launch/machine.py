@@ -110,7 +110,7 @@ def run_machine(job: MachineJob) -> Verdict:
         timeout_s=settings.config.join_timeout_s,
         silence_s=settings.config.rendezvous_timeout_s,
     )
-    setup = partial(setup_of, job.opened, settings.config, settings.kind, settings.target)
+    setup = partial(setup_of, job.opened, settings.config, settings.kind, settings.target, settings.secret)
     handler = JournalRendezvous(
         connect_to_store,
         address=settings.address,

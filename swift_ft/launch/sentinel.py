@@ -1,4 +1,4 @@
-"""The ring of agents: each watches the next few over TCP connections.
+"""The ring of agents: each watches the next few over channels to their ports.
 
 A killed agent's connection ends within milliseconds; a silent one (power, network, SIGSTOP) misses its
 heartbeats. Each machine has several watchers. They report in turn, so that one loss is one event, and the
@@ -13,12 +13,19 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from swift_ft.launch.awake_clock import AwakeClock
-from swift_ft.launch.beat_lines import BEAT, BYE, BeatLine, BeatPort, dial
 from swift_ft.launch.watched_machine import LostMachine, WatchedMachine
+from swift_ft.network import Channel, JobSecret, Port, connect
 
-__all__ = ["Sentinel"]
+__all__ = ["BEAT", "WATCH", "Sentinel"]
+
+WATCH = "watch"
+"""What a connection to an agent's port is for."""
+
+BEAT: dict[str, Any] = {"beat": 1}
+_BYE: dict[str, Any] = {"bye": 1}
 
 _BEATS = 10
 """Heartbeats in the time of silence after which a machine counts as lost."""
@@ -37,32 +44,34 @@ class Sentinel:
     Args:
         silence_s: a watched machine that sends nothing for so long counts as lost.
         on_lost: called in a thread of its own, for one machine after the other.
-        host: by which the other agents know this one (see :func:`swift_ft.addresses.listen_address`).
+        port: at which the other agents watch this one.
+        secret: the job's.
     """
 
-    def __init__(self, *, silence_s: float, on_lost: Callable[[LostMachine], None], host: str) -> None:
+    def __init__(
+        self, *, silence_s: float, on_lost: Callable[[LostMachine], None], port: Port, secret: JobSecret
+    ) -> None:
         self._allowed_s = silence_s
         self._beat_s = min(_LONGEST_BEAT_S, silence_s / _BEATS)
         self._on_lost = on_lost
-        self._port = BeatPort(host)
-        self.address = self._port.address
+        self._secret = secret
         self._clock = AwakeClock(2 * self._beat_s, time.monotonic())
         # Owner of these four: the sentinel's thread.
         self._silence_s = silence_s
         self._watched: dict[str, WatchedMachine] = {}
-        self._lines: dict[str, BeatLine] = {}
-        self._watchers: list[BeatLine] = []
+        self._lines: dict[str, Channel] = {}
+        self._watchers: list[Channel] = []
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lost: queue.SimpleQueue[LostMachine | None] = queue.SimpleQueue()
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         self._closing = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._port, selectors.EVENT_READ, self._let_in)
         self._selector.register(self._wake_r, selectors.EVENT_READ, self._obey)
         self._thread = threading.Thread(target=self._run, name="swift-sentinel", daemon=True)
         self._thread.start()
         threading.Thread(target=self._report, name="swift-sentinel-reports", daemon=True).start()
+        port.serve(WATCH, self._let_in)
 
     def watch(self, machines: Mapping[str, str], *, patience: int = 1) -> None:
         """Watch only these machines from now on.
@@ -81,8 +90,6 @@ class Sentinel:
         self._order(lambda: None)
         self._lost.put(None)
         self._thread.join(timeout=5.0)
-        if not self._thread.is_alive():
-            self._port.close()
 
     # --------------------------------------------------------------------------- the sentinel's thread
 
@@ -96,7 +103,7 @@ class Sentinel:
                 next_beat = now + self._beat_s
                 self._send_to_watchers(BEAT)
             self._judge(self._clock.look(now))
-        self._send_to_watchers(BYE)
+        self._send_to_watchers(_BYE)
         for line in (*self._watchers, *self._lines.values()):
             line.close()
 
@@ -143,7 +150,7 @@ class Sentinel:
             self._hang_up(machine)
             before[machine].over = True
 
-    def _connected(self, watched: WatchedMachine, line: BeatLine) -> None:
+    def _connected(self, watched: WatchedMachine, line: Channel) -> None:
         if watched.over or self._watched.get(watched.machine) is not watched:
             line.close()
             return
@@ -151,17 +158,22 @@ class Sentinel:
         self._lines[watched.machine] = line
         self._selector.register(line, selectors.EVENT_READ, lambda: self._listen(watched, line))
 
-    def _listen(self, watched: WatchedMachine, line: BeatLine) -> None:
+    def _listen(self, watched: WatchedMachine, line: Channel) -> None:
         if self._lines.get(watched.machine) is not line:
             return
-        data = line.receive()
-        if data is None:
-            watched.end("its agent's connection ended", self._clock.awake_s)
+        try:
+            messages = line.drain()
+        except OSError as error:
+            watched.end(f"its agent's connection ended ({error})", self._clock.awake_s)
             self._hang_up(watched.machine)
-        elif data.endswith(BYE):
+            return
+        if _BYE in messages:
             watched.over = True
             self._hang_up(watched.machine)
-        elif data:
+        elif line.ended:
+            watched.end("its agent's connection ended", self._clock.awake_s)
+            self._hang_up(watched.machine)
+        elif messages:
             watched.heard_at = self._clock.look(time.monotonic())
 
     def _hang_up(self, machine: str) -> None:
@@ -169,19 +181,19 @@ class Sentinel:
             self._selector.unregister(line)
             line.close()
 
-    def _let_in(self) -> None:
-        if (watcher := self._port.accept()) is not None:
-            self._watchers.append(watcher)
-
-    def _send_to_watchers(self, what: bytes) -> None:
+    def _send_to_watchers(self, what: dict[str, Any]) -> None:
         for watcher in list(self._watchers):
             try:
-                watcher.send(what)
+                watcher.try_send(what)  # one that does not read gets nothing
             except OSError:
                 self._watchers.remove(watcher)
                 watcher.close()
 
     # ---------------------------------------------------------------------------------- other threads
+
+    def _let_in(self, watcher: Channel) -> None:
+        """Called in a thread of the port."""
+        self._order(lambda: self._watchers.append(watcher))
 
     def _dial(self, watched: WatchedMachine) -> None:
         """Connect, in a thread of its own: a dead host does not answer, and that must hold up no other."""
@@ -189,7 +201,7 @@ class Sentinel:
         while not (watched.over or self._closing):
             began = time.monotonic()
             try:
-                line = dial(watched.address, attempt_s)
+                line = connect(watched.address, self._secret, WATCH, timeout_s=attempt_s)
             except ConnectionRefusedError as error:
                 reason = f"its agent cannot be reached ({error.strerror})"
                 self._order(lambda reason=reason: watched.end(reason, self._clock.awake_s))  # type: ignore[misc]

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from swift_ft.config import RunConfig, flag_of
+from swift_ft.network import JobSecret
 from swift_ft.recovery.events import JobOpened
 
 __all__ = ["COMMON_FLAGS", "is_readable_file", "setup_of"]
@@ -27,7 +28,9 @@ _SHOWN = 12
 """Digits of a digest: enough to tell scripts apart."""
 
 
-def setup_of(opened: JobOpened, config: RunConfig, kind: str, target: str) -> tuple[str, ...]:
+def setup_of(
+    opened: JobOpened, config: RunConfig, kind: str, target: str, secret: JobSecret | None = None
+) -> tuple[str, ...]:
     """The facts that machines compare, as ``name: value``.
 
     A file may change while the job runs, so call it again for each time that a machine offers itself.
@@ -37,6 +40,7 @@ def setup_of(opened: JobOpened, config: RunConfig, kind: str, target: str) -> tu
         config: the run's configuration.
         kind: ``script``, ``module`` or ``program`` (see :class:`swift_ft.launch.worker.WorkerJob`).
         target: the script's path, or a module's or program's name.
+        secret: the job's, which is not shown: the fact is the same where the secret is.
     """
     facts = {
         "swift_ft": _version(),
@@ -48,6 +52,9 @@ def setup_of(opened: JobOpened, config: RunConfig, kind: str, target: str) -> tu
     for declared in dataclasses.fields(config):
         if flag_of(declared.name) in COMMON_FLAGS:
             facts[flag_of(declared.name)] = getattr(config, declared.name)
+    if secret is not None:
+        facts["the job's secret (--token-file)"] = secret.token("setup")[:_SHOWN]
+        facts["TLS (--tls-cert)"] = "on" if secret.certificates is not None else "off"
     return tuple(f"{name}: {value}" for name, value in facts.items())
 
 

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +23,8 @@ from swift_ft.coordination.relay.lines import set_line_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.errors import GaveUpError, JobEndedError, UsageError
 from swift_ft.launch.console_log import show_log
+from swift_ft.network import JobSecret, hold_secret
+from swift_ft.network.secret import SECRET_VARIABLE
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp import construct_within, join_without_sync
 from swift_ft.torch_adapters.distribution import distribute_within
@@ -48,6 +50,7 @@ class WorkerJob:
         kind: ``script``, ``module`` (``-m``) or ``program`` (``--no-python``).
         beat_s: seconds between heartbeats to the agent.
         joins: the job's other workers are already training.
+        secret: the key of the job's secret, as hexadecimal digits; empty outside of a job.
     """
 
     env: dict[str, str]
@@ -56,6 +59,7 @@ class WorkerJob:
     kind: str = "script"
     beat_s: float = 0.5
     joins: bool = False
+    secret: str = field(default="", repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
@@ -76,6 +80,8 @@ def run_worker(job: WorkerJob, connection: socket.socket, line: socket.socket | 
         line: the worker's end of its line to the agent's relay, where there is one.
     """
     os.environ.update(job.env)
+    if job.secret:
+        _take_secret(job)
     if job.kind == "program":
         os.set_inheritable(connection.fileno(), True)  # it closes when the program ends
         os.execvp(job.target, [job.target, *job.args])
@@ -108,6 +114,15 @@ def run_worker(job: WorkerJob, connection: socket.socket, line: socket.socket | 
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)  # daemon threads may be blocked in the store: no interpreter shutdown
+
+
+def _take_secret(job: WorkerJob) -> None:
+    """A program replaces this process and its memory, so it gets the secret in a variable."""
+    if job.kind == "program":
+        os.environ[SECRET_VARIABLE] = job.secret
+    else:
+        certificates = WorkerContext.from_env().config.certificates
+        hold_secret(JobSecret(bytes.fromhex(job.secret), certificates))
 
 
 def _run_script(job: WorkerJob, channel: AgentChannel) -> int:

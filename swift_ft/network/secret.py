@@ -17,12 +17,15 @@ from pathlib import Path
 from swift_ft.errors import UsageError
 from swift_ft.network.tls import Certificates
 
-__all__ = ["TOKEN_VARIABLE", "JobSecret", "held_secret", "hold_secret", "token_of"]
+__all__ = ["TOKEN_VARIABLE", "JobSecret", "held_secret", "hold_secret", "secret_in", "token_of"]
 
 _logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "SWIFT_FT_TOKEN"
 """The variable that holds the token where no ``--token-file`` names a file."""
+
+SECRET_VARIABLE = "SWIFT_FT_SECRET"
+"""The variable in which swift-run gives the key to a worker that is no Python script of its own fork."""
 
 _LEAST_CHARACTERS = 16
 _MOST_BYTES = 4096
@@ -128,3 +131,9 @@ def hold_secret(secret: JobSecret) -> None:
 def held_secret() -> JobSecret | None:
     """The secret of this process's job; None if it was given none."""
     return _held
+
+
+def secret_in(environ: Mapping[str, str], certificates: Certificates | None) -> JobSecret | None:
+    """The secret that a program got from swift-run; None if it got none."""
+    key = environ.get(SECRET_VARIABLE)
+    return None if key is None else JobSecret(bytes.fromhex(key), certificates)

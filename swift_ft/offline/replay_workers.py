@@ -21,6 +21,7 @@ from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.store_service import StoreService
 from swift_ft.launch.worker import WorkerJob
+from swift_ft.network import JobSecret
 from swift_ft.offline.replay_plan import GENERATION, ReplayPlan, machine_name, synthetic_journal
 from swift_ft.runtime.pipeline.logged_pipeline import shapes_key
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
@@ -44,6 +45,7 @@ class ReplayWorkers:
 
     def __init__(self) -> None:
         self._service = StoreService(_HOST, 0)
+        self._secret = JobSecret.generated()
         self._standby = Standby()
         self._bootstrap: TCPStore | None = None
         self._started = False
@@ -87,7 +89,14 @@ class ReplayWorkers:
         for index, rank in enumerate(plan.ranks):
             ours, theirs = channel_pair()
             kind, target, args = script
-            job = WorkerJob(self._env(plan, rank, run_id, offline), target, args, kind, joins=True)
+            job = WorkerJob(
+                self._env(plan, rank, run_id, offline),
+                target,
+                args,
+                kind,
+                joins=True,
+                secret=self._secret.key.hex(),
+            )
             log = str(Path(offline.out) / log_name(rank))
             self._standby.launch(job, local_rank=index, stdout=log, stderr=log, channel=theirs)
             channels[rank] = ours
@@ -124,6 +133,7 @@ class ReplayWorkers:
             workers_per_machine=workers,
             started_in=GENERATION,
             config=RunConfig(helpers=0),
+            secret=self._secret,
             offline=offline,
         )
         return {

@@ -11,8 +11,8 @@ import pytest
 
 from swift_ft.addresses import listen_address
 from swift_ft.file_server import FileServer
-from swift_ft.launch.sentinel import Sentinel
 from swift_ft.launch.store_service import StoreService
+from swift_ft.network import JobSecret, Port
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 
 _LISTENING = "0A"
@@ -32,10 +32,9 @@ def listens_at(port: int) -> set[str]:
 
 
 @contextmanager
-def sentinel(host: str) -> Iterator[int]:
-    made = Sentinel(silence_s=10.0, on_lost=lambda *_: None, host=host)
-    yield int(made.address.rpartition(":")[2])
-    made.close()
+def port(host: str) -> Iterator[int]:
+    with closing(Port(host, JobSecret.generated())) as made:
+        yield int(made.address.rpartition(":")[2])
 
 
 @contextmanager
@@ -59,14 +58,14 @@ def store(host: str) -> Iterator[int]:
     yield made.port
 
 
-@pytest.mark.parametrize("server", [sentinel, segments, service, store])
+@pytest.mark.parametrize("server", [port, segments, service, store])
 def test_a_server_listens_at_its_own_address_only(server: object) -> None:
     assert callable(server)
-    with server("127.0.0.1") as port:
-        assert listens_at(port) == {"0100007F"}
-    with server(socket.gethostname()) as port:
-        assert listens_at(port) <= ALL
-        assert listens_at(port)
+    with server("127.0.0.1") as number:
+        assert listens_at(number) == {"0100007F"}
+    with server(socket.gethostname()) as number:
+        assert listens_at(number) <= ALL
+        assert listens_at(number)
 
 
 def test_a_port_that_is_taken() -> None:

@@ -14,8 +14,12 @@ from swift_ft.config import EXIT_USAGE, RunConfig, WorkerContext, flag_of
 from swift_ft.errors import NotLaunchedError, UsageError
 from swift_ft.launch.agent import MachineAgent
 from swift_ft.launch.machine import MachineJob
+from swift_ft.network import JobSecret
+from tests.support.strangers import issue, new_authority
 
-FIELDS = [field.name for field in dataclasses.fields(RunConfig)]
+FILES = ("token_file", "tls_cert", "tls_key", "tls_ca")
+"""Options whose files are read at once."""
+FIELDS = [field.name for field in dataclasses.fields(RunConfig) if field.name not in FILES]
 TEXTS = {"inject": "kill machine=0 iteration=8 point=forward", "stragglers": "replace"}
 TYPES = get_type_hints(RunConfig)
 
@@ -61,6 +65,44 @@ def test_every_option_arrives_in_the_worker(name: str, jobs: list[MachineJob], t
     changed: dict[str, Any] = {name: value}
     expected = dataclasses.replace(RunConfig(), **changed)
     assert context_of_worker(jobs[0]).config == expected
+
+
+def test_the_token_and_certificates_arrive_and_the_token_stands_nowhere(
+    jobs: list[MachineJob], tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("a token of sixteen characters or more")
+    token.chmod(0o600)
+    files = issue(new_authority(tmp_path), "machine")
+    flags = ["--tls-cert", files.cert, "--tls-key", files.key, "--tls-ca", files.ca]
+    assert swift_run(tmp_path, "--token-file", str(token), *flags) == 0
+    context = context_of_worker(jobs[0])
+    assert context.config.token_file == str(token)
+    assert context.config.certificates == files
+    secret = jobs[0].settings.secret
+    assert secret == JobSecret.of_token(token.read_text(), files)
+    for text in (*context.to_env().values(), repr(jobs[0])):
+        assert token.read_text() not in text
+        assert secret.key.hex() not in text
+        assert repr(secret.key) not in text
+
+
+def test_certificates_belong_together(
+    jobs: list[MachineJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert swift_run(tmp_path, "--tls-cert", __file__) == EXIT_USAGE
+    assert capsys.readouterr().err.splitlines() == [
+        "swift-run: --tls-cert, --tls-key, --tls-ca belong together: give --tls-key and --tls-ca, too."
+    ]
+
+
+def test_without_a_token_each_run_of_one_host_has_its_own_secret(
+    jobs: list[MachineJob], tmp_path: Path
+) -> None:
+    assert swift_run(tmp_path) == swift_run(tmp_path) == 0
+    secrets = [job.settings.secret for job in jobs]
+    assert None not in secrets
+    assert secrets[0] != secrets[1]
 
 
 def test_options_that_are_not_given_have_their_defaults(jobs: list[MachineJob], tmp_path: Path) -> None:

@@ -66,6 +66,10 @@ REASONS = {
         "launch/standby.py:_serve",
         "launch/store_service.py:_wait_until_over",
         "logging/writing/uploader.py:SegmentUploader._run",
+        "network/channel.py:Channel._read",  # of a socket that does not block
+        "network/newcomer.py:Newcomer._advance",  # as above
+        "network/port.py:Port._accept",  # as above
+        "network/port.py:Port._run",
         "logging/writing/writer.py:LogWriter._step",
         "torch_adapters/abortable_waits.py:_serve",
         "waits.py:_Speaker._run",
@@ -89,13 +93,13 @@ REASONS = {
         "launch/store_service.py:StoreService.close",
         "launch/worker.py:_run_script",
         "logging/writing/uploader.py:SegmentUploader.close",
+        "network/client.py:_receive",
+        "network/port.py:Port.close",
         "logging/writing/writer.py:LogWriter.close",
         "runtime/checkpointing.py:Saver.request",
         "torch_adapters/ddp.py:DataParallelHook.drain",
     ),
     "it never blocks, though the method's name says so of others": (
-        "launch/beat_lines.py:BeatLine.receive",
-        "launch/beat_lines.py:BeatPort.accept",
         "launch/sentinel.py:Sentinel._let_in",
         "launch/sentinel.py:Sentinel._obey",
     ),

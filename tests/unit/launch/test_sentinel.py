@@ -15,18 +15,23 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from swift_ft.launch.awake_clock import AwakeClock
-from swift_ft.launch.beat_lines import BEAT
-from swift_ft.launch.sentinel import Sentinel
+from swift_ft.launch.sentinel import BEAT, WATCH, Sentinel
 from swift_ft.launch.watched_machine import END_STEP_S, LostMachine, WatchedMachine
+from swift_ft.network import JobSecret, Port, connect
 from tests.support.waiting import wait_until
 
 DEADLINE_S = 60.0
 HOST = "127.0.0.1"
-OTHER_PROCESS = """
+TOKEN = "a token that the machines share"
+SECRET = JobSecret.of_token(TOKEN)
+OTHER_PROCESS = f"""
 import sys
 from swift_ft.launch.sentinel import Sentinel
-sentinel = Sentinel(silence_s=1.0, on_lost=print, host="127.0.0.1")
-print(sentinel.address, flush=True)
+from swift_ft.network import JobSecret, Port
+secret = JobSecret.of_token({TOKEN!r})
+port = Port("127.0.0.1", secret)
+sentinel = Sentinel(silence_s=1.0, on_lost=print, port=port, secret=secret)
+print(port.address, flush=True)
 sys.stdin.read()
 sentinel.close()
 """
@@ -37,7 +42,16 @@ class Watcher:
 
     def __init__(self, silence_s: float = 1.0) -> None:
         self.lost: queue.Queue[LostMachine] = queue.Queue()
-        self.sentinel = Sentinel(silence_s=silence_s, on_lost=self.lost.put, host=HOST)
+        self.port = Port(HOST, SECRET)
+        self.sentinel = Sentinel(silence_s=silence_s, on_lost=self.lost.put, port=self.port, secret=SECRET)
+
+    @property
+    def address(self) -> str:
+        return self.port.address
+
+    def close(self) -> None:
+        self.sentinel.close()
+        self.port.close()
 
     def next_lost(self) -> LostMachine:
         return self.lost.get(timeout=DEADLINE_S)
@@ -53,7 +67,7 @@ def made() -> Iterator[Callable[..., Watcher]]:
 
     yield make
     for watcher in watchers:
-        watcher.sentinel.close()
+        watcher.close()
 
 
 @contextlib.contextmanager
@@ -134,7 +148,7 @@ def test_several_that_are_lost_at_once_are_all_found(made: Callable[..., Watcher
 
 def test_a_machine_that_says_goodbye_is_not_lost(made: Callable[..., Watcher]) -> None:
     leaving, other, watcher = made(DEADLINE_S), made(DEADLINE_S), made(DEADLINE_S)
-    watcher.sentinel.watch({"leaving": leaving.sentinel.address, "other": other.sentinel.address})
+    watcher.sentinel.watch({"leaving": leaving.address, "other": other.address})
     wait_until(lambda: len(watcher.sentinel._lines) == 2, "both connections")
     leaving.sentinel.close()
     wait_until(lambda: watcher.sentinel._watched["leaving"].over, "the goodbye")
@@ -187,13 +201,14 @@ def test_beats_go_on_while_a_report_is_held_up(made: Callable[..., Watcher]) -> 
 
     with socket.create_server((HOST, 0)) as closed:
         address = f"{HOST}:{closed.getsockname()[1]}"
-    sentinel = Sentinel(silence_s=1.0, on_lost=held_up, host=HOST)
+    port = Port(HOST, SECRET)
+    sentinel = Sentinel(silence_s=1.0, on_lost=held_up, port=port, secret=SECRET)
     try:
         sentinel.watch({"m": address})
         assert reported.wait(DEADLINE_S)
-        host, _, port = sentinel.address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as line:
-            assert line.recv(1) + line.recv(1) == BEAT + BEAT
+        with contextlib.closing(connect(port.address, SECRET, WATCH, timeout_s=DEADLINE_S)) as line:
+            assert [line.receive(DEADLINE_S), line.receive(DEADLINE_S)] == [BEAT, BEAT]
     finally:
         may_go_on.set()
         sentinel.close()
+        port.close()

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import HashStore
 
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import RunConfig, WorkerContext
+from swift_ft.network import JobSecret
 from swift_ft.planning.layout.profile import LayerProfile, read_layers
 from swift_ft.runtime.layer_profiler import LayerProfiler, joined
 from swift_ft.store_address import StoreAddress
@@ -34,6 +35,7 @@ def profilers(out: Path) -> list[tuple[LayerProfiler, nn.Module]]:
             workers_per_machine=1,
             started_in=1,
             config=RunConfig(),
+            secret=JobSecret.generated(),
         )
         stage = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
         profiler = LayerProfiler(context, store, TrainingState({"model": stage}), out)

@@ -11,6 +11,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import RunConfig, WorkerContext
 from swift_ft.errors import UsageError
 from swift_ft.logging import IterationStats
+from swift_ft.network import JobSecret
 from swift_ft.planning.job import Worker
 from swift_ft.runtime.profiler import Profiler
 from swift_ft.store_address import StoreAddress
@@ -53,6 +54,7 @@ def profilers(speed: Speed) -> list[Profiler]:
             workers_per_machine=1,
             started_in=1,
             config=RunConfig(report_timeout_s=0.05),
+            secret=JobSecret.generated(),
         )
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD([model.bias], lr=0.1, momentum=0.9)

@@ -15,6 +15,7 @@ from torch.distributed import TCPStore
 from swift_ft.checkpoint.store_claim import log_directory
 from swift_ft.config import RunConfig, WorkerContext
 from swift_ft.logging import Direction, LogOptions, MessageKey, copy_into
+from swift_ft.network import JobSecret
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.storage.store import Store
@@ -25,6 +26,7 @@ from tests.support.log import events_of
 WRITER, READER = 1, 2
 KEY = MessageKey(0, 0, Direction.FORWARD, 1, 2, 0)
 TENSOR = torch.arange(100.0)
+SECRET = JobSecret.generated()
 
 
 class SlowStore(Store):
@@ -68,6 +70,7 @@ def context(rank: int, address: str = "127.0.0.1", flush_s: float = 60.0) -> Wor
         workers_per_machine=1,
         started_in=1,
         config=RunConfig(flush_timeout_s=flush_s),
+        secret=SECRET,
     )
 
 

@@ -1,0 +1,43 @@
+"""Where a launcher gets the job's secret from: its user, itself, or the other launchers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+
+from swift_ft.config import RunConfig
+from swift_ft.network import JobSecret
+from swift_ft.network.secret import token_of
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["agreed_secret", "given_secret"]
+
+_logger = logging.getLogger(__name__)
+
+_KEY = "job-secret"
+_TOKEN_BYTES = 32
+
+
+def given_secret(config: RunConfig) -> JobSecret | None:
+    """The secret of the user's token; None if there is none.
+
+    Raises:
+        UsageError: the token cannot be read, or is not one.
+    """
+    token = token_of(config.token_file, os.environ)
+    return None if token is None else JobSecret.of_token(token, config.certificates)
+
+
+def agreed_secret(rendezvous: RendezvousStore, config: RunConfig) -> JobSecret:
+    """A secret that the launchers agree on in the rendezvous store, where the user gave none.
+
+    It keeps out who reaches a machine's ports but not the store. Who reaches the store can read it.
+    """
+    _logger.warning(
+        "This run has no token: anyone who reaches its rendezvous store can read its secret there and take "
+        "part. Write one (openssl rand -hex 32) into a file on all machines, and give it as --token-file.",
+        extra={"event": "no_token"},
+    )
+    token = rendezvous.compare_set(_KEY, "", secrets.token_hex(_TOKEN_BYTES)).decode()
+    return JobSecret.of_token(token, config.certificates)
