@@ -1,8 +1,7 @@
 """Puts a worker's shards together from a checkpoint of another sharding, range by range (Tenplex §4).
 
-A worker that now has rows 3 to 5 of a tensor takes row 3 from the part that has rows 2 and 3, and rows 4 and
-5 from the next one. Parts of replicas are the same. What is not sharded comes from the worker's own part, or,
-where there was no such worker, from the last one's.
+``recovery/moves/reads.py`` plans what is read from which part. Parts of replicas are the same. What is not
+sharded comes from the worker's own part, or, where there was no such worker, from the last one's.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from typing import Any
 import torch
 
 from swift_ft.checkpoint.layered_part import kinds_of
-from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tensor_at, unpack
+from swift_ft.checkpoint.state_payload import StatePath, pack, tensor_at, unpack
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, TopologyMismatchError
+from swift_ft.recovery.layout.tensors import Ranges, relative
+from swift_ft.recovery.moves.reads import plan_reads
 from swift_ft.torch_adapters.core.shards import Description, describe, local
 from swift_ft.torch_adapters.dcp import PartReader
 
@@ -27,33 +28,6 @@ __all__ = ["SavedPart", "file_of_value", "is_sharded", "load_slices"]
 def file_of_value(path: tuple[str, ...]) -> int:
     """Which file of a part of sharded state a value goes to: what others look at first has one of its own."""
     return 0 if path[0] == "plain" else 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Box:
-    """A range of a tensor in each dimension."""
-
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return torch.Size(self.shape).numel()
-
-    def overlap(self, other: _Box) -> _Box:
-        """What both have; it may be empty."""
-        begins = [max(a, b) for a, b in zip(self.offset, other.offset, strict=True)]
-        ends = [min(a, b) for a, b in zip(self._ends(), other._ends(), strict=True)]
-        sizes = [max(0, end - begin) for begin, end in zip(begins, ends, strict=True)]
-        return _Box(tuple(begins), tuple(sizes))
-
-    def within(self, whole: _Box) -> tuple[slice, ...]:
-        """Where it is in a box that contains it."""
-        begins = [a - b for a, b in zip(self.offset, whole.offset, strict=True)]
-        return tuple(slice(begin, begin + size) for begin, size in zip(begins, self.shape, strict=True))
-
-    def _ends(self) -> list[int]:
-        return [begin + size for begin, size in zip(self.offset, self.shape, strict=True)]
 
 
 class SavedPart:
@@ -77,9 +51,9 @@ class SavedPart:
             found = found.get(key) if isinstance(found, Mapping) else None
         return found if isinstance(found, dict) else None
 
-    def box(self, path: StatePath) -> _Box:
-        """The range of a tensor that is here."""
-        return _box_of(self.description(path), self.kinds[path].shape, path)
+    def ranges(self, path: StatePath) -> Ranges:
+        """What is here of a tensor."""
+        return _ranges_of(self.description(path), self.kinds[path].shape, path)
 
     def whole(self, path: StatePath) -> tuple[int, ...]:
         """The shape of the whole tensor."""
@@ -99,13 +73,16 @@ class SavedPart:
         return found
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A tensor of this worker, and from which parts its pieces come."""
+    """A tensor of this worker: its type, and which ranges of the whole one it is."""
 
-    kind: TensorKind
-    box: _Box
-    pieces: dict[int, _Box]
+    dtype: torch.dtype
+    ranges: Ranges
+
+    def empty(self) -> torch.Tensor:
+        """Room for it."""
+        return torch.empty([end - start for start, end in self.ranges], dtype=self.dtype)
 
 
 def is_sharded(state: TrainingState) -> bool:
@@ -133,14 +110,14 @@ def load_slices(parts: Mapping[int, SavedPart], own: int, state: TrainingState) 
         for key, tensor in model.items():
             if isinstance(tensor, torch.Tensor):
                 path: StatePath = ("models", name, key)
-                wanted[path] = _find(path, tensor, shards["models"].get(name, {}).get(key), parts, own)
+                wanted[path] = _wanted(path, tensor, shards["models"].get(name, {}).get(key), parts, own)
     described: dict[str, Any] = {name: {"state": {}} for name in state.optimizers}
     for path, parameter in _optimizer_tensors(parts, state):
         like = describe(parameter) if any(part.description(path) for part in parts.values()) else None
-        wanted[path] = _find(path, None if like is None else parameter, like, parts, own)
+        wanted[path] = _wanted(path, None if like is None else parameter, like, parts, own)
         if like is not None:
             described[path[1]]["state"].setdefault(path[3], {})[path[4]] = like
-    loaded = _filled(wanted, parts)
+    loaded = _filled(wanted, parts, own)
     plain = parts[own].plain
     rest = {
         "small": plain["small"],
@@ -163,14 +140,14 @@ def _optimizer_tensors(
         yield path, [p for group in groups for p in group["params"]][int(path[3])]
 
 
-def _find(
+def _wanted(
     path: StatePath,
     here: torch.Tensor | None,
     description: Description | None,
     parts: Mapping[int, SavedPart],
     own: int,
 ) -> _Wanted:
-    """From which parts the pieces of a tensor come. Without a tensor here it is as the own part has it."""
+    """What this worker has of a tensor. Without a tensor here it is as the own part has it."""
     holders = {rank: part for rank, part in parts.items() if path in part.kinds}
     if not holders:
         raise TopologyMismatchError(
@@ -179,56 +156,49 @@ def _find(
             key=path[-1],
         )
     first = holders[own] if own in holders else next(iter(holders.values()))
-    whole = first.whole(path)
+    whole, dtype = first.whole(path), first.kinds[path].dtype
     if here is None:
-        box = _Box((0,) * len(whole), whole)
-    else:
-        shape = tuple(description["shape"]) if description is not None else tuple(here.shape)
-        if shape != whole:
-            raise TopologyMismatchError(
-                f"The checkpoint was made by another model: {path[-1]} has the shape {whole} there and "
-                f"{shape} here. Start with the same model, or choose another store.",
-                key=path[-1],
-            )
-        box = _box_of(description, tuple(local(here).shape), path)
-    found = _Wanted(TensorKind(first.kinds[path].dtype, box.shape), box, {})
-    missing, seen = box.elements, set[_Box]()
-    for rank in (own, *(rank for rank in sorted(holders) if rank != own)):
-        if missing and rank in holders and (theirs := holders[rank].box(path)) not in seen:
-            seen.add(theirs)
-            if (piece := box.overlap(theirs)).elements:
-                found.pieces[rank] = piece
-                missing -= piece.elements
-    if missing:
-        raise CheckpointError(f"The parts of the checkpoint do not cover {'.'.join(path)}.")
-    return found
+        return _Wanted(dtype, tuple((0, size) for size in whole))
+    shape = tuple(description["shape"]) if description is not None else tuple(here.shape)
+    if shape != whole:
+        raise TopologyMismatchError(
+            f"The checkpoint was made by another model: {path[-1]} has the shape {whole} there and "
+            f"{shape} here. Start with the same model, or choose another store.",
+            key=path[-1],
+        )
+    return _Wanted(dtype, _ranges_of(description, tuple(local(here).shape), path))
 
 
-def _filled(wanted: Mapping[StatePath, _Wanted], parts: Mapping[int, SavedPart]) -> dict[str, Any]:
+def _filled(wanted: Mapping[StatePath, _Wanted], parts: Mapping[int, SavedPart], own: int) -> dict[str, Any]:
     """The wanted tensors, nested by their paths. Of each part, only what is needed is read."""
+    held = {
+        rank: {path: part.ranges(path) for path in wanted if path in part.kinds}
+        for rank, part in parts.items()
+    }
+    plan = plan_reads({path: one.ranges for path, one in wanted.items()}, held, own)
+    if plan.missing:
+        raise CheckpointError(f"The parts of the checkpoint do not cover {'.'.join(plan.missing[0])}.")
     loaded: dict[str, Any] = {"models": {}, "optimizers": {}}
     for path, one in wanted.items():
         inner = loaded
         for key in path[:-1]:
             inner = inner.setdefault(key, {})
-        inner[path[-1]] = torch.empty(one.box.shape, dtype=one.kind.dtype)
-    for rank, part in parts.items():
-        needed = {path for path, one in wanted.items() if rank in one.pieces}
-        read = part.read(needed)
-        for path in needed:
-            one, piece = wanted[path], wanted[path].pieces[rank]
-            values = tensor_at(read, path)[piece.within(part.box(path))]
-            tensor_at(loaded, path)[piece.within(one.box)] = values
+        inner[path[-1]] = one.empty()
+    for rank, pieces in plan.pieces.items():
+        read = parts[rank].read(set(pieces))
+        for path, piece in pieces.items():
+            values = tensor_at(read, path)[relative(piece, held[rank][path])]
+            tensor_at(loaded, path)[relative(piece, wanted[path].ranges)] = values
     return loaded
 
 
-def _box_of(description: Description | None, shape: tuple[int, ...], path: StatePath) -> _Box:
+def _ranges_of(description: Description | None, shape: tuple[int, ...], path: StatePath) -> Ranges:
     if description is None:
-        return _Box((0,) * len(shape), shape)
+        return tuple((0, size) for size in shape)
     if any("/" in placement for placement in description["placements"]):
         raise TopologyMismatchError(
             f"The shards of {path[-1]} are no ranges: tensor parallelism and FSDP share a dimension. Resume "
             "with the same mesh.",
             key=path[-1],
         )
-    return _Box(tuple(description["offset"]), shape)
+    return tuple((start, start + size) for start, size in zip(description["offset"], shape, strict=True))

@@ -8,10 +8,21 @@ from typing import Any
 import pytest
 import torch
 
+from swift_ft.checkpoint.manifest import MANIFEST
+from swift_ft.recovery.layout.mesh import Layout, held_by, tiles_of
+from swift_ft.recovery.layout.tensors import StateTensor, kept_for
+from swift_ft.recovery.moves.reads import FilesOfPart, plan_reads, planned_bytes
 from tests.support.cluster import CHECKPOINT_EVERY, ClusterRun, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "resharded.py"
 AT = 2 * CHECKPOINT_EVERY
+WIDTH = 24  # as in the script
+ROWS = (("tp", 0),)
+SPLIT: dict[str, dict[str, tuple[tuple[str, int], ...]]] = {
+    "fsdp": {"0.weight": ROWS, "0.bias": ROWS, "2.weight": ROWS, "2.bias": ROWS},
+    "tensor parallelism": {"0.weight": ROWS, "0.bias": ROWS, "2.weight": (("tp", 1),), "2.bias": ()},
+}
+"""Which dimension of each parameter is cut."""
 
 
 def run(folder: Path, machines: int, *flags: str, iterations: int = AT) -> ClusterRun:
@@ -35,6 +46,47 @@ def whole(folder: Path, machines: int) -> dict[str, torch.Tensor]:
     return found
 
 
+def tensors(how: str) -> list[StateTensor]:
+    """The whole state, and how it is cut."""
+    shapes = {
+        "0.weight": (2 * WIDTH, WIDTH),
+        "0.bias": (2 * WIDTH,),
+        "2.weight": (WIDTH, 2 * WIDTH),
+        "2.bias": (WIDTH,),
+    }
+    found = []
+    for name, shape in shapes.items():
+        parameter = StateTensor(name, shape, 4, (0,), SPLIT[how][name])
+        of_adamw = {"exp_avg": shape, "exp_avg_sq": shape, "step": ()}
+        found += [parameter, *(kept_for(parameter, key, own, 4) for key, own in of_adamw.items())]
+    return found
+
+
+def planned(how: str, first: int, then: int, store: Path) -> dict[str, dict[str, int]]:
+    """What each worker reads by origin, planned from the two layouts and the sizes of the files alone."""
+    state = tensors(how)
+    held, wanted = (
+        held_by(state, tiles_of(state, Layout((((0, 0),),), tp=workers))) for workers in (first, then)
+    )
+    files = {rank: files_of_part(store, rank) for rank in range(first)}
+    on_disks = {rank for rank in range(first) if rank < then}  # a machine serves what it has
+    found: dict[str, dict[str, int]] = {"own_disk": {}, "peers": {}, "store": {}}
+    for rank in range(then):
+        plan = plan_reads(wanted[rank], held, own=min(rank, first - 1))
+        assert not plan.missing
+        load = planned_bytes(plan, files, {rank} & on_disks, on_disks - {rank})
+        for origin, by_rank in found.items():
+            by_rank[str(rank)] = getattr(load, origin)
+    return found
+
+
+def files_of_part(store: Path, rank: int) -> FilesOfPart:
+    (part,) = (store / "checkpoints" / f"{AT:08d}").glob(f"rank-{rank:05d}*")
+    sizes = {file.name: file.stat().st_size for file in part.iterdir() if file.name != MANIFEST}
+    of_tensors = sizes.pop("__0_1.distcp")
+    return FilesOfPart(plain=sum(sizes.values()), tensors=of_tensors)
+
+
 @pytest.mark.parametrize(
     ("how", "first", "then"), [("fsdp", 2, 3), ("tensor parallelism", 2, 1), ("tensor parallelism", 2, 4)]
 )
@@ -55,6 +107,8 @@ def test_the_state_is_what_it_was(
     for name, tensor in found.items():
         assert torch.equal(tensor, expected[name]), name
     (load,) = resumed.report["loads"]
-    assert sum(load["own_disk"].values()) > 0
-    assert (sum(load["peers"].values()) > 0) == (then > 1)
-    assert (sum(load["store"].values()) > 0) == (then < first)
+    plan = planned(how, first, then, tmp_path / "store")
+    assert {origin: load[origin] for origin in plan} == plan
+    assert sum(plan["own_disk"].values()) > 0
+    assert (sum(plan["peers"].values()) > 0) == (then > 1)
+    assert (sum(plan["store"].values()) > 0) == (then < first)
