@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from swift_ft.cli.recover.main import main
+from swift_ft.cli.recover.running import following
 from swift_ft.data import samples_by_iteration
 from swift_ft.data.order import SampleOrder
 from tests.support.cluster import EXAMPLES, ClusterRun, one_line, run_cluster, training
+from tests.support.hosts import Hosts
+from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).parent / "scripts" / "sees_samples.py"
 SAMPLES, BATCH = 10_000, 40
 ITERATIONS = SAMPLES // BATCH
+SLOTS = 3
 POINTS = ("between", "reduce", "reducing", "reduced", "optimizer")
 
 
@@ -64,7 +69,90 @@ def assert_each_once_in_order(folder: Path, replicas: int) -> None:
         assert torch.equal(weights["times"], torch.ones(SAMPLES, dtype=torch.float64))
         assert torch.equal(weights["place"], expected)
     seen = samples_by_iteration(folder / "log")
-    assert [sample for iteration in range(ITERATIONS) for sample in seen[iteration]] == order
+    assert seen == {i: order[i * BATCH : (i + 1) * BATCH] for i in range(ITERATIONS)}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_sample_once_in_order_while_machines_come_and_go(
+    seed: int, tmp_path: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job that never ends in between: five kills, and machines that leave on request and come."""
+    draw = random.Random(seed)
+    acts = _acts(draw)
+    gates = [1, *sorted(draw.sample(range(10, ITERATIONS - 50), len(acts) - 1))]
+    monkeypatch.setenv("GATES", " ".join(map(str, gates)))
+    machines = _Machines(hosts, draw)
+    wait_until((hosts.folder / "at-1").exists, machines.outputs, 120)
+    machines.filled_slots()
+    for gate, act in zip(gates, acts, strict=True):
+        wait_until((hosts.folder / f"at-{gate}").exists, machines.outputs, 120)
+        machines.change(act)
+        (hosts.folder / f"done-{gate}").touch()
+    assert {*hosts.end().values()} == {0}
+    assert_each_once_in_order(tmp_path, replicas=SLOTS)
+
+
+def _acts(draw: random.Random) -> list[str]:
+    """Five kills, and changes on purpose so that there are always one to three machines."""
+    acts: list[str] = []
+    machines = SLOTS
+    while acts.count("kill") < 5:
+        less = ["kill", "kill", draw.choice(["drain", "scale"])] if machines > 1 else []
+        acts.append(draw.choice([*less, *["join"] * (machines < SLOTS)]))
+        machines += 1 if acts[-1] == "join" else -1
+    return acts
+
+
+class _Machines:
+    """The launchers of a job of one to three machines. Which slot each of them fills, the job decides."""
+
+    def __init__(self, hosts: Hosts, draw: random.Random) -> None:
+        self._hosts, self._draw = hosts, draw
+        self._started = 0
+        hosts.script = training(hosts.folder, SCRIPT, iterations=ITERATIONS)
+        for _ in range(SLOTS):
+            self._start()
+
+    def change(self, act: str) -> None:
+        """Do it, and wait until it is done. For a kill nothing waits."""
+        processes = self._hosts.processes
+        if act == "kill":
+            lost = processes.pop(self._draw.choice(sorted(processes)))
+            lost.kill()
+            lost.wait()
+        elif act == "join":
+            self._start()
+            self.filled_slots()
+        else:
+            slot = self._draw.choice(self.filled_slots())
+            order = ["drain", str(slot)] if act == "drain" else ["scale", str(len(processes) - 1)]
+            asked = main([*order, "--rdzv-endpoint", self._hosts.endpoint, "--rdzv-id", "hosts"])
+            assert asked == 0, self.outputs()
+            (left,) = wait_until(self._ended, lambda: f"the end of a machine that left\n{self.outputs()}")
+            assert processes.pop(left).returncode == 0
+
+    def filled_slots(self) -> list[int]:
+        """The slots that these machines fill, and not guests of them, once each of them does."""
+        with following(self._hosts.endpoint, "hosts") as (_, follower):
+
+            def filled() -> list[int]:
+                membership = follower.state.membership
+                own = [slot for slot, name in membership.members.items() if name not in membership.hosts]
+                return sorted(own) if len(own) == len(self._hosts.processes) else []
+
+            found: list[int] = wait_until(filled, lambda: f"all are members\n{self.outputs()}", 120)
+            return found
+
+    def outputs(self) -> str:
+        """The ends of what all of them have written."""
+        return "\n".join(f"{name}:\n{self._hosts.output(name)[-1500:]}" for name in self._hosts.processes)
+
+    def _start(self) -> None:
+        self._started += 1
+        self._hosts.start(f"host{self._started}", 0, "--nnodes", f"1:{SLOTS}", "--elastic-wait", "0.2")
+
+    def _ended(self) -> list[str]:
+        return [name for name, one in self._hosts.processes.items() if one.poll() is not None]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 import swift_ft
+from tests.support.waiting import wait_until
 
 SAMPLES, BATCH = int(os.environ["SAMPLES"]), int(os.environ["BATCH"])
 
@@ -41,6 +43,16 @@ def work_on(samples: int, rank: int, iteration: int) -> None:
     slow = rank == int(os.environ.get("SLOW", -1))
     slow = slow and int(os.environ["FROM"]) <= iteration < int(os.environ["UNTIL"])
     time.sleep(samples * float(os.environ.get("SAMPLE_MS", 0)) / 1000 * (5 if slow else 1))
+
+
+def keep_pace(iteration: int) -> None:
+    """From each of the iterations GATES on, take a second for each one until the test is done with it."""
+    passed = [gate for gate in map(int, os.environ.get("GATES", "").split()) if gate <= iteration]
+    if passed:
+        folder = Path(os.environ["SWIFT_TEST_FOLDER"])
+        (folder / f"at-{passed[-1]}").touch()
+        with contextlib.suppress(TimeoutError):
+            wait_until((folder / f"done-{passed[-1]}").exists, "the test", deadline_s=1.0)
 
 
 class Seen(nn.Module):
@@ -80,6 +92,7 @@ def main() -> None:
     session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)
     session.attach_ddp(model)
     for step in session.steps(args.iterations):
+        keep_pace(step.index)
         with step:
             samples = batches[step.index]
             start = step.index * BATCH + sum(batches.shares_at(step.index)[:replica])
