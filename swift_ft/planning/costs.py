@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from statistics import median
 
 from swift_ft.planning.advisor import Advice, LoggingQuestion, advise
 from swift_ft.planning.job import Job, Measured, Worker
 from swift_ft.planning.layout.makespan import StageTime
+from swift_ft.planning.layout.microbatch_shares import worth_sharing
+from swift_ft.planning.layout.orders import Schedule
 from swift_ft.planning.layout.profile import NANOSECONDS
 from swift_ft.planning.layout.shared_machines import balanced, parts, slowest_ns, worth_moving_to
 from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
@@ -57,8 +60,10 @@ class Costs:
         Workers of the same place on both machines share a device, and compute one after the other. Where the
         schedule and the costs of layers are known it is what the schedule makes of that, else a lower bound.
         """
-        if (exact_s := self._exact_s(slot, host, self._cut(slot))) is not None:
-            return exact_s
+        if (
+            exact := self._exact(slot, self._machines(slot, host), self._cut(slot), shared=False)
+        ) is not None:
+            return exact[1]
         pairs = zip(self.job.ranks(slot), self.job.ranks(host), strict=True)
         spans = [[self.job.workers[rank].measured.compute_s for rank in pair] for pair in pairs]
         sums = [total(*pair) for pair in spans]
@@ -66,10 +71,18 @@ class Costs:
             return None
         return max(self.iteration_s, *(span for span in sums if span is not None))
 
-    def shared_s(self, slot: int, host: int) -> float | None:
-        """As :meth:`hosted_s`, once the layers are shared anew. None where they cannot move.
+    def rerouted(self, slot: int, host: int) -> tuple[tuple[int, ...], float] | None:
+        """The microbatches of each pipeline once the other ones help, and the seconds of an iteration then.
 
-        Of several pipelines only the one that has lost a machine, with as many microbatches as it had.
+        None where they cannot move, or where not all of that is known.
+        """
+        machines, cut = self._machines(slot, host), self._cut(slot)
+        return self._exact(slot, machines, cut, shared=True) if self.job.shares_microbatches else None
+
+    def shared_s(self, slot: int, host: int) -> float | None:
+        """As :meth:`hosted_s`, once layers and microbatches are shared anew. None where layers cannot move.
+
+        Of several pipelines only the layers of the one that has lost a machine move.
         """
         workers, layers = self._beside(slot), self.job.layers
         compute = total(*(worker.measured.compute_s for worker in workers))
@@ -78,13 +91,13 @@ class Costs:
         machines = self._machines(slot, host)
         present = self._cut(slot)
         best = worth_moving_to(layers, machines, present) if present else balanced(layers, machines)
-        if (exact_s := self._exact_s(slot, host, best)) is not None:
-            return exact_s
+        if (exact := self._exact(slot, machines, best, shared=self.job.shares_microbatches)) is not None:
+            return exact[1]
         share = slowest_ns(layers, machines, best)
         return max(self.iteration_s, compute * share / sum(layer.compute_ns for layer in layers))
 
     def _machines(self, slot: int, host: int) -> list[str]:
-        """By stage, what computes it when a machine also runs the workers of another one."""
+        """By stage of its pipeline, what computes it when a machine also runs the workers of another one."""
         per_machine, found = self.job.per_machine, dict[int, str]()
         for rank, worker in enumerate(self.job.workers):
             if worker.pipeline == self.job.pipeline_of(slot):
@@ -98,8 +111,16 @@ class Costs:
 
     def _cut(self, slot: int) -> StageLayers:
         """The layers of each stage of a machine's pipeline."""
-        pipelines = self.job.pipelines
-        return cut_of(self.job.layout, pipelines.index(self.job.pipeline_of(slot)), len(pipelines))
+        return self._cuts()[self._number(slot)]
+
+    def _cuts(self) -> list[StageLayers]:
+        """By pipeline."""
+        count = len(self.job.pipelines)
+        return [cut_of(self.job.layout, number, count) for number in range(count)]
+
+    def _number(self, slot: int) -> int:
+        """Of a machine's pipeline."""
+        return self.job.pipelines.index(self.job.pipeline_of(slot))
 
     @property
     def knows_schedule(self) -> bool:
@@ -107,27 +128,58 @@ class Costs:
         job = self.job
         return job.schedule is not None and bool(job.layout and job.layers) and len(job.workers) <= _MANY
 
-    def _exact_s(self, slot: int, host: int, layout: StageLayers) -> float | None:
-        """Seconds of an iteration in a layout: what is measured now, and what the schedule adds to it.
+    def _exact(
+        self, slot: int, machines: Sequence[str], cut: StageLayers, *, shared: bool
+    ) -> tuple[tuple[int, ...], float] | None:
+        """The microbatches of each pipeline, and the seconds of an iteration.
 
-        None where not all of that is known.
+        These are what is measured now, and what the schedules of all pipelines add to it. None where not all
+        of that is known, as where a machine computes for two pipelines.
+
+        Args:
+            slot: a machine of the pipeline that changes.
+            machines: of that pipeline's stages.
+            cut: its layers by stage.
+            shared: whether microbatches move, as far as that pays.
         """
-        job = self.job
+        job, number = self.job, self._number(slot)
         if self.iteration_s is None or not self.knows_schedule:
             return None
+        slots = {self._number(one): one for one in range(job.machines)}
+        if len(slots) < len(job.pipelines):  # machines have workers of several pipelines
+            return None
+        before = [self._machines(slots[one], slots[one]) for one in range(len(slots))]
+        cuts, then = [*self._cuts()], [*before]
+        cuts[number], then[number] = cut, [*machines]
+        if len({device for own in then for device in own}) < sum(len({*own}) for own in then):
+            return None
+        counts = [job.microbatches] * len(cuts)
+        now = max(map(self._span_ns, self._cuts(), before, counts))
+        if shared:
+            fewest = len(cut) if job.schedule == Schedule.ONE_F_ONE_B else 1
+            counts = worth_sharing([*map(self._stages_ns, cuts, then)], counts, fewest)
+        changed_ns = max(map(self._span_ns, cuts, then, counts)) - now
+        return tuple(counts), self.iteration_s + changed_ns / NANOSECONDS
 
-        def span_ns(layout: StageLayers, machines: Sequence[str | int]) -> int:
-            assert job.schedule is not None
-            stages = [
-                StageTime(sum(one.forward_ns for one in own), sum(one.backward_ns for one in own))
-                for own in parts(job.layers, layout)
-            ]
-            workers = len(self._beside(slot))
-            return shared_makespan_ns(stages, machines, job.microbatches, job.schedule, workers=workers)
+    def _stages_ns(self, cut: StageLayers, machines: Sequence[str]) -> list[int]:
+        """What each stage takes for a microbatch where it is."""
+        busy = Counter(machines)
+        own = parts(self.job.layers, cut)
+        return [
+            busy[machine] * sum(one.compute_ns for one in layers)
+            for layers, machine in zip(own, machines, strict=True)
+        ]
 
-        now = span_ns(self._cut(slot), self._machines(slot, slot))
-        then = span_ns(layout, self._machines(slot, host))
-        return self.iteration_s + (then - now) / NANOSECONDS
+    def _span_ns(self, cut: StageLayers, machines: Sequence[str], microbatches: int) -> int:
+        """What an iteration of a pipeline takes."""
+        job = self.job
+        assert job.schedule is not None
+        stages = [
+            StageTime(sum(one.forward_ns for one in own), sum(one.backward_ns for one in own))
+            for own in parts(job.layers, cut)
+        ]
+        workers = len(job.workers) // len(job.pipelines)
+        return shared_makespan_ns(stages, machines, microbatches, job.schedule, workers=workers)
 
     def load_s(self, ranks: Set[int]) -> float | None:
         """Seconds to load: each worker loads its own part, all in parallel, at the speed of writing."""

@@ -56,6 +56,8 @@ class MachineForecast:
         checkpoint_s: seconds if all workers rolled back to the checkpoint.
         host: the machine that runs its workers, too, if no other machine comes; None if it is the only one.
         hosted_s: seconds of an iteration from then on; None where something was not measured.
+        rerouted: microbatches of each pipeline, once other pipelines help; None where they cannot.
+        rerouted_s: seconds of an iteration then, before any layer has moved.
         shared_s: the same, once the layers of a LayerStack are shared anew; None for any other model.
         is_bound: both may be longer, since the schedule or the costs of layers are not known.
     """
@@ -71,6 +73,8 @@ class MachineForecast:
     checkpoint_s: float | None
     host: int | None
     hosted_s: float | None
+    rerouted: tuple[int, ...] | None = None
+    rerouted_s: float | None = None
     shared_s: float | None = None
     is_bound: bool = True
 
@@ -154,6 +158,9 @@ class Forecast:
         longer = " or longer" if any(machine.is_bound for machine in hosted) else ""
         spans = [machine.hosted_s for machine in hosted if machine.hosted_s is not None]
         span = f" An iteration then takes {format_seconds(max(spans))}{longer}." if spans else ""
+        spans = [machine.rerouted_s for machine in hosted if machine.rerouted_s is not None]
+        if spans:
+            span += f" Once microbatches go to other pipelines, it takes {format_seconds(max(spans))}."
         spans = [machine.shared_s for machine in hosted if machine.shared_s is not None]
         shared = f" Then layers move, and it takes {format_seconds(max(spans))}{longer}." if spans else ""
         return [f"Without a spare, another machine runs the workers of a lost one, too: {who}.{span}{shared}"]
@@ -200,6 +207,8 @@ def _machine_forecast(costs: Costs, slot: int) -> MachineForecast:
         protection, again_s, rebuilt = Protection.CHECKPOINT, repeat_s, all_ranks
         back = {*range(job.machines)}
     load_s, transfer_s = costs.load_s(rebuilt), costs.transfer_s(moved - rebuilt)
+    host = _host(job, slot)
+    rerouted = None if host is None else costs.rerouted(slot, host)
     return MachineForecast(
         machine=slot,
         protection=protection,
@@ -210,8 +219,10 @@ def _machine_forecast(costs: Costs, slot: int) -> MachineForecast:
         transfer_s=transfer_s,
         again_s=again_s,
         checkpoint_s=total(costs.load_s(all_ranks), repeat_s),
-        host=(host := _host(job, slot)),
+        host=host,
         hosted_s=None if host is None else costs.hosted_s(slot, host),
+        rerouted=rerouted[0] if rerouted is not None else None,
+        rerouted_s=rerouted[1] if rerouted is not None else None,
         shared_s=None if host is None else costs.shared_s(slot, host),
         is_bound=not costs.knows_schedule,
     )

@@ -90,7 +90,8 @@ class Job:
         layers: of a model whose layers can move; empty for any other, and as long as nothing is measured.
         layout: the number of these layers on each stage, of all pipelines one after the other.
         schedule: of the pipeline; None if it is none that can be planned for.
-        microbatches: of an iteration.
+        microbatches: of an iteration, of each pipeline.
+        shares_microbatches: they can move to other pipelines.
     """
 
     workers: tuple[Worker, ...]
@@ -104,6 +105,7 @@ class Job:
     layout: tuple[int, ...] = ()
     schedule: Schedule | None = None
     microbatches: int = 0
+    shares_microbatches: bool = False
 
     def __post_init__(self) -> None:
         if self.per_machine < 1 or not self.workers or len(self.workers) % self.per_machine:

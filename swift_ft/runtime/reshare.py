@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.microbatch_shares import pipeline_ns, share_microbatches
+from swift_ft.planning.layout.microbatch_shares import worth_sharing
 from swift_ft.recovery.devices import AS_OTHERS, device_of, devices_of_stages, pace_of
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import cut_of, layers_of
@@ -106,13 +106,10 @@ class ShareMicrobatches:
         present = [share // one for share in batches.shares_at(iteration)]
         if (stages := self._stage_times(state)) is None or len(stages) != len(present):
             return None
-        best = share_microbatches(stages, self._total, self._fewest)
-        before, after = (max(map(pipeline_ns, stages, counts)) for counts in (present, best))
+        best = worth_sharing(stages, present, self._fewest)
         if all(times == stages[0] for times in stages):
-            best, after = [self._total // len(stages)] * len(stages), 0  # as it was in the beginning
-        if best == present or before < _GAIN * after:
-            return None
-        return tuple(count * one for count in best)
+            best = [self._total // len(stages)] * len(stages)  # as it was in the beginning
+        return None if best == present else tuple(count * one for count in best)
 
     def _stage_times(self, state: State) -> list[list[int]] | None:
         """By pipeline, what each stage takes for a microbatch where it is, in nanoseconds."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,7 @@ from tests.support.waiting import wait_until
 ELASTIC = EXAMPLES / "train_elastic.py"
 TWO = (*DROPOUT, "--pipelines", "2")
 LONG = 18
+MICROBATCHES = 16  # of both pipelines
 UNTIL_TOLD = 60
 
 References = Callable[..., ClusterRun]
@@ -89,13 +92,15 @@ def modes(run: ClusterRun) -> set[str]:
 # ---------------------------------------------------------------------------------- shares of microbatches
 
 
-def run_shared(folder: Path, *args: str, inject: str = "", exact: bool = True) -> ClusterRun:
+def run_shared(
+    folder: Path, *args: str, inject: str = "", exact: bool = True, machines: int = 6
+) -> ClusterRun:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OF", "shared_microbatches")
         patch.setenv("EXACT", str(int(exact)))
         patch.setenv("SAMPLE_LOG", str(folder / "samples"))
         chosen = (*DROPOUT, *args)
-        return run_pipelines(folder, *chosen, inject=inject, machines=6, iterations=24)
+        return run_pipelines(folder, *chosen, inject=inject, machines=machines, iterations=24)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +110,24 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
 
 def shares(run: ClusterRun) -> list[list[int]]:
     return [event["shares"] for event in run.report["events"] if event["event"] == "SharesRequested"]
+
+
+DONE = re.compile(r"iteration (\d+) of pipeline (\d): (\d+) microbatches, losses add up to (\S+)")
+
+
+def done_by_pipelines(run: ClusterRun) -> dict[int, dict[int, tuple[int, float]]]:
+    """By iteration and pipeline, its microbatches and the sum of their losses, as it was done last."""
+    found: dict[int, dict[int, tuple[int, float]]] = {}
+    for iteration, pipeline, count, losses in DONE.findall(run.output):
+        found.setdefault(int(iteration), {})[int(pipeline)] = int(count), float(losses)
+    return found
+
+
+def loss_of(iteration: dict[int, tuple[int, float]]) -> float:
+    """Of its global batch."""
+    counts, losses = zip(*iteration.values(), strict=True)
+    assert sum(counts) == MICROBATCHES
+    return float(sum(losses)) / MICROBATCHES
 
 
 def test_microbatches_go_to_the_other_pipeline_before_layers_move(tmp_path: Path, exact: ClusterRun) -> None:
@@ -122,22 +145,45 @@ def test_microbatches_go_to_the_other_pipeline_before_layers_move(tmp_path: Path
     assert "samples of each batch" in lines[0], lines
     assert any("layers move" in line for line in lines), lines
     assert samples_by_iteration(tmp_path / "samples") == samples_by_iteration(exact.folder / "samples")
-    assert run.report["layouts"]
+    shared, moved = run.events("SharesRequested")[0]["iteration"], run.report["layouts"][0]["iteration"]
+    assert shared < moved
+    done = done_by_pipelines(run)
+    assert [done[shared - 1][pipeline][0] for pipeline in (0, 1)] == [8, 8]
+    for iteration in range(shared, moved):  # the re-cut has not come yet, and the other pipeline helps
+        assert [2 * done[iteration][pipeline][0] for pipeline in (0, 1)] == first, iteration
     for part in (exact.folder / "samples").iterdir():  # one worker of each pipeline writes them down
         assert part.read_text().count('"iteration": 7,') == 1
 
 
 def test_without_the_tree_sums_are_rounded_otherwise(tmp_path: Path, exact: ClusterRun) -> None:
+    """And microbatches go where session.plan() has said before."""
     reference = run_shared(tmp_path / "undisturbed", exact=False)
-    run = run_shared(tmp_path / "lost", inject="kill machine=4 iteration=3 point=reducing", exact=False)
+    run = run_shared(tmp_path / "lost", inject="kill machine=4 iteration=13 point=reducing", exact=False)
     assert run.code == 0, run.output[-3000:]
-    assert shares(run)
+    plan = json.loads((tmp_path / "lost" / "weights" / "plan.json").read_text())["machines"][4]
+    assert [2 * count for count in plan["rerouted"]] == shares(run)[0]
+    assert max(plan["shared_s"], plan["rerouted_s"]) < plan["hosted_s"]
+    first, then = done_by_pipelines(reference), done_by_pipelines(run)
+    assert first.keys() == then.keys() == {*range(24)}
+    for iteration, done in then.items():
+        assert loss_of(done) == pytest.approx(loss_of(first[iteration]), abs=1e-5), iteration
     expected = {name: tensor for own in at_end(reference) for name, tensor in own.items()}
     for own in at_end(run):
         for name, tensor in own.items():
             torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4)
     assert_same_layers(run, run)  # copies are equal, to the bit
     assert exact.code == 0
+
+
+def test_a_schedule_that_forces_equal_shares(tmp_path: Path) -> None:
+    """That is said, and layers move all the same."""
+    chosen = ("--schedule", "Interleaved1F1B")
+    lost = "kill machine=1 iteration=3 point=reducing"
+    run = run_shared(tmp_path / "lost", *chosen, inject=lost, exact=False, machines=4)
+    assert "All pipelines keep equally many microbatches: the order of this schedule is for" in run.output
+    assert_same_layers(run, run_shared(tmp_path / "undisturbed", *chosen, exact=False, machines=4))
+    assert shares(run) == []
+    assert run.report["layouts"]
 
 
 POINTS = [
@@ -347,11 +393,13 @@ def test_resumed_with_another_number_of_pipelines(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("exact", [False, True])
 def test_three_and_three_then_two_and_two_then_three_and_three(
-    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exact: bool, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each pipeline loses a machine, and two others come."""
-    hosts.script = [*training(hosts.folder, SLOW_UNTIL_TOLD, iterations=4 * UNTIL_TOLD), *TWO]
+    chosen = (*TWO, *["--exact"] * exact)
+    hosts.script = [*training(hosts.folder, SLOW_UNTIL_TOLD, iterations=4 * UNTIL_TOLD), *chosen]
     monkeypatch.setenv("EXAMPLE", "even_layers")
     monkeypatch.setenv("QUICK", str(4 * UNTIL_TOLD))
     flags = ["--nnodes", "4:6", "--elastic-wait", "0.2"]
@@ -376,5 +424,5 @@ def test_three_and_three_then_two_and_two_then_three_and_three(
     ended = hosts.end()
     assert set(ended.values()) == {0}, ended
     whole = training(tmp_path, EVEN, iterations=4 * UNTIL_TOLD)
-    reference = run_cluster(tmp_path, *TWO, machines=6, script=whole)
+    reference = run_cluster(tmp_path, *chosen, machines=6, script=whole)
     assert_same_layers(ClusterRun(hosts.folder, 0, "", {}), reference)

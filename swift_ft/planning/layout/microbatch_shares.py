@@ -9,7 +9,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-__all__ = ["pipeline_ns", "share_microbatches"]
+__all__ = ["pipeline_ns", "share_microbatches", "worth_sharing"]
+
+_GAIN = 1.05
+"""By how much an iteration must become shorter."""
 
 
 def pipeline_ns(stages: Sequence[int], microbatches: int) -> int:
@@ -40,3 +43,16 @@ def share_microbatches(pipelines: Sequence[Sequence[int]], microbatches: int, fe
         counts[number] += 1
         heapq.heappush(ends, (end + max(pipelines[number]), number))
     return counts
+
+
+def worth_sharing(pipelines: Sequence[Sequence[int]], present: Sequence[int], fewest: int = 1) -> list[int]:
+    """The microbatches that each pipeline should have: the best shares, unless the present ones are as good.
+
+    Args:
+        pipelines: what each stage of each pipeline takes for a microbatch, in nanoseconds.
+        present: the microbatches that each has.
+        fewest: that a pipeline can have.
+    """
+    best = share_microbatches(pipelines, sum(present), fewest)
+    before, after = (max(map(pipeline_ns, pipelines, counts)) for counts in (present, best))
+    return best if before >= _GAIN * after else [*present]
