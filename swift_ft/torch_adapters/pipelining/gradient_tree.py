@@ -60,7 +60,9 @@ class GradientTree:
             if neighbour is None:
                 break
             left, right = (neighbour, terms) if node.number % 2 else (terms, neighbour)
-            terms = [one.add_(other) for one, other in zip(left, right, strict=True)]
+            if terms:
+                torch._foreach_add_([*left], [*right])
+            terms = left
             node = parent
         self._nodes[node] = terms
 

@@ -91,6 +91,7 @@ class LayerAverages:
         self._holders: Mapping[int, Sequence[int]] = {}
         self._group: dist.ProcessGroup | None = None
         self._iteration = 0
+        self._parameters: dict[int, list[nn.Parameter]] = {}  # of the layers that are here
         self._trees: dict[int, GradientTree] = {}
         self._under_way: dict[int, _Exchange] = {}
         self._works: list[dist.Work] = []
@@ -119,6 +120,7 @@ class LayerAverages:
     def place(self, layout: StageLayers) -> None:
         """From now on layers are where a layout of all pipelines puts them."""
         self._holders = self._stack.holders(layout)
+        self._parameters.clear()
 
     def renew(self, group: dist.ProcessGroup) -> None:
         """Continue with another group of all workers."""
@@ -142,7 +144,7 @@ class LayerAverages:
             return
         total = sum(self._counts)
         for name, layer in stage.submod.named_children():
-            parameters = _trained(layer)
+            parameters = self._trained(int(name), layer)
             tree = self._trees.setdefault(int(name), GradientTree(total))
             tree.add(Node(0, self.first + microbatch), [_gradient(parameter) for parameter in parameters])
             for parameter in parameters:
@@ -155,7 +157,7 @@ class LayerAverages:
 
     def _begin_layer(self, number: int, layer: nn.Module) -> None:
         hit(Point.REDUCE, self._iteration, number)
-        parameters = _trained(layer)
+        parameters = self._trained(number, layer)
         tree = self._trees.pop(number, None)
         found = [*tree.nodes.values()] if tree is not None else [[_gradient(p) for p in parameters]]
         own = [_flat(parameters, gradients) for gradients in found]
@@ -166,6 +168,12 @@ class LayerAverages:
         self._under_way[number] = _Exchange(parameters, pieces)
         self._works += begin([*self._operations(number, pieces)])
         hit(Point.REDUCING, self._iteration, number)
+
+    def _trained(self, number: int, layer: nn.Module) -> list[nn.Parameter]:
+        """The parameters of a layer that have gradients, without a look through its modules each time."""
+        if number not in self._parameters:
+            self._parameters[number] = [*layer.parameters()]
+        return [parameter for parameter in self._parameters[number] if parameter.requires_grad]
 
     def _room_for(self, pipeline: int, like: Sums) -> list[Sums]:
         """Memory for what another pipeline sends."""
@@ -201,7 +209,11 @@ class LayerAverages:
         self._completed = _Completed(self._iteration, averages, results)
         self._wait_for_all()
         for number, (parameters, of_layer) in zip(self._under_way, averages, strict=True):
-            _give(parameters, of_layer)
+            for parameter, gradient in _of_each(parameters, of_layer):
+                if parameter.grad is not None and not parameter.grad.is_contiguous():
+                    parameter.grad.copy_(gradient)
+                else:
+                    parameter.grad = gradient  # a view: from here on nothing else needs the averages
             hit(Point.REDUCED, self._iteration, number)
         self._under_way.clear()
         self._completed = None
@@ -232,13 +244,10 @@ class LayerAverages:
     def take_completed(self) -> Any:
         """Put the averages of the interrupted iteration in place. Returns what the script is to be given."""
         assert self._completed is not None
-        for parameters, averages in self._completed.averages:
-            _give(parameters, averages)
+        for parameters, averages in self._completed.averages:  # they stay: there may be another loss
+            for parameter, gradient in _of_each(parameters, averages):
+                parameter.grad = gradient.clone()
         return self._completed.results
-
-
-def _trained(layer: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in layer.parameters() if parameter.requires_grad]
 
 
 def _by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[int]]:
@@ -259,11 +268,9 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
 
 
-def _give(parameters: Sequence[nn.Parameter], averages: Sums) -> None:
-    for alike, average in zip(_by_dtype(parameters), averages, strict=True):
-        pieces = average.split([parameters[n].numel() for n in alike])
+def _of_each(parameters: Sequence[nn.Parameter], flat: Sums) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+    """The inverse of :func:`_flat`, by parameter. What it gives are views."""
+    for alike, one in zip(_by_dtype(parameters), flat, strict=True):
+        pieces = one.split([parameters[n].numel() for n in alike])
         for parameter, piece in zip((parameters[n] for n in alike), pieces, strict=True):
-            if parameter.grad is None:
-                parameter.grad = piece.view_as(parameter).clone()
-            else:
-                parameter.grad.copy_(piece.view_as(parameter))
+            yield parameter, piece.view_as(parameter)
