@@ -5,7 +5,7 @@
 Three jobs train at once on equal devices, with light work (scripts/noisy_steps.py) and ``--stragglers warn``:
 a LayerStack of three machines, a pipeline of two plain stages, and two replicas in DDP. None of their
 machines is slow, so each worker that is named is looked at. The alarm is false unless the layers of that
-worker took at least the factor of an alarm times as long as those of its fastest peer in the iterations
+worker took at least the factor of an alarm times as long as those of its fastest peer in the five seconds
 before, each compared with its own median of the whole job. Then other load sat on its core, and it was slow.
 
 Each job is begun anew several times, since what is expected of a worker is measured in its first iterations.
@@ -32,10 +32,10 @@ from examples.commands import CommandError, started, swift_run
 SCRIPT = Path(__file__).parent / "scripts" / "noisy_steps.py"
 WAYS = {"stack": 3, "plain": 2, "ddp": 2}
 """Machines of each job."""
-FACTOR, BEFORE = 1.5, 20
+FACTOR, BEFORE_S = 1.5, 5.0
 POLL_S, END_S = 5.0, 60.0
-Steps = dict[int, tuple[float, float]]
-"""Of a worker, by iteration: how long its layers took, and how long it waited for a core."""
+Steps = dict[int, tuple[float, float, float]]
+"""Of a worker, by iteration: when it ended, how long its layers took, and how long it waited for a core."""
 
 
 def main() -> int:
@@ -121,27 +121,30 @@ def judged(folder: Path, machines: int) -> tuple[int, float, list[dict[str, Any]
     noted = [
         event for event in report["events"] if event["event"] == "PaceNoted" and event["permille"] > 1000
     ]
-    took = [took for took, _ in steps[0].values()]
+    took = [took for _, took, _ in steps[0].values()]
     longest = max(took) / statistics.median(took)
     return len(took), longest, [_examined(event, steps) for event in noted]
 
 
 def _steps(path: Path) -> Steps:
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]")]
-    return {index: (took, waited) for index, _, took, waited in lines}
+    return {index: (at, took, waited) for index, at, took, waited in lines}
 
 
 def _examined(event: Mapping[str, Any], steps: Sequence[Steps]) -> dict[str, Any]:
     """An alarm, and how long the worker's layers took then by what its fastest peer's did."""
-    window = range(event["iteration"] - BEFORE, event["iteration"])
+    rank = event["rank"]
+    end = steps[rank][event["iteration"] - 1][0]
+
+    def recent(own: Steps) -> list[tuple[float, float, float]]:
+        return [one for one in own.values() if end - BEFORE_S <= one[0] <= end]
 
     def slowness(own: Steps) -> float:
-        recent = [own[i][0] for i in window if i in own]
-        return statistics.median(recent) / statistics.median(took for took, _ in own.values())
+        now = statistics.median(took for _, took, _ in recent(own))
+        return now / statistics.median(took for _, took, _ in own.values())
 
-    rank = event["rank"]
     peers = min(slowness(own) for other, own in enumerate(steps) if other != rank)
-    waited = [statistics.fmean(own[i][1] for i in window if i in own) for own in steps]
+    waited = [statistics.fmean(waited for _, _, waited in recent(own)) for own in steps]
     return {
         "rank": rank,
         "iteration": event["iteration"],

@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import median, median_low
 
 __all__ = ["Sample", "Stragglers"]
 
 _JUDGEMENTS = 3
-"""In a row that have to agree."""
+"""In a row that have to agree, at least."""
 _APART = 3
 """Iterations between two of them."""
+_LASTS_S = 3.0
+"""Between the first and the last one, at least: where iterations are short, other processes take a core for
+many of them now and then."""
+_MATTERS = 0.05
+"""The share of an iteration by which a straggler's own work is longer, at least: where it takes next to no
+time, noise is a multiple of it."""
 _CHANGE = 0.2
 """A straggler's pace is told anew when it has changed by this share."""
 
@@ -29,16 +36,32 @@ class Sample:
     Attributes:
         iteration: iterations that it has completed.
         own_s: seconds of an iteration in which it did not wait: the median of the last few.
+        step_s: seconds of an iteration, likewise.
     """
 
     iteration: int
     own_s: float
+    step_s: float
 
 
 @dataclass(slots=True)
 class _Record:
     iteration: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_JUDGEMENTS))
+    at_s: deque[float] = field(default_factory=deque)
+    recent: deque[float] = field(default_factory=deque)
+
+    def add(self, at_s: float, pace: float) -> None:
+        """One more judgement; those that are not needed any more are forgotten."""
+        self.at_s.append(at_s)
+        self.recent.append(pace)
+        while len(self.recent) > _JUDGEMENTS and at_s - self.at_s[1] >= _LASTS_S:
+            self.at_s.popleft()
+            self.recent.popleft()
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the judgements say something, if they agree."""
+        return len(self.recent) >= _JUDGEMENTS and self.at_s[-1] - self.at_s[0] >= _LASTS_S
 
 
 class Stragglers:
@@ -58,7 +81,11 @@ class Stragglers:
         self._records.clear()
 
     def judge(
-        self, samples: Mapping[int, Sample], expected_s: Mapping[int, float], slow: Mapping[int, int]
+        self,
+        samples: Mapping[int, Sample],
+        expected_s: Mapping[int, float],
+        slow: Mapping[int, int],
+        now_s: float,
     ) -> dict[int, int]:
         """The paces to be noted, by rank, in thousandths; 1000 for who is a straggler no more.
 
@@ -66,6 +93,7 @@ class Stragglers:
             samples: the newest of each worker.
             expected_s: what the work of each takes on equal devices, by rank; those without are left out.
             slow: the paces that are noted, by rank.
+            now_s: the time, of any clock that never goes back.
         """
         ranks = [rank for rank in expected_s if rank in samples and expected_s[rank] > 0]
         if len(ranks) < 2:
@@ -80,16 +108,18 @@ class Stragglers:
             if samples[rank].iteration < record.iteration + _APART:
                 continue
             record.iteration = samples[rank].iteration
-            record.recent.append(takes[rank] / peers)
+            more_s = samples[rank].own_s - peers * expected_s[rank]
+            matters = more_s >= _MATTERS * samples[rank].step_s
+            record.add(now_s, takes[rank] / peers if matters else min(takes[rank] / peers, 1.0))
             if (pace := self._pace(record, slow.get(rank, 1000))) is not None:
                 found[rank] = pace
         return found
 
     def _pace(self, record: _Record, noted: int) -> int | None:
         """What to note of a worker; None if that is noted already."""
-        if len(record.recent) < _JUDGEMENTS:
+        if not record.is_enough:
             return None
-        pace = round(1000 * median(record.recent))
+        pace = round(1000 * median(islice(reversed(record.recent), _JUDGEMENTS)))
         if noted <= 1000:
             return pace if min(record.recent) >= self._enters else None
         if max(record.recent) <= self._leaves:

@@ -50,7 +50,7 @@ from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.helpers.member import Helping
 from swift_ft.runtime.housekeeping import Housekeeping
 from swift_ft.runtime.iterations import Iterations
-from swift_ft.runtime.layer_profiler import LayerCosts, read_layers
+from swift_ft.runtime.layer_profiler import LayerCosts
 from swift_ft.runtime.memory.interval import Interval
 from swift_ft.runtime.memory.snapshots import Snapshots
 from swift_ft.runtime.metrics import SessionMetrics
@@ -119,7 +119,9 @@ class Assembly:
         self._state = state
         self._settings = settings
         self._pipeline: LoggedPipeline | None = None
-        self._iterations: Iterations | None = None  # from the first step on
+        self._iterations: Iterations | None = None  # from the first step on, as are the next two
+        self._costs: LayerCosts | None = None
+        self._dealt: DealtBatches | None = None
         self._setup: dict[str, str] = {}
         self._connect()
         self._open_store()
@@ -430,8 +432,9 @@ class Assembly:
             )
         self._end_setup()
         self._publish_place()  # first of all: another worker may wait for it, and all others for that one
-        costs = self._layer_costs()
+        self._costs = costs = self._layer_costs()
         collaborators = self._collaborators(costs)
+        self._dealt = collaborators.dealt
         if self._context.config.inject:
             inject_faults(collaborators, self._state.optimizers.values())
         self._snapshots.start()
@@ -444,8 +447,9 @@ class Assembly:
         iterations.start(self._store, self._rendezvous, noted)
         if self._context.rank == 0:
             rebalances = collaborators.rebalance is not None or collaborators.reshare is not None
-            dealt = collaborators.dealt
-            watch = StragglerWatch(self._participant, self._progress, self.profiler.workers, costs, dealt)
+            watch = StragglerWatch(
+                self._participant, self._progress, self.profiler.workers, costs, collaborators.dealt
+            )
             watch.start(rebalances=rebalances)
         return iterations
 
@@ -575,6 +579,7 @@ class Assembly:
 
     def metrics(self) -> SessionMetrics:
         """See :meth:`swift_ft.Session.metrics`. May be called from any thread."""
+        link = self._iterations.link if self._iterations is not None else None
         return SessionMetrics(
             rank=self._context.rank,
             generation=self.log.generation,
@@ -584,6 +589,8 @@ class Assembly:
             committed=self._participant.state.checkpoints.committed,
             in_memory=self._snapshots.newest,
             pace=pace_of(self._participant.state, self._context.rank) / 1000,
+            link_busy=link.busy if link is not None else None,
+            link_bytes_per_s=link.bytes_per_s if link is not None else None,
             log=self.log.metrics(),
         )
 
@@ -602,8 +609,9 @@ class Assembly:
         pipeline = self.layered
         if pipeline is None or pipeline.stack is None:
             return forecast(job)
-        stack = pipeline.stack
-        layers = read_layers(self._rendezvous, self._context.world_size, stack.count)
+        stack, shared = pipeline.stack, self._shared_layers
+        layers = self._costs.read(state) if self._costs is not None else None
+        shares = shared is not None and bool(self._dealt) and not shared.why_equal_shares
         alone = not state.membership.hosts
         return forecast(
             replace(
@@ -612,6 +620,7 @@ class Assembly:
                 layout=state.layouts.current or even_layout(stack.count, stack.num_stages, stack.pipelines),
                 schedule=pipeline.kind if alone else None,  # what is measured is each worker alone
                 microbatches=pipeline.microbatches,
+                shares_microbatches=shares,
             )
         )
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -14,6 +15,7 @@ from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.determinism import seed_step
 from swift_ft.errors import DivergenceError, RecoveryError, first_line
 from swift_ft.failpoints import Point, hit
+from swift_ft.planning.slow_links import LinkSample
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import leaves_after_checkpoint
@@ -21,6 +23,7 @@ from swift_ft.runtime.collaborators import Collaborators
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.remade import check_remade
 from swift_ft.runtime.executor import Executor
+from swift_ft.runtime.link_meter import LinkMeter
 from swift_ft.runtime.report import failure_event
 from swift_ft.runtime.script_phases import Phase
 from swift_ft.runtime.stall_watch import StallWatch
@@ -51,13 +54,20 @@ class Iterations:
         self._seed = seed
         self._rank = collaborators.context.rank
         self._stalls = StallWatch(self._rank, threading.get_ident())
+        self._links = LinkMeter()
         self._own_s: deque[float] = deque(maxlen=_REMEMBERED)  # of the last iterations, without waits
+        self._step_s: deque[float] = deque(maxlen=_REMEMBERED)  # with them
         self._next: int | None = None  # the iteration that is about to begin, or runs
 
     @property
     def iteration(self) -> int:
         """Iterations that the state has completed."""
         return self._c.status.iteration
+
+    @property
+    def link(self) -> LinkSample | None:
+        """What is known of this worker's busiest link. From any thread."""
+        return self._links.newest
 
     @property
     def batches(self) -> BatchCheck:
@@ -125,6 +135,7 @@ class Iterations:
         self._next = None
         self._stalls.pause()
         self._own_s.clear()  # it was of other work
+        self._step_s.clear()
         c.progress.publish(self.iteration, "waiting")
         c.participant.append(
             ev.LayoutBoundaryReached(rank=self._rank, generation=c.log.generation, iteration=self.iteration)
@@ -165,7 +176,9 @@ class Iterations:
             self._stalls.begin(iteration)
         until = c.replays.until if c.replays is not None else 0
         own_s = median(self._own_s) if len(self._own_s) == _REMEMBERED else None
-        c.progress.publish(iteration, "replay" if self.replaying else "live", until=until, own_s=own_s)
+        step_s = median(self._step_s) if own_s is not None else None
+        mode, link = "replay" if self.replaying else "live", asdict(self.link) if self.link else None
+        c.progress.publish(iteration, mode, until=until, own_s=own_s, step_s=step_s, link=link)
 
     def is_connection_error(self, error: BaseException) -> bool:
         """Whether an exception in the body of a step comes from broken communication."""
@@ -193,6 +206,7 @@ class Iterations:
             self._complete_replayed()
             return
         self._own_s.append(own_s)
+        self._step_s.append(stats.step_s)
         c.profiler.add(stats, c.pipeline.sent if c.pipeline is not None else None)
         if c.between.due(self.iteration):
             c.status.parts_done = 0  # the rest follows in settle()
@@ -377,4 +391,5 @@ class Iterations:
         c.housekeeping.drain(c.context.config.checkpoint_timeout_s)
         c.log.close()
         self._stalls.close()
+        self._links.close()
         return True

@@ -57,6 +57,9 @@ class SessionMetrics:
         committed: iteration of the last committed checkpoint; None before the first.
         in_memory: iterations completed by the newest memory checkpoint that is complete; None without any.
         pace: how many times as long as its peers it takes for its own work, if it is a straggler; else 1.
+        link_busy: share of the time in which only the network held up the bytes of its busiest link; None as
+            long as it has sent little, or where the kernel cannot say.
+        link_bytes_per_s: so many arrived there, of that time.
         log: its log.
     """
 
@@ -68,6 +71,8 @@ class SessionMetrics:
     committed: int | None
     in_memory: int | None
     pace: float
+    link_busy: float | None
+    link_bytes_per_s: float | None
     log: LogMetrics
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,6 +177,8 @@ _WORKER = {
     "replaying": "1 while the worker's state is being rebuilt from the log.",
     "committed": "Iteration of the last committed checkpoint.",
     "in_memory": "Iteration of the newest complete memory checkpoint.",
+    "link_busy": "Share of the time in which only the network held up the bytes of the busiest link.",
+    "link_bytes_per_s": "Bytes that arrived over the worker's busiest link, per second of that time.",
     "pace": "How many times as long as its peers a straggler takes for its own work; 1 for any other worker.",
 }
 _LOG = {

@@ -3,24 +3,31 @@
 Each worker publishes how long it takes for its own work, with its progress. What that is compared with is the
 cost of its layers where they can move, else what replicas of it take for their shares of a batch, else what
 it took itself in the first iterations. A device that several workers share is not judged.
+
+Each worker also publishes what its busiest link has done. A slow one is named, and nothing moves for it: the
+layers would send their messages over it all the same.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median_low
+from typing import Any
 
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.planning.job import Worker
+from swift_ft.planning.slow_links import LinkSample, SlowLinks
 from swift_ft.planning.stragglers import Sample, Stragglers
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.devices import device_of, pace_of, shared_devices
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.layer_profiler import LayerCosts
+from swift_ft.units import format_bytes
 
 __all__ = ["StragglerWatch"]
 
@@ -54,6 +61,7 @@ class StragglerWatch:
         self._progress = progress
         self._config = config = participant.context.config
         self._stragglers = Stragglers(config.straggler_factor)
+        self._links = SlowLinks()
         self._workers = workers
         self._costs = costs
         self._dealt = dealt
@@ -94,13 +102,20 @@ class StragglerWatch:
         if state.generation != self._generation:
             self._generation = state.generation
             self._stragglers.forget()
+        published = self._progress.read_all(state.world_size)
+        told = {rank: said for rank, said in published.items() if said["mode"] == "live"}
+        self._look_at_links(told)
         if (expected_s := self._expected_s(state)) is None:
             return
         shared = shared_devices(state)
         expected_s = {r: s for r, s in expected_s.items() if device_of(state, r) not in shared}
         slow = {rank: pace_of(state, rank) for rank in expected_s}
-        samples = self._samples(state)
-        for rank, permille in self._stragglers.judge(samples, expected_s, slow).items():
+        samples = {
+            rank: Sample(said["iteration"], said["own_s"], said["step_s"])
+            for rank, said in told.items()
+            if said.get("own_s") is not None
+        }
+        for rank, permille in self._stragglers.judge(samples, expected_s, slow, time.monotonic()).items():
             state = self._participant.append(
                 ev.PaceNoted(
                     rank=rank,
@@ -112,13 +127,29 @@ class StragglerWatch:
         if self._config.stragglers == "replace":
             self._replace(state)
 
-    def _samples(self, state: State) -> dict[int, Sample]:
-        """What all workers say of their own work, as far as they train."""
-        return {
-            rank: Sample(said["iteration"], said["own_s"])
-            for rank, said in self._progress.read_all(state.world_size).items()
-            if said["mode"] == "live" and said.get("own_s") is not None
-        }
+    def _look_at_links(self, told: Mapping[int, Any]) -> None:
+        """Say which links have become slow, and which are so no more."""
+        samples = {rank: LinkSample(**said["link"]) for rank, said in told.items() if said.get("link")}
+        before = dict(self._links.slow)
+        for rank, is_slow in self._links.judge(samples).items():
+            if is_slow:
+                sample = samples[rank]
+                _logger.warning(
+                    "The link from worker %d to %s is slow: %s/s, a third of what others' links do or less. "
+                    "Bytes are on their way there in %.0f %% of the time.",
+                    rank,
+                    sample.peer,
+                    format_bytes(sample.bytes_per_s),
+                    100 * sample.busy,
+                    extra={"event": "slow_link", "rank": rank, "peer": sample.peer},
+                )
+            else:
+                _logger.info(
+                    "The link from worker %d to %s is as fast as others again.",
+                    rank,
+                    before[rank],
+                    extra={"event": "link_is_fast_again", "rank": rank, "peer": before[rank]},
+                )
 
     def _expected_s(self, state: State) -> Mapping[int, float] | None:
         """What the work of each worker takes on equal devices, by rank. Only the proportions count."""

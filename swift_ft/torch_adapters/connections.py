@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["connections_to", "exempt", "keep_alive", "new_connections", "shut_down", "tcp_connections"]
+__all__ = [
+    "connections_to",
+    "exempt",
+    "keep_alive",
+    "new_connections",
+    "open_connections",
+    "shut_down",
+    "tcp_connections",
+]
 
 _DESCRIPTORS = Path("/proc/self/fd")
 
@@ -47,6 +55,14 @@ def new_connections(before: dict[int, str]) -> dict[int, str]:
 def connections_to(port: int) -> dict[int, str]:
     """The open connections to a port, whatever the host."""
     return {fd: name for fd, name, its_port in _connections() if its_port == port}
+
+
+def open_connections() -> Iterator[tuple[str, str, socket.socket]]:
+    """The kernel's name, the other side's address, and a copy of each open TCP connection, one by one."""
+    for fd, name, _ in [*_connections()]:
+        with contextlib.suppress(OSError), _copy(fd) as copy:
+            if _name(copy.fileno()) == name:
+                yield name, copy.getpeername()[0], copy
 
 
 def _connections() -> Iterator[tuple[int, str, int]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tests.support.missing import skip_for_missing
 
-__all__ = ["Host", "cut", "two_hosts"]
+__all__ = ["Host", "cut", "slow_down", "speed_up", "two_hosts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,19 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 def cut(host: Host) -> None:
     """Cut the cable at this host."""
     _ip("-n", host.namespace, "link", "set", host.interface, "down", check=True)
+
+
+def slow_down(host: Host, rate: str) -> None:
+    """From now on this host sends so much over the cable at most: ``50mbit``, say."""
+    shape = ["tbf", "rate", rate, "burst", "64kb", "latency", "400ms"]
+    command = host.command("tc", "qdisc", "replace", "dev", host.interface, "root", *shape)
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+
+
+def speed_up(host: Host) -> None:
+    """It is as fast as before again."""
+    command = host.command("tc", "qdisc", "delete", "dev", host.interface, "root")
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
 
 
 def _ip(*arguments: str, check: bool = False) -> subprocess.CompletedProcess[str]:

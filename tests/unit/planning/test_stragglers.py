@@ -18,7 +18,8 @@ EXPECTED = {0: 1.0, 1: 2.0, 2: 1.0, 3: 0.5}
 class Job:
     """Workers that say the median of five noisy iterations, and a judge that looks after each one."""
 
-    def __init__(self, expected: dict[int, float], seed: int, sigma: float) -> None:
+    def __init__(self, expected: dict[int, float], seed: int, sigma: float, step_s: float = 0.34) -> None:
+        self._step_s = step_s
         self._random = random.Random(seed)
         self._sigma = sigma
         self._expected = expected
@@ -39,8 +40,12 @@ class Job:
                     noise *= self._random.uniform(1, 5)
                 own = seconds * common * noise * (factors or {}).get(rank, 1.0)
                 self._own[rank].append(own)
-            samples = {rank: Sample(self.iteration, median(own)) for rank, own in self._own.items()}
-            for rank, pace in self._stragglers.judge(samples, self._expected, self.slow).items():
+            now_s = self.iteration * self._step_s
+            longest = max(median(own) for own in self._own.values())
+            samples = {
+                rank: Sample(self.iteration, median(own), 2 * longest) for rank, own in self._own.items()
+            }
+            for rank, pace in self._stragglers.judge(samples, self._expected, self.slow, now_s).items():
                 noted.append((self.iteration, rank, pace))
                 self.slow[rank] = pace
         return noted
@@ -64,6 +69,23 @@ def test_no_false_alarm_in_an_hour_of_noise(workers: int) -> None:
     assert job.run(10_800) == []
 
 
+def test_a_burst_of_two_seconds_is_no_alarm_however_many_iterations_it_has() -> None:
+    """Another process took a worker's core: seen in an hour beside other work."""
+    job = Job(EXPECTED, 1, sigma=0.02, step_s=0.1)
+    assert job.run(20) == []
+    assert job.run(25, {1: 1.8}) == []
+    assert job.run(20) == []
+    assert {rank for _, rank, _ in job.run(40, {1: 1.8})} == {1}
+
+
+def test_what_makes_no_iteration_longer_is_no_alarm() -> None:
+    """Of an iteration that takes a second, two milliseconds are five now."""
+    watch = Stragglers(1.5)
+    for number in range(0, 60, 3):
+        samples = {rank: Sample(number, own_s, 1.0) for rank, own_s in enumerate((0.002, 0.005, 0.002))}
+        assert watch.judge(samples, dict.fromkeys(samples, 0.002), {}, float(number)) == {}
+
+
 def test_two_slow_ones_of_four() -> None:
     job = Job(EXPECTED, 1, sigma=0.02)
     job.run(20)
@@ -85,7 +107,7 @@ def test_a_pace_that_changes_is_told_anew() -> None:
 
 
 def test_with_one_worker_there_are_no_peers() -> None:
-    assert Stragglers(1.5).judge({0: Sample(9, 5.0)}, {0: 1.0}, {}) == {}
+    assert Stragglers(1.5).judge({0: Sample(9, 5.0, 5.0)}, {0: 1.0}, {}, 0.0) == {}
 
 
 def layer(times: int, state: int = 10) -> LayerProfile:
