@@ -351,7 +351,7 @@ def _members_of(kind: type[Enum], column: str) -> Callable[[], Iterator[str]]:
 
 def _prometheus() -> Iterator[str]:
     nothing = LogMetrics(IterationStats(), IterationStats(), LogWriterMetrics(), 0, 0, 0.0, False, 0, 0, True)
-    session = SessionMetrics(0, 0, 0, False, 0, 0, 0, 1.0, nothing)
+    session = SessionMetrics(0, 0, 0, False, 0, 0, 0, 1.0, 0.0, 0.0, nothing)
     families = list(MetricsCollector(lambda: session).collect())
     return _families(families)
 

@@ -8,12 +8,12 @@ slower, by longer sequences say, nobody is a straggler.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median, median_low
 
-__all__ = ["Sample", "Stragglers"]
+__all__ = ["Sample", "Stragglers", "least_of_peers"]
 
 _JUDGEMENTS = 3
 """In a row that have to agree, at least."""
@@ -126,3 +126,16 @@ class Stragglers:
             return 1000
         changed = abs(pace - noted) > _CHANGE * noted
         return pace if changed and min(record.recent) >= self._enters else None
+
+
+def least_of_peers(took: Mapping[int, float], holds: Mapping[int, Hashable]) -> dict[int, float]:
+    """What the work of each worker takes, by what it took when least disturbed it, and its replicas.
+
+    Args:
+        took: the least that each worker has taken so far, by rank.
+        holds: what each has of the model; workers that hold the same are as quick as the faster half of them.
+    """
+    by_holds: dict[Hashable, list[float]] = {}
+    for rank, seconds in took.items():
+        by_holds.setdefault(holds[rank], []).append(seconds)
+    return {rank: median_low(by_holds[holds[rank]]) for rank in took}

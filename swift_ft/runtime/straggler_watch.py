@@ -1,8 +1,8 @@
 """Worker 0 looks out for workers that are persistently slower than their peers, in a thread of its own.
 
 Each worker publishes how long it takes for its own work, with its progress. What that is compared with is the
-cost of its layers where they can move, else what replicas of it take for their shares of a batch, else what
-it took itself in the first iterations. A device that several workers share is not judged.
+cost of its layers where they can move, else what replicas of it take for their shares of a batch, else the
+least that it took itself. A device that several workers share is not judged.
 
 Each worker also publishes what its busiest link has done. A slow one is named, and nothing moves for it: the
 layers would send their messages over it all the same.
@@ -13,15 +13,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from statistics import median_low
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.planning.job import Worker
 from swift_ft.planning.slow_links import LinkSample, SlowLinks
-from swift_ft.planning.stragglers import Sample, Stragglers
+from swift_ft.planning.stragglers import Sample, Stragglers, least_of_peers
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.devices import device_of, pace_of, shared_devices
 from swift_ft.recovery.job_state import Phase, State
@@ -34,6 +33,8 @@ __all__ = ["StragglerWatch"]
 _logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
+_OF_OTHER_SHARES = 8
+"""Iterations after a change of shares in which a worker may still say what it took before."""
 _PER_WORKER_S = 0.002
 """Of the interval, so that large jobs are looked at less often."""
 
@@ -65,7 +66,8 @@ class StragglerWatch:
         self._workers = workers
         self._costs = costs
         self._dealt = dealt
-        self._measured: Mapping[int, float] | None = None
+        self._least: dict[int, float] = {}  # by rank, of its own work, with the share of the beginning
+        self._holds: dict[int, tuple[str, ...]] = {}
         self._generation = 0
         self._closed = threading.Event()
 
@@ -105,16 +107,16 @@ class StragglerWatch:
         published = self._progress.read_all(state.world_size)
         told = {rank: said for rank, said in published.items() if said["mode"] == "live"}
         self._look_at_links(told)
-        if (expected_s := self._expected_s(state)) is None:
-            return
-        shared = shared_devices(state)
-        expected_s = {r: s for r, s in expected_s.items() if device_of(state, r) not in shared}
-        slow = {rank: pace_of(state, rank) for rank in expected_s}
         samples = {
             rank: Sample(said["iteration"], said["own_s"], said["step_s"])
             for rank, said in told.items()
             if said.get("own_s") is not None
         }
+        if (expected_s := self._expected_s(state, samples)) is None:
+            return
+        shared = shared_devices(state)
+        expected_s = {r: s for r, s in expected_s.items() if device_of(state, r) not in shared}
+        slow = {rank: pace_of(state, rank) for rank in expected_s}
         for rank, permille in self._stragglers.judge(samples, expected_s, slow, time.monotonic()).items():
             state = self._participant.append(
                 ev.PaceNoted(
@@ -151,16 +153,24 @@ class StragglerWatch:
                     extra={"event": "link_is_fast_again", "rank": rank, "peer": before[rank]},
                 )
 
-    def _expected_s(self, state: State) -> Mapping[int, float] | None:
+    def _expected_s(self, state: State, samples: Mapping[int, Sample]) -> Mapping[int, float] | None:
         """What the work of each worker takes on equal devices, by rank. Only the proportions count."""
         if self._costs is not None:
             if (layers := self._costs.read(state)) is None:
                 return None
             placed = state.layouts.placed
             return {rank: sum(layers[n].compute_ns for n in own) / 1e9 for rank, own in placed.items()}
-        if self._measured is None and (workers := self._workers()) is not None:
-            self._measured = _by_peers(workers)
-        return _by_shares(self._measured, self._dealt.shares, state) if self._measured else None
+        if not self._least and (workers := self._workers()) is not None:
+            self._holds = {rank: worker.holds for rank, worker in enumerate(workers)}
+            self._least = {rank: worker.measured.compute_s or 0.0 for rank, worker in enumerate(workers)}
+        if not self._least:
+            return None
+        shares = _shares_of(self._least, self._dealt.shares, state)
+        changed = state.layouts.shares[-1].since if state.layouts.shares else -_OF_OTHER_SHARES
+        for rank, sample in samples.items():  # the first iterations may have been disturbed
+            if sample.own_s > 0 and sample.iteration >= changed + _OF_OTHER_SHARES:
+                self._least[rank] = min(self._least[rank], sample.own_s / shares[rank])
+        return {rank: s * shares[rank] for rank, s in least_of_peers(self._least, self._holds).items()}
 
     def _replace(self, state: State) -> None:
         """Ask the slowest machine to hand over, if a spare waits and no other machine is leaving."""
@@ -173,17 +183,9 @@ class StragglerWatch:
         self._participant.append(ev.DrainRequested(machine=machine, asked_by="--stragglers replace"))
 
 
-def _by_shares(took: Mapping[int, float], first: Sequence[int], state: State) -> Mapping[int, float]:
-    """What replicas take that have other shares of a batch now than when they measured it."""
-    if not state.layouts.shares or len(first) != len(took):
-        return took
+def _shares_of(ranks: Iterable[int], first: Sequence[int], state: State) -> dict[int, float]:
+    """How many times the samples of the beginning each replica has in a batch now."""
+    if not state.layouts.shares or len(first) != state.world_size:
+        return dict.fromkeys(ranks, 1.0)
     now = state.layouts.shares[-1].samples
-    return {rank: seconds * now[rank] / first[rank] for rank, seconds in took.items()}
-
-
-def _by_peers(workers: Sequence[Worker]) -> dict[int, float]:
-    """What workers that hold the same took in their first iterations: as a rule, the faster half of them."""
-    took: dict[tuple[str, ...], list[float]] = {}
-    for worker in workers:
-        took.setdefault(worker.holds, []).append(worker.measured.compute_s or 0.0)
-    return {rank: median_low(took[worker.holds]) for rank, worker in enumerate(workers)}
+    return {rank: now[rank] / first[rank] for rank in ranks}

@@ -10,7 +10,7 @@ import pytest
 
 from swift_ft.planning.layout.alike import on_equal_devices
 from swift_ft.planning.layout.profile import LayerProfile
-from swift_ft.planning.stragglers import Sample, Stragglers
+from swift_ft.planning.stragglers import Sample, Stragglers, least_of_peers
 
 EXPECTED = {0: 1.0, 1: 2.0, 2: 1.0, 3: 0.5}
 
@@ -130,3 +130,9 @@ def test_layers_that_are_alike_only_in_size_show_nothing(times: tuple[int, ...])
 def test_layers_on_one_device_each_stay_as_measured() -> None:
     layers = [layer(10), layer(30, 11), layer(20, 12)]
     assert on_equal_devices(layers, "abc") == layers
+
+
+def test_replicas_are_as_quick_as_the_faster_half_of_them() -> None:
+    holds = {0: "stage 0", 1: "stage 1", 2: "stage 0", 3: "stage 1"}
+    found = least_of_peers({0: 3.0, 1: 1.0, 2: 2.0, 3: 5.0}, holds)
+    assert found == {0: 2.0, 1: 1.0, 2: 2.0, 3: 1.0}
