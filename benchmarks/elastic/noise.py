@@ -137,7 +137,8 @@ def _examined(event: Mapping[str, Any], steps: Sequence[Steps]) -> dict[str, Any
     end = steps[rank][event["iteration"] - 1][0]
 
     def recent(own: Steps) -> list[tuple[float, float, float]]:
-        return [one for one in own.values() if end - BEFORE_S <= one[0] <= end]
+        before = [one for one in own.values() if one[0] <= end]
+        return [one for one in before if end - BEFORE_S <= one[0]] or before[-1:]
 
     def slowness(own: Steps) -> float:
         now = statistics.median(took for _, took, _ in recent(own))
