@@ -146,6 +146,14 @@ class RunConfig:
         False,
         "start no machine in the place of one that was killed (with --standalone)",
     )
+    relay_fanout: int = _option(
+        Topic.MACHINES,
+        32,
+        "machines that read and write the journal through one of them, in a job that has more (default: 32)",
+        metavar="N",
+        minimum=2,
+        same_everywhere=True,
+    )
     failure_domain: str = _option(
         Topic.FAILURES,
         "",

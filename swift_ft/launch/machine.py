@@ -123,6 +123,8 @@ def run_machine(job: MachineJob) -> Verdict:
         setup=setup,
         domain=settings.config.domain_of(job.index),
         host=job.host,
+        fanout=settings.config.relay_fanout,
+        append_s=settings.config.rendezvous_timeout_s,
     )
     watch = StoreWatch(
         handler.store,
