@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
 from swift_ft.config import RunConfig, WorkerContext
+from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.errors import RendezvousLostError, UsageError
 from swift_ft.launch.agent_status import AgentStatus, WorkerFacts
 from swift_ft.launch.guests import Guests
@@ -112,7 +113,7 @@ class MachineAgent(ElasticAgent):
         self._membership = spec.rdzv_handler
         assert settings.secret is not None  # agreed on before
         self._secret = settings.secret
-        self._port = Port(settings.address, self._secret)
+        self._port = Port(settings.address, self._secret, {RELAY: self._membership.relay.serve})
         self._sentinel = Sentinel(
             silence_s=settings.config.machine_silence_s,
             on_lost=self._report_neighbour_lost,

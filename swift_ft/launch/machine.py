@@ -15,6 +15,8 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig
 
+from swift_ft.coordination.relay.lines import RELAY
+from swift_ft.coordination.relay.upstream import SILENCE_S
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
 from swift_ft.launch.agent import AgentSettings, MachineAgent
@@ -33,6 +35,7 @@ from swift_ft.launch.stop_signals import (
 )
 from swift_ft.launch.store_service import run_is_over
 from swift_ft.launch.store_watch import StoreWatch
+from swift_ft.network import connect as reach
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import State, Verdict
@@ -111,6 +114,7 @@ def run_machine(job: MachineJob) -> Verdict:
         silence_s=settings.config.rendezvous_timeout_s,
     )
     setup = partial(setup_of, job.opened, settings.config, settings.kind, settings.target, settings.secret)
+    assert settings.secret is not None  # agreed on before
     handler = JournalRendezvous(
         connect_to_store,
         address=settings.address,
@@ -123,6 +127,7 @@ def run_machine(job: MachineJob) -> Verdict:
         setup=setup,
         domain=settings.config.domain_of(job.index),
         host=job.host,
+        reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=SILENCE_S),
         fanout=settings.config.relay_fanout,
         append_s=settings.config.rendezvous_timeout_s,
     )

@@ -25,7 +25,6 @@ from swift_ft.coordination.relay.outgoing import Outgoing
 from swift_ft.coordination.relay.relay import Relay
 from swift_ft.coordination.relay.upstream import Upstream
 from swift_ft.launch.bootstrap import Bootstrap
-from swift_ft.launch.relay_port import RelayPort
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.heads import FANOUT, levels_of
@@ -50,6 +49,7 @@ class JournalRendezvous(RendezvousHandler):
         setup: what this machine must have in common with all others, as it is now.
         domain: this machine's failure domain; empty if it is one of its own.
         on_entry: called in the follower's thread with each entry of the journal.
+        reach: opens a line to the relay of the machine at an address.
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
         append_s: how long an event may take to arrive in the journal.
 
@@ -74,6 +74,7 @@ class JournalRendezvous(RendezvousHandler):
         domain: str = "",
         host: str = "",
         on_entry: Callable[[Entry], None] | None = None,
+        reach: Callable[[str], Line] | None = None,
         fanout: int = FANOUT,
         append_s: float = SILENCE_S,
     ) -> None:
@@ -95,12 +96,9 @@ class JournalRendezvous(RendezvousHandler):
         if in_store.is_empty():
             in_store.append(replace(opened, setup=self._joined_with))
         outgoing = Outgoing()
-        self._relay_port: RelayPort | None = None
-        reach = self._reach if levels_of(opened.machines, fanout) else None
-        upstream = Upstream(in_store, reach, outgoing, fanout=fanout)
+        has_heads = levels_of(opened.machines, fanout) > 0
+        upstream = Upstream(in_store, reach if has_heads else None, outgoing, fanout=fanout)
         self.relay = Relay(upstream, outgoing, by=by, append_s=append_s, fanout=fanout)
-        if reach is not None:
-            self._relay_port = RelayPort(address, self.store, self.relay.serve)
 
         def on_new_state(before: State, after: State) -> None:
             self.relay.look(after, self.machine)
@@ -115,11 +113,6 @@ class JournalRendezvous(RendezvousHandler):
         """The journal, for this machine's own events."""
         return self.relay
 
-    def _reach(self, machine: str) -> Line:
-        """A line to another machine's relay. Called in the journal thread."""
-        assert self._relay_port is not None
-        return self._relay_port.reach(machine)
-
     def serve(self, lines: Iterable[Line]) -> None:
         """Serve lines to the relay, each in a thread, until the other sides close them."""
         for line in lines:
@@ -130,8 +123,6 @@ class JournalRendezvous(RendezvousHandler):
     def join(self, address: str) -> None:
         """Offer this machine; ``address`` is where its sentinel listens."""
         self._joined_with = self._setup()
-        if self._relay_port is not None:
-            self._relay_port.offer(self.machine)
         self.journal.append(
             ev.MachineJoined(
                 machine=self.machine,

@@ -32,7 +32,12 @@ def assert_counted_once(run: ClusterRun) -> None:
     """No worker reports twice in a generation, nor tells twice of one part of a checkpoint."""
     kinds = ("StatusReported", "WorkerReady", "PartPersisted", "WorkerFinished")
     counted = Counter(
-        (kind, event["rank"], event["generation"], event.get("iteration") if kind == "PartPersisted" else None)
+        (
+            kind,
+            event["rank"],
+            event["generation"],
+            event.get("iteration") if kind == "PartPersisted" else None,
+        )
         for kind in kinds
         for event in run.events(kind)
     )

@@ -16,7 +16,10 @@ import threading
 import time
 from typing import Any, Protocol
 
-__all__ = ["Line", "LocalLine", "local_pair", "set_line_of_worker", "take_line_of_worker"]
+__all__ = ["RELAY", "Line", "LocalLine", "local_pair", "set_line_of_worker", "take_line_of_worker"]
+
+RELAY = "relay"
+"""The purpose of a line between the relays of two machines, at the port of an agent."""
 
 _LENGTH = struct.Struct("!I")
 _MOST_BYTES = 64 << 20

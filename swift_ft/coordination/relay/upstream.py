@@ -45,7 +45,7 @@ class Upstream:
 
     Args:
         journal: in the store.
-        connect: opens a line to a machine's relay; None in a job that has no heads.
+        connect: opens a line to a machine's relay, by its address; None in a job that has no heads.
         outgoing: what has not arrived yet.
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
         silence_s: see :data:`SILENCE_S`.
@@ -110,7 +110,8 @@ class Upstream:
 
     def _open(self, machine: str) -> Feed:
         assert self._connect is not None
-        return Feed(self._connect(machine), self._machine, silence_s=self._silence_s, now=self._now)
+        line = self._connect(self._state.membership.addresses[machine])
+        return Feed(line, self._machine, silence_s=self._silence_s, now=self._now)
 
     def _switch(self, way: tuple[str, Feed] | None) -> None:
         """Go another way from now on, and send there what may not have arrived on the one before."""
