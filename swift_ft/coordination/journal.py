@@ -7,7 +7,7 @@ participant runs the pure protocol over the entries, so all of them hold the sam
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from swift_ft.coordination.block_log import BlockGoneError, BlockLog, StoreBlockLog
 from swift_ft.coordination.outbox import Outbox
@@ -30,6 +30,9 @@ class EventLog(Protocol):
 
     def post(self, *events: Event) -> Stamped:
         """Have events written, before all that this process appends later. Where it can, it does not wait."""
+
+    def note(self, key: str, facts: dict[str, Any]) -> None:
+        """Replace what is known under a key (`coordination/relay/notes.py`). It does not wait."""
 
     def read(self, number: int, timeout_s: float) -> Block | None:
         """Wait for a block. None if it is not there in time; 0 does not wait.
@@ -61,6 +64,9 @@ class Journal:
     def post(self, *events: Event) -> Stamped:
         """See :meth:`EventLog.post`. A relay, which would take the events at once, is not there: it waits."""
         return self._outbox.append(*events)
+
+    def note(self, key: str, facts: dict[str, Any]) -> None:
+        """See :meth:`EventLog.note`. There is no relay that would take it, so it is lost."""
 
     def pass_on(self, block: Block) -> None:
         """Write events of other origins. Returns once they are in the journal."""

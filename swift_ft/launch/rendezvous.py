@@ -21,6 +21,7 @@ from swift_ft.config import SILENCE_S
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import EventLog, open_journal
 from swift_ft.coordination.relay.lines import Line
+from swift_ft.coordination.relay.notes import write_notes
 from swift_ft.coordination.relay.outgoing import Outgoing
 from swift_ft.coordination.relay.relay import Relay
 from swift_ft.coordination.relay.upstream import Upstream
@@ -98,7 +99,16 @@ class JournalRendezvous(RendezvousHandler):
         outgoing = Outgoing()
         has_heads = levels_of(opened.machines, fanout) > 0
         upstream = Upstream(in_store, reach if has_heads else None, outgoing, fanout=fanout)
-        self.relay = Relay(upstream, outgoing, by=by, append_s=append_s, fanout=fanout)
+        self.relay = Relay(
+            upstream,
+            outgoing,
+            by=by,
+            append_s=append_s,
+            fanout=fanout,
+            write_notes=lambda notes, slots: write_notes(
+                self.store, notes, slots, machines=opened.machines, fanout=fanout
+            ),
+        )
 
         def on_new_state(before: State, after: State) -> None:
             self.relay.look(after, self.machine)

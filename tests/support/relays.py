@@ -11,6 +11,7 @@ from swift_ft.coordination.block_log import BlockGoneError
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import Journal
 from swift_ft.coordination.relay.lines import Line, LocalLine, local_pair
+from swift_ft.coordination.relay.notes import Facts
 from swift_ft.coordination.relay.outgoing import Outgoing
 from swift_ft.coordination.relay.relay import Relay
 from swift_ft.coordination.relay.upstream import Upstream
@@ -81,6 +82,7 @@ class RelayedMachine:
     upstream: Upstream = field(init=False)
     follower: Follower = field(init=False)
     workers: list[Follower] = field(default_factory=list)
+    journals: list[WorkerJournal] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     is_dead: bool = False
 
@@ -89,7 +91,14 @@ class RelayedMachine:
         self.upstream = Upstream(
             Journal(job.log, by=self.name), job.connect, outgoing, fanout=job.fanout, silence_s=job.silence_s
         )
-        self.relay = Relay(self.upstream, outgoing, by=self.name, append_s=30.0, fanout=job.fanout)
+        self.relay = Relay(
+            self.upstream,
+            outgoing,
+            by=self.name,
+            append_s=30.0,
+            fanout=job.fanout,
+            write_notes=lambda notes, slots: job.written.append((self.name, notes.of(sorted(slots)))),
+        )
         self.follower = Follower(self.relay, on_change=lambda _, state: self.relay.look(state, self.name))
         self.relay.look(self.follower.state, self.name)
         self.follower.start()
@@ -114,6 +123,7 @@ class RelayedMachine:
         follower = Follower(journal, on_change=lambda *_: None)
         follower.start()
         self.workers.append(follower)
+        self.journals.append(journal)
         return follower
 
     def kill(self) -> None:
@@ -126,12 +136,17 @@ class RelayedMachine:
 
 @dataclass
 class RelayedJob:
-    """Machines whose relays follow each other."""
+    """Machines whose relays follow each other.
+
+    Attributes:
+        written: which machine has written which notes into the store.
+    """
 
     fanout: int = 2
     silence_s: float = 1.0
     log: MemoryLog = field(default_factory=MemoryLog)
     machines: dict[str, RelayedMachine] = field(default_factory=dict)
+    written: list[tuple[str, Facts]] = field(default_factory=list)
 
     def connect(self, address: str) -> Line:
         """A line to a machine's relay."""

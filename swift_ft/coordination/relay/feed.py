@@ -60,13 +60,13 @@ class Feed:
         """
         self._line.send({"append": block_to_text(block)})
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send anything else.
+    def try_send(self, message: dict[str, Any]) -> bool:
+        """Send what may be lost, if that needs no waiting.
 
         Raises:
             OSError: if the line has ended.
         """
-        self._line.send(message)
+        return self._line.try_send(message)
 
     def next(self, number: int, timeout_s: float) -> str | None:
         """Wait for a block. None if it is not there in time; 0 does not wait for one that is still to come.

@@ -18,7 +18,7 @@ from typing import Any
 from swift_ft.recovery.heads import FANOUT, group_of, groups_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["Facts", "Notes", "notes_key", "read_notes"]
+__all__ = ["Facts", "Notes", "notes_key", "read_notes", "write_notes"]
 
 Facts = dict[str, dict[str, Any]]
 """By key, what is known; JSON-ready."""
@@ -61,7 +61,7 @@ def notes_key(group: int) -> str:
 
 
 def write_notes(
-    store: RendezvousStore, notes: Notes, changed: Iterable[int], machines: int, fanout: int = FANOUT
+    store: RendezvousStore, notes: Notes, changed: Iterable[int], *, machines: int, fanout: int = FANOUT
 ) -> None:
     """Write what is known of the groups in which something has changed.
 

@@ -5,7 +5,7 @@ relay, too, so each block is fetched once for the whole machine, and is pushed o
 it.
 
 Threads: one for each line that is served, which takes what comes up; the agent's journal thread, which
-pushes what comes down; one that writes, and one that gives signs of life.
+pushes what comes down; one that writes, one that gives signs of life, and one for notes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from torch.distributed import DistError
 
 from swift_ft.coordination.relay.lines import Line
 from swift_ft.coordination.relay.merging import Merging
+from swift_ft.coordination.relay.notes import Notes
 from swift_ft.coordination.relay.outgoing import Outgoing, Stamper
 from swift_ft.coordination.relay.recent import RecentBlocks
 from swift_ft.coordination.relay.subscriber import Subscriber
@@ -32,6 +35,7 @@ __all__ = ["Relay"]
 
 _logger = logging.getLogger(__name__)
 
+NOTES_S = 1.0
 BEAT_S = 0.25
 """Between two signs of life."""
 
@@ -48,6 +52,7 @@ class Relay:
         by: the agent, in words.
         append_s: how long an event of the agent itself may take to arrive.
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
+        write_notes: writes into the store what is known of the groups of some slots.
         now: a monotonic clock, in seconds.
     """
 
@@ -59,8 +64,11 @@ class Relay:
         by: str,
         append_s: float,
         fanout: int = FANOUT,
+        write_notes: Callable[[Notes, Iterable[int]], None] = lambda *_: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._notes = Notes()
+        self._write_notes = write_notes
         self._upstream = upstream
         self._outgoing = outgoing
         self._stamper = Stamper(by)
@@ -76,7 +84,7 @@ class Relay:
         self._machine = ""
         self._closed = False
         self._stopped = threading.Event()
-        for target in (self._write, self._give_signs_of_life):
+        for target in (self._write, self._give_signs_of_life, self._pass_on_notes):
             threading.Thread(target=target, name=f"swift-relay{target.__name__}", daemon=True).start()
 
     # ------------------------------------------------------------------------- the agent's own journal
@@ -145,6 +153,10 @@ class Relay:
             self._pass_on(block_from_text(message["append"]))
         if "follow" in message:
             self._subscribe(subscriber, int(message["follow"]))
+        if "note" in message and (slot := self._state.slot_of(self._machine)) is not None:
+            self._notes.put(slot, message["note"])
+        for slot, facts in message.get("notes", {}).items():
+            self._notes.put(int(slot), facts)
         if "hello" in message:
             subscriber.machine = str(message["hello"])
 
@@ -194,6 +206,22 @@ class Relay:
                     self._upstream.repeat()
             except RendezvousLostError as error:  # the journal thread sees it, too, and ends the agent
                 self._outgoing.fail(error)
+
+    def _pass_on_notes(self) -> None:
+        """In a thread of its own, since it may wait for the store: pass on what has changed."""
+        switches = 0
+        while not self._stopped.wait(NOTES_S):
+            if switches != self._upstream.switches:
+                switches = self._upstream.switches
+                self._notes.all_are_new()
+            if not (changed := self._notes.take()):
+                continue
+            if not self._upstream.send({"notes": changed}):
+                try:
+                    self._write_notes(self._notes, changed)
+                except (DistError, RuntimeError, RendezvousLostError) as error:
+                    # The journal thread sees the same, and speaks of it.
+                    _logger.debug("notes are not written: %s", first_line(error))
 
     def _give_signs_of_life(self) -> None:
         """In a thread of its own, which waits for nothing: tell all that follow that this relay lives."""

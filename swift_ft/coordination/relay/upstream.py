@@ -72,6 +72,7 @@ class Upstream:
         self._machine = ""
         self._suspected: dict[str, float] = {}  # and until when
         self._sending = threading.Lock()
+        self.switches = 0  # how often the way has changed
         self._way: tuple[str, Feed] | None = (
             None  # None: the store. The thread that reads sets it, under the lock
         )
@@ -120,6 +121,7 @@ class Upstream:
             if missing and way is not None:
                 way[1].append(missing)
             before, self._way = self._way, way
+            self.switches += 1
             if before is not None:
                 before[1].close()
             if missing and way is None:
@@ -187,15 +189,13 @@ class Upstream:
                     self._way[1].append(block)
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Send anything else to the head. False if there is none, or its line has ended."""
-        with self._sending:
-            if self._way is None:
-                return False
-            try:
-                self._way[1].send(dict(message))
-            except OSError:
-                return False
-            return True
+        """Send to the head what may be lost. False if this machine goes to the store."""
+        way = self._way
+        if way is None:
+            return False
+        with contextlib.suppress(OSError):  # what is lost is sent again on the next way
+            way[1].try_send(dict(message))
+        return True
 
     def _write(self, block: Block) -> None:
         self.journal.pass_on(block)

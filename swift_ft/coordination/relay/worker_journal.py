@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 from swift_ft.coordination.journal import EventLog, Journal
 from swift_ft.coordination.relay.feed import Feed, LineEndedError, NotHereError, SilentError
@@ -88,6 +89,11 @@ class WorkerJournal:
             with contextlib.suppress(OSError):  # the thread that reads sees that the agent is gone
                 self._feed.append(block)
         return block[-1]
+
+    def note(self, key: str, facts: dict[str, Any]) -> None:
+        """See :meth:`EventLog.note`."""
+        with contextlib.suppress(OSError):  # the thread that reads sees that the agent is gone
+            self._feed.try_send({"note": {key: facts}})
 
     def read(self, number: int, timeout_s: float) -> Block | None:
         """See :meth:`EventLog.read`."""

@@ -80,3 +80,26 @@ def test_a_head_dies_with_what_it_holds(victim: str, job: RelayedJob) -> None:
         sequencer, entries = sequencer.admit_all(block)
         counted.update(e.event.rank for e in entries if isinstance(e.event, ev.StatusReported))
     assert all(counted[rank] == 1 for rank in expected)
+
+
+def test_notes_of_all_workers_are_written_by_the_highest_heads(job: RelayedJob) -> None:
+    for name, machine in job.machines.items():
+        for local, journal in enumerate(machine.journals):
+            journal.note(f"{name}.{local}", {"iteration": 1})
+            journal.note(f"{name}.{local}", {"iteration": 2})
+    expected = {f"{name}.{local}": 2 for name in job.machines for local in range(2)}
+
+    def newest() -> dict[str, int]:
+        return {key: facts["iteration"] for _, notes in job.written for key, facts in notes.items()}
+
+    wait_until(lambda: newest() == expected, lambda: str(newest()))
+    assert {machine for machine, _ in job.written} == {"m0", "m4"}
+
+
+def test_a_lost_head_takes_no_notes_with_it(job: RelayedJob) -> None:
+    """Those below send all that they know again, on their new way."""
+    job.machines["m3"].journals[0].note("m3.0", {"iteration": 7})
+    wait_until(lambda: any("m3.0" in notes for _, notes in job.written), "the first note")
+    job.written.clear()
+    job.machines["m2"].kill()
+    wait_until(lambda: any("m3.0" in notes for _, notes in job.written), "the note, once more")
