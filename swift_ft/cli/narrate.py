@@ -198,7 +198,8 @@ def _generation_in_words(before: State, after: State, event: ev.Event) -> tuple[
             f"generation {after.generation}: all processes start again{_why_restart(after, event)}",
             Weight.GRAVE,
         )
-    filled = {slot: member for slot, member in enumerate(after.members) if member not in before.members}
+    known = before.membership.slots
+    filled = {slot: member for slot, member in enumerate(after.members) if member not in known}
     hosts = {slot: after.membership.hosts.get(str(member)) for slot, member in filled.items()}
     who = " and ".join(f"machine {slot}" for slot, host in hosts.items() if host is None)
     what = [f"a replacement for {who}"] if who else []

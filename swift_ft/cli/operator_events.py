@@ -209,19 +209,22 @@ def _of_worker(event: str, before: State, rank: int, reason: str) -> Notice:
     return _notice(event, f"worker {rank}: {reason}", machine=slot, rank=rank, reason=reason)
 
 
+def _restarts_all(state: State) -> bool:
+    return set(state.membership.started_in.values()) == {state.generation}
+
+
 def _of_state(before: State, after: State) -> Iterator[Notice]:
     """What follows from the state: who is missing, and which way back is taken."""
     if after.phase == Phase.ENDED:
         return
     if before.generation and before.membership.spares and not after.membership.spares:
         yield _notice("spares_used_up", "no spare machine is left")
-    empty = [slot for slot in range(after.shape.machines) if slot not in after.membership.members]
     stood = before.phase == Phase.FORMING and len(before.membership.members) <= len(after.membership.members)
     if after.generation and after.phase == Phase.FORMING and not stood:
+        empty = [slot for slot in range(after.shape.machines) if slot not in after.membership.members]
         yield _notice("machine_awaited", f"the run waits for a machine for slots {empty}", slots=empty)
     plan = after.plan
-    restarts = set(after.membership.started_in.values()) == {after.generation} and before.generation > 0
-    if after.generation > before.generation and restarts:
+    if after.generation > before.generation > 0 and _restarts_all(after):
         reason = after.tries.fallback_reason or "there is no checkpoint to load, or the script has no session"
         facts = {"way": RecoveryMode.RESTART.value, "reason": reason, "resume": after.checkpoints.committed}
         yield _notice("fell_back", f"all processes start again: {reason}", **facts)

@@ -6,8 +6,9 @@ in the ways that there are, and moves to a machine that comes in the way in whic
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from swift_ft.recovery.job_state import Phase, State
 
@@ -52,29 +53,62 @@ def guests_wanted(state: State) -> Mapping[str, tuple[int, ...]]:
     if state.phase == Phase.ENDED or (state.generation == 0 and shape.min_machines is None):
         return {}
     going = leaving(state)
+    if len(membership.members) == shape.machines and not going:
+        return {}
     empty = [slot for slot in range(shape.machines) if slot not in membership.members]
     hosts = [machine for machine in possible_hosts(state) if machine not in membership.draining]
-    if not (empty or going) or len(hosts) < (shape.min_machines or 1):
+    if len(hosts) < (shape.min_machines or 1):
         return {}
     taken = {spare.preferred_slot for machine, spare in membership.spares.items() if machine in guests}
     slots = [slot for slot in empty or going if slot not in taken]
     own = sum(m not in guests and m not in membership.draining for m in membership.spares)
-    load = Counter({host: len(guests_of(state, host)) for host in hosts if host not in membership.declined})
+    queues = _queues(state, [host for host in hosts if host not in membership.declined])
     wanted: dict[str, tuple[int, ...]] = {}
-    for slot in slots[own:]:
-        far = {machine: _in_other_pipeline(state, slot, machine) for machine in load}
-        host = min(load, key=lambda m: (load[m] + far[m], far[m], hosts.index(m)), default=None)
-        if host is not None:
-            load[host] += 1
-            wanted[host] = (*wanted.get(host, ()), slot)
+    for slot in slots[own:] if queues else ():
+        near = _pipelines_of(state, slot)
+        pipelines = min(queues, key=lambda of: _rank_of(queues[of][0], far=_is_far(of, near)))
+        load, order, host = queues[pipelines][0]
+        heapq.heapreplace(queues[pipelines], (load + 1, order, host))
+        wanted[host] = (*wanted.get(host, ()), slot)
     return wanted
 
 
-def _in_other_pipeline(state: State, slot: int, machine: str) -> bool:
-    """Whether a machine's own workers and those of a slot are in different pipelines of a LayerStack."""
-    own = state.membership.slots.get(machine)
-    workers = state.world_size // state.layouts.pipelines
-    pipelines = (
-        {rank // workers for rank in state.ranks_of(of)} for of in (slot, slot if own is None else own)
+_Pipelines = frozenset[int] | None
+_Waiting = tuple[int, int, str]
+
+
+def _queues(state: State, hosts: Sequence[str]) -> dict[_Pipelines, list[_Waiting]]:
+    """Machines that can take guests, as heaps of how many they have and of their order, by pipelines.
+
+    A machine that is in no slot is in the pipelines of whatever slot its guest fills: None.
+    """
+    membership = state.membership
+    load = Counter(
+        host
+        for guest, host in membership.hosts.items()
+        if guest in membership.slots or guest in membership.spares
     )
-    return next(pipelines).isdisjoint(next(pipelines))
+    queues: dict[_Pipelines, list[_Waiting]] = {}
+    for order, host in enumerate(hosts):
+        slot = membership.slots.get(host)
+        pipelines = None if slot is None else _pipelines_of(state, slot)
+        queues.setdefault(pipelines, []).append((load[host], order, host))
+    for queue in queues.values():
+        heapq.heapify(queue)
+    return queues
+
+
+def _rank_of(waiting: _Waiting, *, far: bool) -> tuple[int, bool, int]:
+    load, order, _ = waiting
+    return load + far, far, order
+
+
+def _is_far(pipelines: _Pipelines, near: frozenset[int]) -> bool:
+    """Whether the workers of a machine are in none of the pipelines of a slot."""
+    return pipelines is not None and pipelines.isdisjoint(near)
+
+
+def _pipelines_of(state: State, slot: int) -> frozenset[int]:
+    """The pipelines of a LayerStack in which a slot's workers are; one pipeline if there is no more."""
+    workers = state.world_size // state.layouts.pipelines
+    return frozenset(rank // workers for rank in state.ranks_of(slot))

@@ -69,6 +69,9 @@ def reconcile_replicas(replicas: Mapping[int, StatusReported]) -> Reconciliation
     live = {rank: s for rank, s in replicas.items() if s.live and s.iteration is not None and not s.dirty}
     if not live:
         return None
+    if len(replicas) == 1:  # most parts of a long pipeline: nothing is to be compared
+        ((rank, only),) = live.items()
+        return Reconciliation(only.iteration or 0, {rank: only.updated} if only.updated else {})
     # The latest whole state wins. Without one, the latest state that is halfway through an update.
     whole = {rank: s for rank, s in live.items() if not s.updated}
     iteration = max(s.iteration or 0 for s in (whole or live).values())

@@ -11,7 +11,7 @@ from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.protocol import step
-from swift_ft.recovery.topology import checkpoint_owner, replica_sets
+from swift_ft.recovery.topology import replica_sets
 
 __all__ = ["Recovery", "Timeline", "lost_statistics", "recoveries"]
 
@@ -195,10 +195,8 @@ def lost_statistics(plan: Plan, reports: Mapping[int, ev.StatusReported]) -> dic
     for replicas in replica_sets(reports):
         if not any(reports[rank].own_statistics for rank in replicas):
             continue
-        for rank in replicas:
-            owner = checkpoint_owner(rank, reports)
-            if plan.tasks[rank].load and rank != owner:
-                found[rank] = owner
+        owner, *others = replicas  # the first one saves for all of them
+        found.update((rank, owner) for rank in others if plan.tasks[rank].load)
     for transfer in plan.transfers:
         if transfer.parameters is None and reports[transfer.source].own_statistics:
             found.update((rank, transfer.source) for rank in transfer.targets if not reports[rank].live)

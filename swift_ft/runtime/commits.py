@@ -13,7 +13,7 @@ from swift_ft.failpoints import Point, hit
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder, commit_due
-from swift_ft.recovery.topology import checkpoint_owner
+from swift_ft.recovery.topology import replica_sets
 from swift_ft.storage.retry import is_outage, is_transient, retry
 
 __all__ = ["Commits"]
@@ -114,7 +114,8 @@ class Commits:
 def _saved_layers(state: State) -> dict[int, tuple[int, ...]]:
     """The layers of workers that save their own part, and do not only name that of a replica."""
     placed, statuses = state.layouts.placed, state.round.statuses
-    return {rank: layers for rank, layers in placed.items() if checkpoint_owner(rank, statuses) == rank}
+    others = {rank for replicas in replica_sets(statuses) for rank in replicas[1:]}
+    return {rank: layers for rank, layers in placed.items() if rank not in others}
 
 
 def _is_retryable(error: BaseException) -> bool:
