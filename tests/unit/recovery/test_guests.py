@@ -74,14 +74,10 @@ def test_guests_are_dealt_as_if_all_machines_were_looked_at_for_each() -> None:
     for _ in range(600):
         state = some_state(rng)
         wanted = guests_wanted(state)
-        if state.generation == 0 and state.shape.min_machines is None:
-            assert wanted == {}
-        elif len([h for h in possible_hosts(state) if h not in state.membership.draining]) < (
-            state.shape.min_machines or 1
-        ):
-            assert wanted == {}
-        else:
-            assert wanted == by_looking_at_all(state)
+        hosts = [h for h in possible_hosts(state) if h not in state.membership.draining]
+        too_early = state.generation == 0 and state.shape.min_machines is None
+        too_few = len(hosts) < (state.shape.min_machines or 1)
+        assert wanted == ({} if too_early or too_few else by_looking_at_all(state))
         dealt += len(wanted)
     assert dealt > 100
 

@@ -1,0 +1,246 @@
+"""What a recovery costs the control plane, by job size: wall, CPU, and what the store is asked.
+
+All machines of a job are on this host, many in one process, with real sockets and a real store process. They
+do not train. One machine is killed by a signal, and a waiting spare takes its slot. Measured is the time from
+the signal to the last order to go live, of all agents and all workers, and what all processes use until then.
+
+``--json`` for programs, ``--update`` for a section in RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.lib.results import Target, append_results, table, target_table
+from benchmarks.scale.fit import fit
+from benchmarks.scale.host import Costs, Host
+from benchmarks.scale.machine import Job
+from swift_ft.launch.store_service import StoreService
+
+SIZES = (64, 128, 256, 512, 1024)
+WALL_LIMIT_S = 3.0
+EXPONENT_LIMIT = 1.2
+_FORMING_S, _RECOVERY_S = 600.0, 300.0
+_IDLE_S = 2.0
+_NOISE = 1.05
+
+
+@dataclass(frozen=True)
+class Row:
+    """One recovery.
+
+    Attributes:
+        machines: of one worker each.
+        wall_s: from the loss to the last order to go live.
+        agents_s: to the last agent's.
+        cpu_s: of all processes but the store.
+        store_cpu_s: of the store.
+        operations: that the store was asked.
+        bytes: of their keys and values.
+        head_cpu_s: of the machine in the first slot, which has a process of its own and shares nothing.
+        alone_cpu_s: of an ordinary machine that has a process of its own and shares nothing.
+        spare_cpu_s: of the machine that takes the slot, which has one, too.
+        idle_cpu: CPU seconds per second of all processes, the store's included, before the loss.
+        forming_s: until all were live for the first time.
+    """
+
+    machines: int
+    wall_s: float
+    agents_s: float
+    cpu_s: float
+    store_cpu_s: float
+    operations: int
+    bytes: int
+    head_cpu_s: float
+    alone_cpu_s: float
+    spare_cpu_s: float
+    idle_cpu: float
+    forming_s: float
+
+    @property
+    def total_cpu_s(self) -> float:
+        """Of all processes, the store's included."""
+        return self.cpu_s + self.store_cpu_s
+
+
+def measure(machines: int, processes: int) -> Row:
+    """Form a job of this size, kill one machine, and wait until all are live again."""
+    store = StoreService("127.0.0.1", 0)
+    job = Job(store.port, f"scale-{machines}", machines)
+    head, alone, victim = 0, machines // 2 + 1, machines // 2 + 3
+    own = {head, alone, victim}
+    shared = [index for index in range(machines) if index not in own]
+    parts = [shared[number::processes] for number in range(processes)]
+    hosts = [Host(job, part) for part in parts if part]
+    single = {name: Host(job, [at]) for name, at in (("head", head), ("alone", alone), ("spare", None))}
+    lost = Host(job, [victim])
+    survivors = [*hosts, single["head"], single["alone"]]
+    try:
+        began = time.monotonic()
+        for host in [*survivors, lost]:
+            host.begin()
+        for host in [*survivors, lost]:
+            host.live(1, _FORMING_S)
+        forming_s = time.monotonic() - began
+        single["spare"].begin()
+        all_left = [*survivors, single["spare"]]
+        time.sleep(_IDLE_S)  # the spare joins; then what all use while nothing happens
+        calm, calm_store, calm_at = [h.costs() for h in all_left], _cpu_of(store.pid), time.monotonic()
+        time.sleep(_IDLE_S)
+        before, before_store, now = [h.costs() for h in all_left], _cpu_of(store.pid), time.monotonic()
+        idle = _sum(b.since(a) for a, b in zip(calm, before, strict=True)).cpu_s + before_store - calm_store
+        killed = lost.kill()
+        lives = [host.live(2, _RECOVERY_S) for host in all_left]
+        used = [h.costs().since(a) for h, a in zip(all_left, before, strict=True)]
+        store_cpu_s = _cpu_of(store.pid) - before_store
+        total = _sum(used)
+        return Row(
+            machines=machines,
+            wall_s=max(max(live.values()) for live in lives) - killed,
+            agents_s=max(live["agent"] for live in lives) - killed,
+            cpu_s=total.cpu_s,
+            store_cpu_s=store_cpu_s,
+            operations=total.operations,
+            bytes=total.bytes,
+            head_cpu_s=used[-3].cpu_s,
+            alone_cpu_s=used[-2].cpu_s,
+            spare_cpu_s=used[-1].cpu_s,
+            idle_cpu=idle / (now - calm_at),
+            forming_s=forming_s,
+        )
+    finally:
+        for host in [*hosts, *single.values(), lost]:
+            host.close()
+        store.close()
+
+
+def _sum(costs: Iterable[Costs]) -> Costs:
+    listed = list(costs)
+    return Costs(
+        sum(c.cpu_s for c in listed), sum(c.operations for c in listed), sum(c.bytes for c in listed)
+    )
+
+
+def _cpu_of(pid: int) -> float:
+    """CPU seconds of a process, of its threads that have ended, too, by Linux's clock of that process."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+# ------------------------------------------------------------------------------------------------- results
+
+
+HEAD = (
+    "machines",
+    "loss to the last order",
+    "CPU, all",
+    "of it the store",
+    "store operations",
+    "per machine",
+    "kB",
+    "CPU of one machine alone",
+    "of a head",
+    "of the spare",
+    "idle CPU/s",
+)
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        f"{row.machines:,}",
+        f"{row.wall_s:.2f} s",
+        f"{row.total_cpu_s:.2f} s",
+        f"{row.store_cpu_s:.3f} s",
+        f"{row.operations:,}",
+        f"{row.operations / row.machines:.1f}",
+        f"{row.bytes / 1e3:,.0f}",
+        f"{row.alone_cpu_s * 1e3:.0f} ms",
+        f"{row.head_cpu_s * 1e3:.0f} ms",
+        f"{row.spare_cpu_s * 1e3:.0f} ms",
+        f"{row.idle_cpu:.3f}",
+    ]
+
+
+def targets(rows: Sequence[Row]) -> list[Target]:
+    """The targets, met or missed, by what was measured."""
+    largest, smallest = rows[-1], rows[0]
+    most, least = largest.operations / largest.machines, smallest.operations / smallest.machines
+    found = [
+        Target(
+            f"{largest.machines:,} machines, from the loss to the last order, on two cores",
+            f"< {WALL_LIMIT_S:g} s",
+            f"{largest.wall_s:.2f} s",
+            largest.wall_s < WALL_LIMIT_S,
+        )
+    ]
+    if len(rows) < 2:
+        return found
+    here = fit({row.machines: row.total_cpu_s for row in rows}).exponent
+    apart = fit({row.machines: row.machines * row.alone_cpu_s for row in rows}).exponent
+    return [
+        *found,
+        Target(
+            "store operations per recovery and machine, largest job against smallest",
+            "<= 1",
+            f"{most / least:.2f} ({most:.1f} against {least:.1f})",
+            most <= least * _NOISE,
+        ),
+        Target(
+            "exponent of all CPU on this host, whose control planes share what is computed alike",
+            f"<= {EXPONENT_LIMIT:g}",
+            f"{here:.2f}",
+            here <= EXPONENT_LIMIT,
+        ),
+        Target(
+            "exponent of all CPU if each machine is one of its own (machines times one machine alone)",
+            f"<= {EXPONENT_LIMIT:g}",
+            f"{apart:.2f}",
+            apart <= EXPONENT_LIMIT,
+        ),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every size, print, and keep."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
+    parser.add_argument("--processes", type=int, default=4, metavar="N", help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    parser.add_argument("--update", action="store_true", help="append a section to benchmarks/RESULTS.md")
+    args = parser.parse_args(argv)
+    rows = []
+    for machines in sorted(args.machines):
+        rows.append(measure(machines, args.processes))
+        print(f"{machines:,} machines: {rows[-1].wall_s:.2f} s", file=sys.stderr)
+    if args.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+    else:
+        _print(rows)
+    if args.update:
+        body = f"{table(HEAD, [_cells(row) for row in rows])}\n\n{target_table(targets(rows))}"
+        append_results("The control plane, by job size", body)
+
+
+def _print(rows: Sequence[Row]) -> None:
+    shown = Table(*HEAD, title="From a loss to the last order to go live")
+    for row in rows:
+        shown.add_row(*_cells(row))
+    console = Console()
+    console.print(shown)
+    for target in targets(rows):
+        console.print(
+            f"{'met   ' if target.met else 'missed'}  {target.name}: {target.measured} (asked {target.limit})"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""One machine without training: an agent's control plane, and one worker's participant.
+
+What decides and what communicates is the project's own: rendezvous, sentinel, journal, follower, participant.
+What is missing are processes of workers, and what they do between orders: a worker reports at once, and has
+loaded and replayed what it has to as soon as it is told to.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from swift_ft.config import RunConfig, WorkerContext
+from swift_ft.coordination.background_writer import BackgroundWriter
+from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.participant import Participant
+from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.coordination.store_client import connect
+from swift_ft.errors import JobEndedError, RendezvousLostError
+from swift_ft.launch.rendezvous import JournalRendezvous
+from swift_ft.launch.sentinel import Sentinel
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order, neighbour_of
+
+__all__ = ["COMMITTED", "Job", "Machine", "status_of"]
+
+COMMITTED, AT = 400, 447
+"""The last checkpoint, and the iteration in which the loss interrupts training."""
+
+_HOST = "127.0.0.1"
+_FORMING_S = 900.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where the job of a measurement is, and how large it is.
+
+    Attributes:
+        store_port: of the rendezvous store on this host.
+        run_id: name of the run.
+        machines: number of slots; one worker on each machine.
+    """
+
+    store_port: int
+    run_id: str
+    machines: int
+
+
+def status_of(rank: int, generation: int, *, fresh: bool) -> ev.StatusReported:
+    """What the worker of a stage of one long pipeline reports.
+
+    With messages in logs and no replica, a loss takes all phases: the replacement has a task of its own.
+
+    Args:
+        rank: the worker.
+        generation: that asks.
+        fresh: the worker was started in this generation and has no state.
+    """
+    return ev.StatusReported(
+        rank=rank,
+        generation=generation,
+        iteration=None if fresh else AT,
+        live=not fresh,
+        stages=(rank,),
+        pipeline_known=not fresh,
+        holds=(f"stage {rank}",),
+        can_resend=not fresh,
+        group=rank,
+        steps=10_000,
+    )
+
+
+class Machine:
+    """The control plane of one machine, in threads of this process.
+
+    Args:
+        job: where to join.
+        index: the slot to ask for; None for a spare, which joins once all slots are filled.
+        went_live: called with ``agent`` or ``worker``, the generation, and when its order to go live came, by
+            the clock that all processes of this host share.
+    """
+
+    def __init__(self, job: Job, index: int | None, went_live: Callable[[str, int, float], None]) -> None:
+        self._job = job
+        self._went_live = went_live
+        self._changed = threading.Event()
+        self._live_in = 0  # owner: the agent's journal thread
+        self._config = RunConfig()
+        self._connect = partial(connect, _HOST, job.store_port, job.run_id)
+        self._spare = index is None
+        self._rendezvous = JournalRendezvous(
+            self._connect,
+            address=_HOST,
+            run_id=job.run_id,
+            opened=ev.JobOpened(machines=job.machines, checkpoint=COMMITTED),
+            preferred_slot=index,
+            join_s=_FORMING_S,
+            on_change=self._on_change,
+            setup=lambda: ("benchmark: control plane",),
+        )
+        self._sentinel = Sentinel(
+            silence_s=self._config.heartbeat_timeout_s, on_lost=self._report_lost, host=_HOST
+        )
+        threading.Thread(target=self._supervise, name="agent", daemon=True).start()
+
+    # ------------------------------------------------------------------------------------------ the agent
+
+    def _on_change(self, _before: State, after: State) -> None:
+        if after.phase == Phase.LIVE and after.generation != self._live_in:
+            self._live_in = after.generation
+            if self._rendezvous.machine in after.membership.slots:
+                self._went_live("agent", after.generation, time.monotonic())
+        self._changed.set()
+
+    def _supervise(self) -> None:
+        """What the agent's loop does, without processes."""
+        follower, watched = self._rendezvous.follower, None
+        if self._spare:
+            follower.wait_for(lambda state: state.phase == Phase.LIVE, _FORMING_S)
+        self._rendezvous.join(self._sentinel.address)
+        while True:
+            state, machine = follower.state, self._rendezvous.machine
+            if state.membership.addresses is not watched:
+                watched = state.membership.addresses
+                neighbour = neighbour_of(machine, watched)
+                self._sentinel.watch(neighbour, watched.get(neighbour or "", ""))
+            order = agent_order(state, machine=machine, started_in=self._rendezvous.started_in)
+            if order.todo == AgentTodo.STOP:
+                return
+            if order.todo == AgentTodo.LAUNCH:
+                place = self._rendezvous.next_rendezvous()
+                threading.Thread(target=self._work, args=(place.rank,), name="worker", daemon=True).start()
+            self._changed.wait(self._config.heartbeat_timeout_s / 4)
+            self._changed.clear()
+
+    def _report_lost(self, machine: str, reason: str) -> None:
+        """As the agent does. Called in the sentinel's thread."""
+        state = self._rendezvous.follower.state
+        if machine not in state.membership.fenced and state.phase != Phase.ENDED:
+            self._rendezvous.journal.append(
+                ev.MachineLost(machine=machine, reason=reason, reporter=self._rendezvous.machine)
+            )
+
+    # ----------------------------------------------------------------------------------------- the worker
+
+    def _work(self, rank: int) -> None:
+        """Follow orders as the runtime does, with nothing to compute."""
+        started_in = self._rendezvous.started_in
+        assert started_in is not None
+        context = WorkerContext(
+            run_id=self._job.run_id,
+            store_host=_HOST,
+            store_port=self._job.store_port,
+            machine=self._rendezvous.machine,
+            address=_HOST,
+            agent_pid=0,
+            rank=rank,
+            world_size=self._job.machines,
+            workers_per_machine=1,
+            started_in=started_in,
+            config=self._config,
+        )
+        journal = Journal(self._connect, by=f"worker {rank}")
+        progress = ProgressBoard(self._rendezvous.store, BackgroundWriter(self._rendezvous.store), rank)
+        participant = Participant(context, journal, progress)
+        participant.start()
+        try:
+            while True:
+                self._obey(participant)
+        except (JobEndedError, RendezvousLostError):
+            return  # the measurement is over
+
+    def _obey(self, participant: Participant) -> None:
+        context = participant.context
+        order, state = participant.next_order()
+        generation = state.generation
+        match order:
+            case WorkerOrder.REPORT:
+                fresh = generation == context.started_in
+                participant.append(status_of(context.rank, generation, fresh=fresh))
+            case WorkerOrder.EXECUTE:
+                participant.append(ev.WorkerReady(rank=context.rank, generation=generation))
+            case WorkerOrder.RUN:
+                participant.active.enter(generation, order)
+                self._went_live("worker", generation, time.monotonic())
+                while participant.wait_for(participant.generation_over, _FORMING_S) is None:
+                    continue
+                participant.active.leave()
