@@ -74,7 +74,7 @@ class Row:
 def measure(machines: int, processes: int) -> Row:
     """Form a job of this size, kill one machine, and wait until all are live again."""
     store = StoreService("127.0.0.1", 0)
-    job = Job(store.port, f"scale-{machines}", machines)
+    job = Job(store.address, f"scale-{machines}", machines)
     head, alone, victim = 0, machines // 2 + 1, machines // 2 + 3
     own = {head, alone, victim}
     shared = [index for index in range(machines) if index not in own]

@@ -25,6 +25,7 @@ from swift_ft.launch.sentinel import Sentinel
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order, neighbour_of
+from swift_ft.store_address import StoreAddress
 
 __all__ = ["COMMITTED", "Job", "Machine", "status_of"]
 
@@ -40,12 +41,12 @@ class Job:
     """Where the job of a measurement is, and how large it is.
 
     Attributes:
-        store_port: of the rendezvous store on this host.
+        store: the rendezvous store.
         run_id: name of the run.
         machines: number of slots; one worker on each machine.
     """
 
-    store_port: int
+    store: StoreAddress
     run_id: str
     machines: int
 
@@ -90,7 +91,7 @@ class Machine:
         self._changed = threading.Event()
         self._live_in = 0  # owner: the agent's journal thread
         self._config = RunConfig()
-        self._connect = partial(connect, _HOST, job.store_port, job.run_id)
+        self._connect = partial(connect, job.store, job.run_id)
         self._spare = index is None
         self._rendezvous = JournalRendezvous(
             self._connect,
@@ -153,8 +154,7 @@ class Machine:
         assert started_in is not None
         context = WorkerContext(
             run_id=self._job.run_id,
-            store_host=_HOST,
-            store_port=self._job.store_port,
+            store=self._job.store,
             machine=self._rendezvous.machine,
             address=_HOST,
             agent_pid=0,
