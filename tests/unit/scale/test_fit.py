@@ -25,5 +25,5 @@ def test_noise_of_a_tenth_moves_the_exponent_by_little() -> None:
 
 @pytest.mark.parametrize("costs", [{64: 1.0}, {64: 1.0, 128: 0.0}, {0: 1.0, 128: 1.0}])
 def test_what_has_no_growth_is_refused(costs: dict[int, float]) -> None:
-    with pytest.raises(ValueError, match="[Ss]izes"):
+    with pytest.raises(ValueError, match=r"[Ss]izes"):
         fit(costs)
