@@ -15,7 +15,7 @@ from functools import partial
 
 from swift_ft.config import RunConfig, WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
-from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.coordination.store_client import connect
@@ -164,7 +164,7 @@ class Machine:
             started_in=started_in,
             config=self._config,
         )
-        journal = Journal(self._connect, by=f"worker {rank}")
+        journal = open_journal(self._connect, by=f"worker {rank}")
         progress = ProgressBoard(self._rendezvous.store, BackgroundWriter(self._rendezvous.store), rank)
         participant = Participant(context, journal, progress)
         participant.start()
