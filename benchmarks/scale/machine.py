@@ -18,13 +18,16 @@ from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.coordination.relay.lines import LocalLine, local_pair
+from swift_ft.coordination.relay.worker_journal import WorkerJournal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import JobEndedError, RendezvousLostError
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.sentinel import Sentinel
+from swift_ft.launch.watched_machine import LostMachine
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order, neighbour_of
+from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order, neighbours_of
 from swift_ft.store_address import StoreAddress
 
 __all__ = ["COMMITTED", "Job", "Machine", "status_of"]
@@ -104,7 +107,7 @@ class Machine:
             setup=lambda: ("benchmark: control plane",),
         )
         self._sentinel = Sentinel(
-            silence_s=self._config.heartbeat_timeout_s, on_lost=self._report_lost, host=_HOST
+            silence_s=self._config.machine_silence_s, on_lost=self._report_lost, host=_HOST
         )
         threading.Thread(target=self._supervise, name="agent", daemon=True).start()
 
@@ -127,8 +130,7 @@ class Machine:
             state, machine = follower.state, self._rendezvous.machine
             if state.membership.addresses is not watched:
                 watched = state.membership.addresses
-                neighbour = neighbour_of(machine, watched)
-                self._sentinel.watch(neighbour, watched.get(neighbour or "", ""))
+                self._sentinel.watch({name: watched[name] for name in neighbours_of(machine, watched)})
             order = agent_order(state, machine=machine, started_in=self._rendezvous.started_in)
             if order.todo == AgentTodo.STOP:
                 return
@@ -138,12 +140,14 @@ class Machine:
             self._changed.wait(self._config.heartbeat_timeout_s / 4)
             self._changed.clear()
 
-    def _report_lost(self, machine: str, reason: str) -> None:
-        """As the agent does. Called in the sentinel's thread."""
-        state = self._rendezvous.follower.state
-        if machine not in state.membership.fenced and state.phase != Phase.ENDED:
+    def _report_lost(self, lost: LostMachine) -> None:
+        """As the agent does. Called in a thread of the sentinel."""
+        state, reporter = self._rendezvous.follower.state, self._rendezvous.machine
+        if lost.machine not in state.membership.fenced and state.phase != Phase.ENDED:
             self._rendezvous.journal.append(
-                ev.MachineLost(machine=machine, reason=reason, reporter=self._rendezvous.machine)
+                ev.MachineLost(
+                    machine=lost.machine, reason=lost.reason, reporter=reporter, silent=lost.silent
+                )
             )
 
     # ----------------------------------------------------------------------------------------- the worker
@@ -164,7 +168,16 @@ class Machine:
             started_in=started_in,
             config=self._config,
         )
-        journal = open_journal(self._connect, by=f"worker {rank}")
+        mine, agents = local_pair()
+        self._rendezvous.serve([LocalLine(agents)])
+        by = f"worker {rank}"
+        journal = WorkerJournal(
+            LocalLine(mine),
+            lambda: open_journal(self._connect, by=by),
+            by=by,
+            append_s=self._config.rendezvous_timeout_s,
+            on_agent_lost=lambda: None,
+        )
         progress = ProgressBoard(self._rendezvous.store, BackgroundWriter(self._rendezvous.store), rank)
         participant = Participant(context, journal, progress)
         participant.start()
