@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-gpu coverage lint bench bench-chaos bench-parallel bench-noise bench-gpu bench-planning docs site recording pictures figures clean
+.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-gpu coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,12 @@ bench-parallel: $(VENV)/.installed-dev  ## measure parallel recovery alone
 
 bench-noise: $(VENV)/.installed-dev  ## count false alarms about slow machines in an hour beside other work
 	$(BIN)/python -m benchmarks.elastic.noise
+
+# torch says of each key that is not there yet that its wait timed out.
+bench-scale: $(VENV)/.installed-dev  ## measure the control plane of up to 1,024 machines, and simulate 16,384
+	mkdir -p build
+	OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m benchmarks.scale.control_plane --out build/scale.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scale.simulated --measured build/scale.json
 
 bench-gpu: $(VENV)/.installed-dev  ## measure logging on a GPU; without one it says so
 	$(BIN)/python -m benchmarks.logging.gpu

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -72,54 +73,79 @@ class Row:
 
 
 def measure(machines: int, processes: int) -> Row:
-    """Form a job of this size, kill one machine, and wait until all are live again."""
+    """Form a job of this size, kill one machine, and wait until all are live again.
+
+    That is done twice, and the second time counts: the first time a forked process does something, it copies
+    the memory that this touches.
+    """
     store = StoreService("127.0.0.1", 0)
     job = Job(store.address, f"scale-{machines}", machines)
-    head, alone, victim = 0, machines // 2 + 1, machines // 2 + 3
-    own = {head, alone, victim}
-    shared = [index for index in range(machines) if index not in own]
-    parts = [shared[number::processes] for number in range(processes)]
-    hosts = [Host(job, part) for part in parts if part]
-    single = {name: Host(job, [at]) for name, at in (("head", head), ("alone", alone), ("spare", None))}
-    lost = Host(job, [victim])
-    survivors = [*hosts, single["head"], single["alone"]]
+    head, alone, victims = 0, machines // 2 + 1, (machines // 2 + 3, machines // 2 + 4)
+    rest = sorted({*range(machines)} - {head, alone, *victims})
+    parts = [rest[number::processes] for number in range(processes)]
+    lost = [Host(job, [at]) for at in victims]
+    spares = [Host(job, [None]) for _ in victims]
+    survivors = [Host(job, [head]), Host(job, [alone])]
+    survivors += [Host(job, part, shares=True) for part in parts if part]
     try:
         began = time.monotonic()
-        for host in [*survivors, lost]:
+        for host in [*survivors, *lost]:
             host.begin()
-        for host in [*survivors, lost]:
+        for host in [*survivors, *lost]:
             host.live(1, _FORMING_S)
         forming_s = time.monotonic() - began
-        single["spare"].begin()
-        all_left = [*survivors, single["spare"]]
-        time.sleep(_IDLE_S)  # the spare joins; then what all use while nothing happens
-        calm, calm_store, calm_at = [h.costs() for h in all_left], _cpu_of(store.pid), time.monotonic()
-        time.sleep(_IDLE_S)
-        before, before_store, now = [h.costs() for h in all_left], _cpu_of(store.pid), time.monotonic()
-        idle = _sum(b.since(a) for a, b in zip(calm, before, strict=True)).cpu_s + before_store - calm_store
-        killed = lost.kill()
-        lives = [host.live(2, _RECOVERY_S) for host in all_left]
-        used = [h.costs().since(a) for h, a in zip(all_left, before, strict=True)]
-        store_cpu_s = _cpu_of(store.pid) - before_store
-        total = _sum(used)
+        _lose(lost[0], spares[0], [*survivors, lost[1]], 2, store.pid)
+        seen = _lose(lost[1], spares[1], [*survivors, spares[0]], 3, store.pid)
+        total = _sum(seen.used)
         return Row(
             machines=machines,
-            wall_s=max(max(live.values()) for live in lives) - killed,
-            agents_s=max(live["agent"] for live in lives) - killed,
+            wall_s=seen.workers_s,
+            agents_s=seen.agents_s,
             cpu_s=total.cpu_s,
-            store_cpu_s=store_cpu_s,
+            store_cpu_s=seen.store_cpu_s,
             operations=total.operations,
             bytes=total.bytes,
-            head_cpu_s=used[-3].cpu_s,
-            alone_cpu_s=used[-2].cpu_s,
-            spare_cpu_s=used[-1].cpu_s,
-            idle_cpu=idle / (now - calm_at),
+            head_cpu_s=seen.used[0].cpu_s,
+            alone_cpu_s=seen.used[1].cpu_s,
+            spare_cpu_s=seen.used[-1].cpu_s,
+            idle_cpu=seen.idle_cpu,
             forming_s=forming_s,
         )
     finally:
-        for host in [*hosts, *single.values(), lost]:
+        for host in [*survivors, *spares, *lost]:
             host.close()
         store.close()
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One loss: when the last ones were live, and what all used until then."""
+
+    agents_s: float
+    workers_s: float
+    used: list[Costs]
+    store_cpu_s: float
+    idle_cpu: float
+
+
+def _lose(victim: Host, spare: Host, others: Sequence[Host], generation: int, store: int) -> _Seen:
+    """Kill a machine whose slot a spare takes, which waits already."""
+    spare.begin()
+    hosts = [*others, spare]
+    time.sleep(_IDLE_S)  # the spare joins; then what all use while nothing happens
+    calm, calm_store, calm_at = [h.costs() for h in hosts], _cpu_of(store), time.monotonic()
+    time.sleep(_IDLE_S)
+    before, before_store, now = [h.costs() for h in hosts], _cpu_of(store), time.monotonic()
+    idle_s = _sum(b.since(a) for a, b in zip(calm, before, strict=True)).cpu_s + before_store - calm_store
+    killed = victim.kill()
+    lives = [host.live(generation, _RECOVERY_S) for host in hosts]
+    return _Seen(
+        agents_s=max(live["agent"] for live in lives) - killed,
+        workers_s=max(max(live.values()) for live in lives) - killed,
+        used=[h.costs().since(a) for h, a in zip(hosts, before, strict=True)],
+        store_cpu_s=_cpu_of(store) - before_store,
+        idle_cpu=idle_s / (now - calm_at),
+    )
 
 
 def _sum(costs: Iterable[Costs]) -> Costs:
@@ -214,6 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
     parser.add_argument("--processes", type=int, default=4, metavar="N", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write JSON there, for simulated.py")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--update", action="store_true", help="append a section to benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
@@ -221,6 +248,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for machines in sorted(args.machines):
         rows.append(measure(machines, args.processes))
         print(f"{machines:,} machines: {rows[-1].wall_s:.2f} s", file=sys.stderr)
+    if args.out is not None:
+        args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -11,7 +14,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
-from benchmarks.scale.machine import Job, Machine
+from benchmarks.scale.machine import SILENCE_S, Job, Machine, join
+from benchmarks.scale.shared import be_patient, share
 from benchmarks.scale.store_traffic import StoreTraffic
 from swift_ft.torch_adapters import connections
 
@@ -19,6 +23,9 @@ __all__ = ["Costs", "Host"]
 
 _STACK_BYTES = 1 << 18
 _STARTERS = 8
+_SWITCH_S = 0.05
+"""So often a thread that waits for the interpreter asks for it. By default hundreds do so each 5 ms."""
+_DIE_WITH_PARENT = 1  # of Linux's prctl()
 
 
 @dataclass(frozen=True)
@@ -48,13 +55,14 @@ class Host:
     Args:
         job: where its machines join.
         indices: the slots that they ask for; None for a spare.
+        shares: they share what they would all compute alike (`shared.py`).
     """
 
-    def __init__(self, job: Job, indices: Sequence[int | None]) -> None:
+    def __init__(self, job: Job, indices: Sequence[int | None], *, shares: bool = False) -> None:
         context = get_context("fork")
         self._line, child = context.Pipe()
         self.machines = len(indices)
-        self._process = context.Process(target=_serve, args=(child, job, tuple(indices)), daemon=True)
+        self._process = context.Process(target=_serve, args=(child, job, tuple(indices), shares), daemon=True)
         self._process.start()
         child.close()
 
@@ -138,8 +146,13 @@ class _Tally:
             return {kind: max(counted(kind)) for kind in kinds}
 
 
-def _serve(line: Connection, job: Job, indices: tuple[int | None, ...]) -> None:
+def _serve(line: Connection, job: Job, indices: tuple[int | None, ...], shares: bool) -> None:
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     threading.stack_size(_STACK_BYTES)
+    sys.setswitchinterval(_SWITCH_S)
+    be_patient(SILENCE_S)
+    if shares:
+        share()
     # Each new connection is looked for among all of this process. A machine of its own has few of them.
     connections._connections = lambda: iter(())
     traffic = StoreTraffic()
@@ -154,6 +167,7 @@ def _serve(line: Connection, job: Job, indices: tuple[int | None, ...]) -> None:
         if message == "begin":
             with ThreadPoolExecutor(_STARTERS) as pool:
                 machines += pool.map(lambda index: Machine(job, index, tally.note), indices)
+            join(machines, job)
         elif message == "costs":
             line.send(Costs(time.process_time(), traffic.operations(), traffic.bytes()))
         else:

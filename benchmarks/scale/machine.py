@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from swift_ft.config import RunConfig, WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
-from swift_ft.coordination.journal import open_journal
+from swift_ft.coordination.journal import EventLog, open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.coordination.relay.lines import LocalLine, local_pair
@@ -26,14 +26,19 @@ from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.sentinel import Sentinel
 from swift_ft.launch.watched_machine import LostMachine
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order, neighbours_of
 from swift_ft.store_address import StoreAddress
 
-__all__ = ["COMMITTED", "Job", "Machine", "status_of"]
+__all__ = ["COMMITTED", "SILENCE_S", "Job", "Machine", "join", "status_of"]
 
 COMMITTED, AT = 400, 447
 """The last checkpoint, and the iteration in which the loss interrupts training."""
+
+SILENCE_S = 60.0
+"""Machines here wait for each other's turn on a processor, and no silence is measured: the lost one's
+connections end."""
 
 _HOST = "127.0.0.1"
 _FORMING_S = 900.0
@@ -78,12 +83,53 @@ def status_of(rank: int, generation: int, *, fresh: bool) -> ev.StatusReported:
     )
 
 
+class _JoinsTogether(JournalRendezvous):
+    """A rendezvous whose machine joins in one block with others of its process.
+
+    Before slots are filled no machine has a head, so each join would be a block that all others read from
+    the store. That is not what is measured here, and takes minutes for a thousand.
+    """
+
+    joins: list[ev.MachineJoined] | None = None
+
+    @property
+    def journal(self) -> EventLog:
+        """The journal, or a list while the machine joins."""
+        return super().journal if self.joins is None else _Gathering(self.joins)
+
+
+class _Gathering:
+    """Keeps events instead of appending them."""
+
+    def __init__(self, joins: list[ev.MachineJoined]) -> None:
+        self._joins = joins
+
+    def append(self, *events: ev.Event) -> Stamped:
+        """Keep events."""
+        self._joins += [event for event in events if isinstance(event, ev.MachineJoined)]
+        return Stamped(events[-1], 0.0, "", "", 0)
+
+    post = append
+
+    def read(self, number: int, timeout_s: float) -> Block | None:
+        """Nothing is read here."""
+        raise NotImplementedError
+
+
+def join(machines: Sequence[Machine], job: Job) -> None:
+    """Let machines of one process join, in one block."""
+    joins = [event for machine in machines for event in machine.offer()]
+    open_journal(partial(connect, job.store, job.run_id), by="benchmark").append(*joins)
+    for machine in machines:
+        machine.start()
+
+
 class Machine:
-    """The control plane of one machine, in threads of this process.
+    """The control plane of one machine, in threads of this process. It has to be offered, and started.
 
     Args:
         job: where to join.
-        index: the slot to ask for; None for a spare, which joins once all slots are filled.
+        index: the slot to ask for; None for a spare.
         went_live: called with ``agent`` or ``worker``, the generation, and when its order to go live came, by
             the clock that all processes of this host share.
     """
@@ -93,10 +139,9 @@ class Machine:
         self._went_live = went_live
         self._changed = threading.Event()
         self._live_in = 0  # owner: the agent's journal thread
-        self._config = RunConfig()
+        self._config = RunConfig(machine_silence_s=SILENCE_S)
         self._connect = partial(connect, job.store, job.run_id)
-        self._spare = index is None
-        self._rendezvous = JournalRendezvous(
+        self._rendezvous = _JoinsTogether(
             self._connect,
             address=_HOST,
             run_id=job.run_id,
@@ -109,6 +154,17 @@ class Machine:
         self._sentinel = Sentinel(
             silence_s=self._config.machine_silence_s, on_lost=self._report_lost, host=_HOST
         )
+
+    def offer(self) -> list[ev.MachineJoined]:
+        """The event with which the machine joins. Others find its relay from then on."""
+        joins: list[ev.MachineJoined] = []
+        self._rendezvous.joins = joins
+        self._rendezvous.join(self._sentinel.address)
+        self._rendezvous.joins = None
+        return joins
+
+    def start(self) -> None:
+        """Begin to follow orders."""
         threading.Thread(target=self._supervise, name="agent", daemon=True).start()
 
     # ------------------------------------------------------------------------------------------ the agent
@@ -122,10 +178,8 @@ class Machine:
 
     def _supervise(self) -> None:
         """What the agent's loop does, without processes."""
-        follower, watched = self._rendezvous.follower, None
-        if self._spare:
-            follower.wait_for(lambda state: state.phase == Phase.LIVE, _FORMING_S)
-        self._rendezvous.join(self._sentinel.address)
+        follower = self._rendezvous.follower
+        watched: Mapping[str, str] | None = None
         while True:
             state, machine = follower.state, self._rendezvous.machine
             if state.membership.addresses is not watched:
@@ -135,8 +189,11 @@ class Machine:
             if order.todo == AgentTodo.STOP:
                 return
             if order.todo == AgentTodo.LAUNCH:
-                place = self._rendezvous.next_rendezvous()
-                threading.Thread(target=self._work, args=(place.rank,), name="worker", daemon=True).start()
+                if order.generation == 1:  # where scripts meet in init_process_group is not measured
+                    self._rendezvous.started_in, slot = order.generation, order.slot
+                else:
+                    slot = self._rendezvous.next_rendezvous().rank
+                threading.Thread(target=self._work, args=(slot,), name="worker", daemon=True).start()
             self._changed.wait(self._config.heartbeat_timeout_s / 4)
             self._changed.clear()
 
