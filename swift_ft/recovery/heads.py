@@ -1,9 +1,13 @@
 """Heads: which machine passes on whose events and blocks, derived from the state. Pure.
 
-Slots fall into groups of :data:`FANOUT`, groups into groups of groups, until at most FANOUT are left. The
-head of a group, at each level, is its first machine that is not suspected. A machine that is no head goes
-to the head of its group, a head to that of the next level, and the heads of the highest level go to the
-store. A job of at most FANOUT machines has no heads.
+Slots fall into groups of :data:`FANOUT`, groups into groups of groups, until one is left. The head of a
+group, at each level, is its first machine that is not suspected. A machine that is no head goes to the head
+of its group, a head to that of the next level, and the head of all goes to the store. A job of at most
+FANOUT machines has no heads.
+
+A first version let up to FANOUT heads go to the store. Each wrote a block in each phase, and read those of
+all others: 32 heads cost 1,024 reads, so that operations for each machine grew with the job. A phase waits
+for the last machine anyway, so several ways to the store are no safer than one that is replaced.
 
 A machine's head always has a lower slot than the machine, whatever each of them suspects. So machines that
 hold the same state never pass events on in a circle.
@@ -18,13 +22,15 @@ from swift_ft.recovery.job_state import State
 __all__ = ["FANOUT", "group_of", "groups_of", "levels_of", "served_by", "upstream_of"]
 
 FANOUT = 32
-"""Machines in a group, and heads that talk to the store."""
+"""Machines in a group; as many go to the store themselves."""
 
 
 def levels_of(machines: int, fanout: int = FANOUT) -> int:
     """The number of levels of heads between the machines of a job and the store."""
+    if machines <= fanout:
+        return 0
     levels = 0
-    while machines > fanout:
+    while machines > 1:
         machines = -(-machines // fanout)
         levels += 1
     return levels

@@ -32,9 +32,9 @@ FREE = replace(
 def test_the_tree_is_the_one_of_the_project() -> None:
     small, two, large = tree_of(32), tree_of(64), tree_of(1024)
     assert set(small.parents) == {None}
-    assert [slot for slot, parent in enumerate(two.parents) if parent is None] == [0, 32]
-    assert large.served[32] == 32
-    assert sum(large.served[slot] for slot, parent in enumerate(large.parents) if parent is None) == 1024
+    assert [slot for slot, parent in enumerate(two.parents) if parent is None] == [0]
+    assert two.served[:2] == (64, 1)
+    assert (large.served[0], large.served[32]) == (1024, 32)
 
 
 def test_a_recovery_takes_as_long_as_its_waits_where_nothing_costs() -> None:
@@ -47,7 +47,7 @@ def test_a_recovery_takes_as_long_as_its_waits_where_nothing_costs() -> None:
 
 def test_each_event_is_written_once_and_merged_by_the_heads() -> None:
     outcome = recovery(tree_of(256), COSTS)
-    assert outcome.blocks <= 1 + 8 + 1  # the loss, one of each head, the newcomer's
+    assert outcome.blocks <= 1 + 2 + 1  # the loss, the survivors', the newcomer's, which comes later or not
 
 
 def test_a_machine_without_heads_writes_a_block_of_its_own() -> None:
@@ -59,7 +59,7 @@ def test_a_machine_without_heads_writes_a_block_of_its_own() -> None:
 def test_the_cost_of_a_participant_grows_with_the_job_and_that_of_the_store_does_not() -> None:
     small, large = recovery(tree_of(64), COSTS), recovery(tree_of(512), COSTS)
     assert large.cpu_s / 512 > 4 * small.cpu_s / 64
-    assert large.operations / 512 < 4 * small.operations / 64 + 2
+    assert large.operations / 512 <= small.operations / 64
 
 
 def test_two_cores_are_slower_than_one_for_each() -> None:
@@ -73,6 +73,5 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
 @pytest.mark.parametrize("machines", [64, 256])
 def test_parts_of_a_checkpoint_are_merged_on_the_way(machines: int) -> None:
     outcome = checkpoint(tree_of(machines), COSTS, spread_s=2.0)
-    heads = machines // 32
-    assert heads <= outcome.blocks <= heads * (2.0 / COSTS.parts_linger_s + 2)
-    assert outcome.wall_s < 2.0 + 2 * COSTS.parts_linger_s
+    assert 2.0 / 2 / COSTS.parts_linger_s <= outcome.blocks <= 2.0 / COSTS.parts_linger_s + 3
+    assert outcome.wall_s < 2.0 + 3 * COSTS.parts_linger_s
