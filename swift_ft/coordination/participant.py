@@ -28,7 +28,13 @@ __all__ = ["Participant"]
 _logger = logging.getLogger(__name__)
 
 _LOSS_MARGIN_S = 5.0
-"""How much longer than the heartbeat's timeout a worker waits for the event of a peer's loss."""
+"""How much longer than its detection takes a worker waits for the event of a peer's loss."""
+
+_SETTLES_S = 0.1
+"""Time in which the losses of machines are found that fell silent at once: that between two heartbeats."""
+
+_ENDED = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
+"""How gloo and the kernel say that the other side ended a connection."""
 
 
 class Participant:
@@ -136,8 +142,20 @@ class Participant:
             order = self.order(state)
             if order == WorkerOrder.STOP:
                 raise JobEndedError(f"The job has ended: {state.verdict and state.verdict.reason}")
+            if order == WorkerOrder.REPORT and not self._settled(state):
+                continue  # more machines of a rack were lost
             if order != WorkerOrder.HOLD:
                 return order, state
+
+    def _settled(self, state: State) -> bool:
+        """Whether a generation lasts. Machines that fall silent at once are found shortly after each other.
+
+        Each of them may open a generation. Who reports in each would do so in vain.
+        """
+        if not state.round.after_silence:
+            return True
+        with waiting("further losses of machines that fell silent", _SETTLES_S):
+            return self.wait_for(lambda s: s.generation != state.generation, _SETTLES_S) is None
 
     def wait_for_finish(self) -> State:
         """Wait until all workers have completed the last iteration, or the generation is over."""
@@ -170,13 +188,25 @@ class Participant:
 
         There is nothing to wait for where the script of another worker has ended: that was the cause.
         """
-        limit_s = self.context.config.heartbeat_timeout_s * self.state.patience + _LOSS_MARGIN_S
+        limit_s = self._loss_known_after_s(cause) + _LOSS_MARGIN_S
         generation = self.active.number
         with waiting("the journal to say why its connections broke", limit_s):
             known = self.wait_for(lambda s: self.generation_over(s) or bool(s.membership.ended), limit_s)
         if (known is None or not self.generation_over(known)) and generation is not None:
             self.append(ev.CommunicationFailed(rank=self.context.rank, generation=generation, reason=cause))
             self._wait(self.generation_over)
+
+    def _loss_known_after_s(self, cause: str) -> float:
+        """How long the detection of the loss that broke a connection may take.
+
+        What ended a connection is a process that is gone, which its agent sees at once, or else a machine.
+        Where an operation only took too long, a worker may hang.
+        """
+        config, state = self.context.config, self.state
+        machine_s = config.machine_silence_s * state.machine_patience
+        if any(sign in cause for sign in _ENDED):
+            return machine_s
+        return max(machine_s, config.heartbeat_timeout_s * state.patience)
 
     def _wait(self, condition: Callable[[State], bool]) -> State:
         """Wait for a condition. Machines that hold up all others and make no progress count as lost.

@@ -1,7 +1,8 @@
-"""A clock that stands still while its process does.
+"""A clock that stands still while its process does, and slows down while it is held up.
 
 Who was frozen, or was given no processor, has heard nothing meanwhile: that says nothing of the others. So
-the silence of others is measured in the time during which one could have heard them.
+the silence of others is measured in the time during which one could have heard them. And who is held up
+itself, on a host with too much to do, cannot expect that others on this host are on time.
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ __all__ = ["AwakeClock"]
 
 
 class AwakeClock:
-    """Counts the seconds in which its process ran, from 0.
+    """Counts the seconds in which its process ran as it should, from 0.
 
     Args:
-        longest_s: the process is said to look at least so often. What a look comes later than this does not
-            count.
+        grace_s: how late a process may be that is not held up.
         now: the monotonic time.
     """
 
-    def __init__(self, longest_s: float, now: float) -> None:
-        self._longest_s = longest_s
+    def __init__(self, grace_s: float, now: float) -> None:
+        self._grace_s = grace_s
         self._looked_at = now
         self._awake_s = 0.0
 
@@ -28,8 +28,16 @@ class AwakeClock:
         """The seconds counted up to the last look."""
         return self._awake_s
 
-    def look(self, now: float) -> float:
-        """Count up to now. Whatever has arrived meanwhile has to be read before others are judged."""
-        self._awake_s += min(now - self._looked_at, self._longest_s)
+    def look(self, now: float, pause_s: float) -> float:
+        """Count up to now, at once after a wait. What has arrived has to be read before others are judged.
+
+        Args:
+            now: the monotonic time.
+            pause_s: the longest time that the wait was to take. By as much as it took longer, this process
+                was held up: that does not count, and as much again is taken off.
+        """
+        took_s = now - self._looked_at
+        late_s = max(0.0, took_s - pause_s - self._grace_s)
+        self._awake_s += max(0.0, took_s - 2 * late_s)
         self._looked_at = now
         return self._awake_s

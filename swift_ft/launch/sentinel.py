@@ -55,7 +55,7 @@ class Sentinel:
         self._beat_s = min(_LONGEST_BEAT_S, silence_s / _BEATS)
         self._on_lost = on_lost
         self._secret = secret
-        self._clock = AwakeClock(2 * self._beat_s, time.monotonic())
+        self._clock = AwakeClock(self._beat_s / 5, time.monotonic())
         # Owner of these four: the sentinel's thread.
         self._silence_s = silence_s
         self._watched: dict[str, WatchedMachine] = {}
@@ -96,13 +96,16 @@ class Sentinel:
     def _run(self) -> None:
         next_beat = time.monotonic()
         while not self._closing:
-            for key, _ in self._selector.select(self._pause_s(next_beat)):
-                key.data()
+            pause_s = self._pause_s(next_beat)
+            ready = self._selector.select(pause_s)
             now = time.monotonic()
+            awake_s = self._clock.look(now, pause_s)
+            for key, _ in ready:
+                key.data()
             if now >= next_beat:
                 next_beat = now + self._beat_s
                 self._send_to_watchers(BEAT)
-            self._judge(self._clock.look(now))
+            self._judge(awake_s)
         self._send_to_watchers(_BYE)
         for line in (*self._watchers, *self._lines.values()):
             line.close()
@@ -174,7 +177,7 @@ class Sentinel:
             watched.end("its agent's connection ended", self._clock.awake_s)
             self._hang_up(watched.machine)
         elif messages:
-            watched.heard_at = self._clock.look(time.monotonic())
+            watched.heard_at = self._clock.awake_s
 
     def _hang_up(self, machine: str) -> None:
         if (line := self._lines.pop(machine, None)) is not None:

@@ -193,6 +193,7 @@ class RecoveryRound:
         ready: ranks that have done their part of the plan; all of them in LIVE.
         finished: ranks that have completed their last iteration.
         stopped: ranks that wait for a change of the layout.
+        after_silence: a machine that fell silent was replaced at once: more of its rack may follow.
     """
 
     statuses: Map[int, StatusReported] = field(default_factory=Map)
@@ -201,6 +202,7 @@ class RecoveryRound:
     ready: Numbers = field(default_factory=Map)
     finished: Numbers = field(default_factory=Map)
     stopped: Numbers = field(default_factory=Map)
+    after_silence: bool = False
 
 
 @dataclass(frozen=True, slots=True)

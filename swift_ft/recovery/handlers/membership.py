@@ -87,9 +87,13 @@ def machine_lost(state: State, event: ev.MachineLost) -> State:
         if event.silent:
             membership = membership.fell_silent(event.machine)
         state = replace(state, membership=membership)
-    return _lose_with_guests(
-        state if event.on_request else note_machine(state, event.machine, event.reason), event
-    )
+    before, generation = state, state.generation
+    if not event.on_request:
+        before = note_machine(state, event.machine, event.reason)
+    after = _lose_with_guests(before, event)
+    if event.silent and after.generation > generation:
+        return replace(after, round=replace(after.round, after_silence=True))
+    return after
 
 
 def drain_requested(state: State, event: ev.DrainRequested) -> State:

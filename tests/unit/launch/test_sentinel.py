@@ -88,11 +88,18 @@ def other_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def test_the_clock_counts_only_what_its_process_saw() -> None:
-    clock = AwakeClock(0.2, now=100.0)
-    assert clock.look(100.1) == pytest.approx(0.1)
-    assert clock.look(100.3) == pytest.approx(0.3)
-    assert clock.look(160.0) == pytest.approx(0.5)  # frozen for a minute
-    assert clock.awake_s == pytest.approx(0.5)
+    clock = AwakeClock(0.02, now=100.0)
+    assert clock.look(100.1, 0.1) == pytest.approx(0.1)
+    assert clock.look(100.15, 0.1) == pytest.approx(0.15)  # something came
+    assert clock.look(100.26, 0.1) == pytest.approx(0.26)
+    assert clock.look(160.0, 0.1) == pytest.approx(0.26)  # frozen for a minute
+    assert clock.awake_s == pytest.approx(0.26)
+
+
+def test_the_clock_of_a_process_that_is_held_up_is_slow() -> None:
+    clock = AwakeClock(0.02, now=100.0)
+    assert clock.look(100.16, 0.1) == pytest.approx(0.16 - 2 * 0.04)
+    assert clock.look(100.46, 0.1) == pytest.approx(0.08)
 
 
 def test_watchers_report_in_turn() -> None:

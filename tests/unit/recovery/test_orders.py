@@ -55,6 +55,18 @@ def test_a_commit_with_the_machine_forgets() -> None:
     assert step(after_losses(3), ev.CheckpointCommitted(iteration=5, epoch=0)).membership.silenced["m"] == 3
 
 
+def test_more_losses_may_follow_one_by_silence() -> None:
+    """Only where a spare opens the next generation at once: later all are known."""
+    trained: list[ev.Event] = [OPENED, joined("a.0"), joined("b.0"), joined("c.0"), joined("d.0")]
+    state = reduce(step, trained, State())
+    silent = ev.MachineLost(machine="a.0", reason="silent", reporter="b.0", silent=True)
+    assert step(state, silent).round.after_silence
+    assert not step(state, lost("a.0", "b.0")).round.after_silence
+    alone = reduce(step, trained[:3], State())
+    assert not step(alone, silent).round.after_silence
+    assert not step(step(alone, silent), joined("e.0")).round.after_silence
+
+
 def test_each_machine_watches_the_next_few_of_a_ring() -> None:
     ring = {name: f"{name}:1" for name in "dbeac"}
     assert WATCHED_EACH == 3
