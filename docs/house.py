@@ -42,7 +42,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "planning",
     ),
     "adapt": ("torch_adapters", "checkpoint", "testing", "data"),
-    "act": ("coordination", "launch", "runtime", "session", "offline"),
+    "act": ("coordination", "testing.block_log_conformance", "launch", "runtime", "session", "offline"),
     "show": ("cli",),
 }
 """From the lowest to the highest, and so within each. Names in one string stand side by side.

@@ -17,14 +17,14 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch.distributed import DistError, DistStoreError
 
 from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["BlockGoneError", "BlockLog", "StoreBlockLog"]
+__all__ = ["BlockGoneError", "BlockLog", "StoreBlockLog", "block_log_in"]
 
 _FIRST = "journal/first"
 _LOWEST = "journal/lowest"
@@ -74,6 +74,24 @@ class BlockLog(Protocol):
 
     def put_snapshot(self, text: str, number: int) -> None:
         """Keep a snapshot of the blocks before a number, unless there is a newer one."""
+
+
+@runtime_checkable
+class HasBlockLog(Protocol):
+    """A store that keeps blocks better than key by key."""
+
+    def block_log(self) -> BlockLog:
+        """The blocks."""
+
+
+def block_log_in(store: RendezvousStore) -> BlockLog:
+    """The journal's blocks in a store.
+
+    Args:
+        store: a client of its own, since its reads change how long it waits.
+    """
+    own = store.underlying
+    return own.block_log() if isinstance(own, HasBlockLog) else StoreBlockLog(store)
 
 
 class StoreBlockLog:

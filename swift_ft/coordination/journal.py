@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from swift_ft.coordination.block_log import BlockGoneError, BlockLog, StoreBlockLog
+from swift_ft.coordination.block_log import BlockGoneError, BlockLog, block_log_in
 from swift_ft.coordination.outbox import Outbox
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text, block_to_text
 from swift_ft.recovery.events import Event
@@ -96,4 +96,4 @@ def open_journal(connect: Callable[[], RendezvousStore], *, by: str) -> Journal:
         connect: opens the journal's own client of the store, since its reads wait without a limit.
         by: the name under which this participant writes.
     """
-    return Journal(StoreBlockLog(connect()), by=by)
+    return Journal(block_log_in(connect()), by=by)

@@ -81,6 +81,11 @@ class RendezvousStore:
                 exempt(dict(new_connections(before).items() & connections_to(server.port).items()))
         return store
 
+    @property
+    def underlying(self) -> Store:
+        """What this thread's calls go to, without the prefixes of torch."""
+        return _underlying(self._own)
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long calls wait for a key, for all connections opened from now on, and this thread's."""
         self._timeout = timeout

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 
 import pytest
 
 from benchmarks.lib.etcd import EtcdCluster
+from swift_ft.coordination.block_log import BlockLog, block_log_in
 from swift_ft.coordination.store_client import connect as connect_to
 from swift_ft.launch.store_service import StoreService
-from swift_ft.store_address import ETCD, StoreAddress
+from swift_ft.store_address import StoreAddress
+from swift_ft.testing.block_log_conformance import BlockLogConformanceTests
 from swift_ft.testing.rendezvous_conformance import Connect, RendezvousConformanceTests
 
 
@@ -25,4 +28,18 @@ class TestEmbedded(RendezvousConformanceTests):
 class TestEtcd(RendezvousConformanceTests):
     @pytest.fixture
     def connect(self, etcd: EtcdCluster) -> Connect:
-        return partial(connect_to, StoreAddress(tuple(etcd.endpoints.split(",")), ETCD))
+        return partial(connect_to, StoreAddress.etcd(etcd.endpoints))
+
+
+class TestBlocksInTheEmbeddedStore(BlockLogConformanceTests):
+    @pytest.fixture
+    def open_log(self) -> Iterator[Callable[[], BlockLog]]:
+        with closing(StoreService("127.0.0.1", 0)) as service:
+            yield lambda: block_log_in(connect_to(service.address, "run"))
+
+
+class TestBlocksInEtcd(BlockLogConformanceTests):
+    @pytest.fixture
+    def open_log(self, etcd: EtcdCluster) -> Callable[[], BlockLog]:
+        run = f"run-{uuid.uuid4().hex}"
+        return lambda: block_log_in(connect_to(StoreAddress.etcd(etcd.endpoints), run))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import time
 from base64 import b64decode, b64encode
@@ -145,6 +146,7 @@ class EtcdClient:
         self._at = random.randrange(len(self._members))
         self._token = ""
         self._compacted_at: int | None = None
+        self._unheard = 0  # watches in a row that no member took
         self.revision = 0
 
     def call(self, path: str, request: dict[str, Any], deadline: float) -> dict[str, Any]:
@@ -184,7 +186,7 @@ class EtcdClient:
             if tried % len(self._members) == 0:
                 time.sleep(min(_PAUSE_S * 2**rounds, _LONGEST_PAUSE_S))
 
-    def watch(self, key: str, range_end: str, revision: int, deadline: float) -> Iterator[Event]:
+    def watch(self, key: str, range_end: str, revision: int, deadline: float = math.inf) -> Iterator[Event]:
         """The changes from a revision on, as they come. Ends early when it is time to look again.
 
         The member may have died, or be frozen: so who watches must then ask for what there is, and go on
@@ -204,9 +206,12 @@ class EtcdClient:
         creation: dict[str, Any] = {"key": encoded(key), "start_revision": revision}
         if range_end:
             creation["range_end"] = encoded(range_end)
-        member = self._members[self._at]
         slice_s = min(_WATCH_SLICE_S, max(0.05, deadline - time.monotonic()))
+        heard = False
         try:
+            member = self._members[self._at]
+            if self._needs_token():
+                self._authenticate(member, _ATTEMPT_S)
             with member.session.post(
                 member.get_url("/watch"),
                 json={"create_request": creation},
@@ -214,16 +219,22 @@ class EtcdClient:
                 timeout=(_ATTEMPT_S, slice_s),
                 headers=self._headers(),
             ) as answer:
-                if not answer.ok:
+                heard = answer.ok
+                if not heard:
+                    self._token = ""  # it may be the token
                     return
                 for line in _lines(answer.iter_content(chunk_size=None)):
                     yield from _events(json.loads(line))
                     if self._is_over():
                         return
-        except (requests.RequestException, ValueError, OSError):
+        except (requests.RequestException, ValueError, OSError, _Transient):
             pass
         finally:
             self._at = (self._at + 1) % len(self._members)
+            self._unheard = 0 if heard else self._unheard + 1
+            if self._unheard:
+                pause_s = min(_PAUSE_S * 2 ** min(self._unheard // len(self._members), 8), _LONGEST_PAUSE_S)
+                time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
 
     def compact_history(self, deadline: float) -> None:
         """Forget old revisions, if many have come since this was done last. All clients share the work."""

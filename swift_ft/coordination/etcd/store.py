@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistStoreError
 
+from swift_ft.coordination.etcd.block_log import EtcdBlockLog
 from swift_ft.coordination.etcd.client import Compacted, EtcdClient, decoded, encoded, prefix_end
 from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import Store
@@ -176,6 +177,10 @@ class EtcdStore(Store):
         return other
 
     # ------------------------------------------------------------------------------------------- beyond torch
+
+    def block_log(self) -> EtcdBlockLog:
+        """The journal's blocks among these names."""
+        return EtcdBlockLog(self._address, self._prefix, answer_s=self.timeout.total_seconds())
 
     def delete_all(self) -> None:
         """Delete all keys with this store's prefix."""
