@@ -40,7 +40,7 @@ def connect(
         address: where the store is.
         run_id: name of the run.
         timeout_s: seconds to wait for the first answer.
-        silence_s: seconds after which a host that has vanished counts as lost.
+        silence_s: seconds after which a store that has vanished counts as lost.
 
     Raises:
         RendezvousLostError: if nothing answers within the deadline.
@@ -48,7 +48,7 @@ def connect(
     """
     prefix, timeout = f"swift/{run_id}", timedelta(seconds=timeout_s)
     if address.backend == ETCD:
-        return RendezvousStore(partial(_open_etcd, address, prefix, timeout))
+        return RendezvousStore(partial(_open_etcd, address, prefix, timeout, silence_s))
     return RendezvousStore(partial(_open, address, prefix, timeout, silence_s))
 
 
@@ -84,7 +84,7 @@ def _open(address: StoreAddress, prefix: str, timeout: timedelta, silence_s: flo
     return PrefixStore(prefix, client)
 
 
-def _open_etcd(address: StoreAddress, prefix: str, timeout: timedelta) -> Store:
+def _open_etcd(address: StoreAddress, prefix: str, timeout: timedelta, silence_s: float) -> Store:
     from swift_ft.coordination.etcd.client import Refused
     from swift_ft.coordination.etcd.store import EtcdStore
 
@@ -92,15 +92,14 @@ def _open_etcd(address: StoreAddress, prefix: str, timeout: timedelta) -> Store:
         file = getattr(address, name)
         if file and not os.access(file, os.R_OK):
             raise UsageError(f"The file {file} cannot be read: check --rdzv-conf {name}=FILE.")
-    client = EtcdStore(address, prefix)
-    client.set_timeout(timeout)
     try:
-        client.check(["alive"])
+        EtcdStore(address, prefix, silence_s=timeout.total_seconds()).check(["alive"])
     except Refused as error:
         raise UsageError(first_line(error)) from error
     except (DistError, RuntimeError) as error:
         raise RendezvousLostError(
             f"No etcd answers at {address} ({first_line(error)}). Start it, or check --rdzv-endpoint."
         ) from error
+    client = EtcdStore(address, prefix, silence_s=silence_s)
     client.set_timeout(_ANSWER_TIMEOUT)
     return client

@@ -39,7 +39,7 @@ from swift_ft.network import connect as reach
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import State, Verdict
-from swift_ft.store_address import StoreAddress
+from swift_ft.store_address import ETCD
 from swift_ft.torch_adapters.connections import connections_to, shut_down
 
 __all__ = ["MachineJob", "run_machine"]
@@ -135,7 +135,7 @@ def run_machine(job: MachineJob) -> Verdict:
         handler.store,
         str(settings.store),
         limit_s=settings.config.rendezvous_timeout_s,
-        on_lost=partial(_end_connections, settings.store),
+        on_lost=None if settings.store.backend == ETCD else partial(_end_connections, settings.store.port),
     )
     endpoint = _endpoint(job, status, watch)
     try:
@@ -173,10 +173,9 @@ def run_machine(job: MachineJob) -> Verdict:
     return agent.verdict or Verdict(False, "the agent ended without a verdict", 1)
 
 
-def _end_connections(store: StoreAddress) -> None:
+def _end_connections(port: int) -> None:
     """End what waits for a store that is lost."""
-    for endpoint in store.endpoints:
-        shut_down(connections_to(int(endpoint.rpartition(":")[2])))
+    shut_down(connections_to(port))
 
 
 def _become_guest(job: MachineJob, slot: int, host: str) -> NoReturn:

@@ -32,7 +32,8 @@ class StoreWatch:
         place: host and port of the store, for messages.
         limit_s: seconds of silence after which the store counts as lost. The first warning comes after ten
             seconds, or half of these; later ones are ever less frequent.
-        on_lost: called once, in a thread of this object.
+        on_lost: called once, in a thread of this object. None: a store that may come back at any time with
+            all that it had, so nothing ends before something needs it.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class StoreWatch:
         place: str,
         *,
         limit_s: float,
-        on_lost: Callable[[], None],
+        on_lost: Callable[[], None] | None,
     ) -> None:
         self._store = store
         self._place = place
@@ -68,12 +69,14 @@ class StoreWatch:
         self._closed.set()
 
     def _ask(self) -> None:
-        try:
-            while not self._closed.wait(self._interval_s):
+        while not self._closed.wait(self._interval_s):
+            try:
                 self._store.check(["alive"])
+            except (DistError, RuntimeError, RendezvousLostError):
+                if self._on_lost is not None:
+                    self.close()  # the connection ended, which the journal's readers see as well
+            else:
                 self._heard_at = time.monotonic()
-        except (DistError, RuntimeError, RendezvousLostError):
-            self.close()  # the connection ended, which the journal's readers see as well
 
     def _watch(self) -> None:
         warn_after_s, told = self._notice_s, False
@@ -84,7 +87,7 @@ class StoreWatch:
                 self._heard_at = now  # this process was frozen, not the store
             looked_at = now
             silence_s = now - self._heard_at
-            if silence_s > self._limit_s:
+            if silence_s > self._limit_s and self._on_lost is not None:
                 self._on_lost()
                 return
             if silence_s > warn_after_s:
@@ -97,6 +100,16 @@ class StoreWatch:
                 warn_after_s, told = self._notice_s, False
 
     def _warn(self, silence_s: float) -> None:
+        if self._on_lost is None:
+            _logger.warning(
+                "the rendezvous store at %s has not answered for %.0f s; training goes on. A recovery waits "
+                "for it for %.0f s (--rendezvous-timeout)",
+                self._place,
+                silence_s,
+                self._limit_s,
+                extra={"event": "store_silent"},
+            )
+            return
         _logger.warning(
             "the rendezvous store at %s has not answered for %.0f s; training goes on, but no loss can be "
             "recovered. This machine ends in %.0f s unless the store answers (--rendezvous-timeout)",

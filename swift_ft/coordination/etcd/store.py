@@ -52,15 +52,17 @@ class EtcdStore(Store):
     Args:
         address: of the cluster.
         prefix: of all keys.
+        silence_s: how long no member may answer before a call fails. A wait for a key has its own timeout.
     """
 
     if TYPE_CHECKING:
         timeout: timedelta  # torch's stubs leave it out
 
-    def __init__(self, address: StoreAddress, prefix: str) -> None:
+    def __init__(self, address: StoreAddress, prefix: str, *, silence_s: float) -> None:
         super().__init__()
         self._address = address
         self._prefix = prefix
+        self._silence_s = silence_s
         self._over = threading.Event()
         self._of_thread = threading.local()
         self._writing = threading.Lock()
@@ -81,7 +83,8 @@ class EtcdStore(Store):
 
     def get(self, key: str) -> bytes:
         """The value of a key. Waits for it up to the timeout."""
-        return self._awaited(key, self._deadline(), self.timeout).value
+        limit = self.timeout
+        return self._awaited(key, time.monotonic() + limit.total_seconds(), limit).value
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, and return the sum."""
@@ -153,7 +156,8 @@ class EtcdStore(Store):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of several keys. Waits for them up to the timeout."""
-        deadline, limit = self._deadline(), self.timeout
+        limit = self.timeout
+        deadline = time.monotonic() + limit.total_seconds()
         found = self._find(keys)
         return [
             (had if had is not None else self._awaited(key, deadline, limit)).value
@@ -172,7 +176,7 @@ class EtcdStore(Store):
 
     def clone(self) -> EtcdStore:
         """Another connection to the same names."""
-        other = EtcdStore(self._address, self._prefix)
+        other = EtcdStore(self._address, self._prefix, silence_s=self._silence_s)
         other.set_timeout(self.timeout)
         return other
 
@@ -180,7 +184,7 @@ class EtcdStore(Store):
 
     def block_log(self) -> EtcdBlockLog:
         """The journal's blocks among these names."""
-        return EtcdBlockLog(self._address, self._prefix, answer_s=self.timeout.total_seconds())
+        return EtcdBlockLog(self._address, self._prefix, answer_s=self._silence_s)
 
     def delete_all(self) -> None:
         """Delete all keys with this store's prefix."""
@@ -201,7 +205,7 @@ class EtcdStore(Store):
         return f"{self._prefix}/{key}"
 
     def _deadline(self) -> float:
-        return time.monotonic() + self.timeout.total_seconds()
+        return time.monotonic() + self._silence_s
 
     def _find(self, keys: Sequence[str]) -> list[KeyValue | None]:
         found: list[KeyValue | None] = []
@@ -215,10 +219,10 @@ class EtcdStore(Store):
         """The value of a key that may not be there yet."""
         client = self._client
         while True:
-            answer = client.call("/kv/range", {"key": encoded(self._key(key))}, deadline)
+            answer = client.call("/kv/range", {"key": encoded(self._key(key))}, self._deadline())
             if kvs := answer.get("kvs"):
                 return _of(kvs[0])
-            client.compact_history(deadline)
+            client.compact_history(self._deadline())
             if time.monotonic() >= deadline:
                 raise DistStoreError(
                     f"wait timeout after {limit.total_seconds() * 1000:.0f}ms, keys: /{self._key(key)}"
