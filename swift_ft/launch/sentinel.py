@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swift_ft.launch.awake_clock import AwakeClock
-from swift_ft.launch.watched_machine import LostMachine, WatchedMachine
+from swift_ft.launch.watched_machine import FIRST_CONTACT, LostMachine, WatchedMachine
 from swift_ft.network import Channel, JobSecret, Port, connect
 
 __all__ = ["BEAT", "WATCH", "Sentinel"]
@@ -31,8 +31,8 @@ _BEATS = 10
 """Heartbeats in the time of silence after which a machine counts as lost."""
 
 _LONGEST_BEAT_S = 0.5
-_DIALS = 3
-"""Attempts to connect in that time: a lost packet is sent again by the kernel after one second only."""
+_DIALS = 2
+"""Attempts to connect in the time that the first contact may take."""
 
 
 class Sentinel:
@@ -200,7 +200,7 @@ class Sentinel:
 
     def _dial(self, watched: WatchedMachine) -> None:
         """Connect, in a thread of its own: a dead host does not answer, and that must hold up no other."""
-        attempt_s = self._silence_s / _DIALS
+        attempt_s = self._silence_s * FIRST_CONTACT / _DIALS
         while not (watched.over or self._closing):
             began = time.monotonic()
             try:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["END_STEP_S", "SILENCE_SHARES", "LostMachine", "WatchedMachine"]
+__all__ = ["END_STEP_S", "FIRST_CONTACT", "SILENCE_SHARES", "LostMachine", "WatchedMachine"]
 
 SILENCE_SHARES = (0.95, 0.975, 1.0)
 """By turn: the share of the allowed silence after which a watcher reports. The first one leaves the others
 time to read its report, and all are done when the silence has lasted as long as allowed."""
+
+FIRST_CONTACT = 5
+"""How many times the allowed silence it may take until a machine can be heard. Both sides compute for that, and
+where many connect at once, to the successors of a rack for example, that takes longer than a heartbeat."""
 
 END_STEP_S = 0.05
 """How much later than the watcher before it a watcher reports the end of a connection."""
@@ -64,6 +68,8 @@ class WatchedMachine:
         """When it counts as lost if nothing is heard of it until then."""
         if self.ended:
             return self.ended_at + self.turn * END_STEP_S
+        if not self.connected:
+            return self.heard_at + silence_s * (FIRST_CONTACT + self.turn / len(SILENCE_SHARES))
         return self.heard_at + silence_s * SILENCE_SHARES[min(self.turn, len(SILENCE_SHARES) - 1)]
 
     def as_lost(self, now: float) -> LostMachine:

@@ -16,7 +16,7 @@ import pytest
 
 from swift_ft.launch.awake_clock import AwakeClock
 from swift_ft.launch.sentinel import BEAT, WATCH, Sentinel
-from swift_ft.launch.watched_machine import END_STEP_S, LostMachine, WatchedMachine
+from swift_ft.launch.watched_machine import END_STEP_S, FIRST_CONTACT, LostMachine, WatchedMachine
 from swift_ft.network import JobSecret, Port, connect
 from tests.support.waiting import wait_until
 
@@ -103,12 +103,23 @@ def test_the_clock_of_a_process_that_is_held_up_is_slow() -> None:
 
 
 def test_watchers_report_in_turn() -> None:
-    first, second, third = (WatchedMachine("m", "host:1", turn, heard_at=10.0) for turn in range(3))
+    first, second, third = (
+        WatchedMachine("m", "host:1", turn, heard_at=10.0, connected=True) for turn in range(3)
+    )
     assert 10.9 < first.due_at(1.0) < second.due_at(1.0) < third.due_at(1.0) == 11.0
     second.end("its agent's connection ended", 10.2)
     second.end("and more", 10.3)
     assert second.due_at(1.0) == 10.2 + END_STEP_S
     assert second.as_lost(10.25) == LostMachine("m", "its agent's connection ended")
+
+
+def test_the_first_contact_may_take_longer() -> None:
+    """Connections are proven by both sides, which may have to connect to many."""
+    one = WatchedMachine("m", "host:1", 0, heard_at=10.0)
+    assert one.due_at(1.0) == 10.0 + FIRST_CONTACT
+    assert one.as_lost(15.0) == LostMachine("m", "its agent cannot be reached (timed out)")
+    one.end("its agent cannot be reached (Connection refused)", 11.0)
+    assert one.due_at(1.0) == 11.0
 
 
 def test_a_stall_of_half_the_time_leaves_room_for_a_loaded_host() -> None:
