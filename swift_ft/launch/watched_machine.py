@@ -11,8 +11,8 @@ SILENCE_SHARES = (0.95, 0.975, 1.0)
 time to read its report, and all are done when the silence has lasted as long as allowed."""
 
 FIRST_CONTACT = 5
-"""How many times the allowed silence it may take until a machine can be heard. Both sides compute for that, and
-where many connect at once, to the successors of a rack for example, that takes longer than a heartbeat."""
+"""How many times the allowed silence it may take until a machine can be heard. Both sides compute for that,
+and where many connect at once, it takes longer than a heartbeat."""
 
 END_STEP_S = 0.05
 """How much later than the watcher before it a watcher reports the end of a connection."""
