@@ -1,6 +1,6 @@
 """Machines that read and write the journal through others: these die, freeze, or are slow, in every phase.
 
-With a fanout of two, machines 0 and 2 of four go to the store, and machines 1 and 3 go through them.
+With a fanout of two, machine 0 of four goes to the store, 1 and 2 go through it, and 3 through machine 2.
 """
 
 from __future__ import annotations
