@@ -1,7 +1,8 @@
 """Files on a worker's own disk, served to other workers of the job, and fetched from there.
 
     GET /g00002-s000003-i00000020-00000047.arrow        one of the files that the worker serves, unchanged
-    Authorization: Bearer TOKEN                         the job's token; without it every request is refused
+
+Each request proves that it comes from a member of the job (`network/http_access.py`), or is refused.
 
 A server does not list its files. The worker publishes what it has in the rendezvous store, which outlives the
 server.
@@ -19,6 +20,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import IO, cast
 
+from swift_ft.network import JobSecret
+from swift_ft.network.http_access import JobConnection
 from swift_ft.token_server import READ_TIMEOUT_S, TokenHandler, TokenServer
 
 __all__ = ["FileServer", "fetch_file"]
@@ -33,16 +36,16 @@ class FileServer(TokenServer):
 
     Args:
         host: by which other machines know this one (see :func:`swift_ft.addresses.listen_address`).
-        token: that each request must carry.
+        secret: the job's.
         find: returns the file of a name; raises FileNotFoundError for one that is not served.
 
     Raises:
         OSError: it cannot listen there.
     """
 
-    def __init__(self, host: str, token: str, find: Callable[[str], Path]) -> None:
+    def __init__(self, host: str, secret: JobSecret, find: Callable[[str], Path]) -> None:
         self.find = find
-        super().__init__(host, token, _Handler, name="swift-file-server")
+        super().__init__(host, secret, _Handler, name="swift-file-server")
 
     def log_failure(self, client_address: object, error: BaseException) -> None:
         """Log that a request could not be answered."""
@@ -74,12 +77,12 @@ class _Handler(TokenHandler):
             self.connection.sendfile(file)
 
 
-def fetch_file(address: str, token: str, name: str) -> IO[bytes]:
+def fetch_file(address: str, secret: JobSecret, name: str) -> IO[bytes]:
     """Download a file.
 
     Args:
         address: ``host:port`` of the server.
-        token: the job's.
+        secret: the job's.
         name: of the file.
 
     Returns:
@@ -92,18 +95,16 @@ def fetch_file(address: str, token: str, name: str) -> IO[bytes]:
     """
     with ExitStack() as until_complete:
         copy = until_complete.enter_context(tempfile.NamedTemporaryFile(prefix="swift-ft-"))
-        _download(address, token, name, copy)
+        _download(address, secret, name, copy)
         copy.seek(0)
         until_complete.pop_all()
         return cast(IO[bytes], copy)
 
 
-def _download(address: str, token: str, name: str, into: IO[bytes]) -> None:
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=READ_TIMEOUT_S)
+def _download(address: str, secret: JobSecret, name: str, into: IO[bytes]) -> None:
+    connection = JobConnection(address, secret, timeout_s=READ_TIMEOUT_S)
     try:
-        connection.request("GET", f"/{name}", headers={"Authorization": f"Bearer {token}"})
-        with connection.getresponse() as response:
+        with connection.get(f"/{name}") as response:
             if response.status == HTTPStatus.NOT_FOUND:
                 raise FileNotFoundError(name)
             if response.status != HTTPStatus.OK or response.length is None:

@@ -1,6 +1,5 @@
 """Workers serve the files of checkpoints that are on their machine's disk; the rendezvous store says where.
 
-    parts/token                                              a request to any of the servers must carry it
     parts/GENERATION/checkpoints/00000020/rank-00001.g00002  where the files of this part are served
 
 A worker offers them before it reports, so that a worker that loads finds all offers. It asks for one key for
@@ -10,7 +9,6 @@ each part that it reads, however many machines there are. The servers close when
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import IO
 
 from swift_ft.checkpoint.part_files import LocalParts
@@ -21,9 +19,6 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 __all__ = ["PartPeers"]
 
 _logger = logging.getLogger(__name__)
-
-_TOKEN = "parts/token"
-_TOKEN_BYTES = 32
 
 
 class PartPeers:
@@ -50,7 +45,7 @@ class PartPeers:
             return
         if self._server is None:
             try:
-                self._server = FileServer(self._context.address, self._token(), self._local.find)
+                self._server = FileServer(self._context.address, self._context.secret, self._local.find)
             except OSError as error:
                 _logger.warning(
                     "Worker %d cannot serve its copies of checkpoints at %s (%s): others read the store.",
@@ -83,11 +78,7 @@ class PartPeers:
         key = _key(self._generation, path.rpartition("/")[0])
         if not self._rendezvous.check([key]):
             raise FileNotFoundError(path)
-        return fetch_file(self._rendezvous.get(key).decode(), self._token(), path)
-
-    def _token(self) -> str:
-        """The first worker that needs it generates it."""
-        return self._rendezvous.compare_set(_TOKEN, "", secrets.token_hex(_TOKEN_BYTES)).decode()
+        return fetch_file(self._rendezvous.get(key).decode(), self._context.secret, path)
 
 
 def _key(generation: int, part: str) -> str:

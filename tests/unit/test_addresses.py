@@ -39,7 +39,7 @@ def port(host: str) -> Iterator[int]:
 
 @contextmanager
 def segments(host: str) -> Iterator[int]:
-    with closing(FileServer(host, "token", Path)) as server:
+    with closing(FileServer(host, JobSecret.generated(), Path)) as server:
         yield int(server.address.rpartition(":")[2])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from swift_ft.file_server import fetch_file
+from swift_ft.network import JobSecret
 
 __all__ = ["PeerLog"]
 
@@ -16,13 +17,13 @@ class PeerLog:
 
     Args:
         address: ``host:port`` of its server.
-        token: the job's.
+        secret: the job's.
         names: file names of all segments of the log, on the worker's disk or in the store.
     """
 
-    def __init__(self, address: str, token: str, names: Iterable[str]) -> None:
+    def __init__(self, address: str, secret: JobSecret, names: Iterable[str]) -> None:
         self.address = address
-        self._token = token
+        self._secret = secret
         self._names = list(names)
 
     def names(self) -> list[str]:
@@ -35,5 +36,5 @@ class PeerLog:
         Raises:
             OSError: see :func:`swift_ft.file_server.fetch_file`.
         """
-        with fetch_file(self.address, self._token, name) as copy:
+        with fetch_file(self.address, self._secret, name) as copy:
             return pa.memory_map(copy.name, "r")

@@ -1,6 +1,5 @@
 """Workers give each other the files of samples that they have; the rendezvous store says who has which.
 
-    samples/token              a request to any of the servers must carry it
     samples/5f0c.../reader     the worker that reads the file of this digest from where it is stored
     samples/5f0c.../at         the address of the worker that had it last
 
@@ -11,7 +10,6 @@ one, instead of reading it as well. If it is lost, they wait in vain for a while
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 from collections.abc import Iterable
 from datetime import timedelta
@@ -34,8 +32,6 @@ __all__ = ["FilePeers", "share_files"]
 
 _logger = logging.getLogger(__name__)
 
-_TOKEN = "samples/token"
-_TOKEN_BYTES = 32
 _PATIENCE_S = 20.0
 
 
@@ -67,10 +63,9 @@ class FilePeers(Peers):
         digest = file.content.digest
         try:
             address = self._address_of(digest, file.path)
-            token = self._token()
         except (DistError, RuntimeError) as error:
             raise ConnectionError(f"the rendezvous store does not answer: {first_line(error)}") from error
-        return fetch_file(address, token, digest)
+        return fetch_file(address, self._context.secret, digest)
 
     def _address_of(self, digest: str, path: str) -> str:
         """Of the worker that has a file, or will soon have it."""
@@ -111,7 +106,7 @@ class FilePeers(Peers):
     def _serving(self) -> FileServer | None:
         if self._server is None:
             try:
-                self._server = FileServer(self._context.address, self._token(), self._find)
+                self._server = FileServer(self._context.address, self._context.secret, self._find)
             except OSError as error:
                 self._refused = True
                 _logger.warning(
@@ -127,10 +122,6 @@ class FilePeers(Peers):
         if (place := self._places.get(name)) is None:
             raise FileNotFoundError(name)
         return place
-
-    def _token(self) -> str:
-        """The first worker that needs it generates it."""
-        return self._rendezvous.compare_set(_TOKEN, "", secrets.token_hex(_TOKEN_BYTES)).decode()
 
 
 def share_files(

@@ -11,6 +11,8 @@ from urllib.parse import urlencode
 import torch
 
 from swift_ft.checkpoint.memory_copy import Block
+from swift_ft.network import JobSecret
+from swift_ft.network.http_access import JobConnection
 from swift_ft.runtime.memory.holder import DIGEST, Held
 from swift_ft.token_server import READ_TIMEOUT_S
 
@@ -21,7 +23,7 @@ _PIECE = 1 << 20
 
 def send_copy(
     address: str,
-    token: str,
+    secret: JobSecret,
     iteration: int,
     held: Held,
     *,
@@ -34,7 +36,7 @@ def send_copy(
 
     Args:
         address: of the holder.
-        token: the job's.
+        secret: the job's.
         iteration: of the copy.
         held: the copy.
         owner: the worker whose state it is.
@@ -48,9 +50,11 @@ def send_copy(
     query = {"owner": owner, "generation": generation, "digest": held.digest}
     if keep is not None:
         query["keep"] = keep
-    with _connection(address) as connection:
-        connection.putrequest("PUT", f"/{iteration}?{urlencode(query)}")
-        connection.putheader("Authorization", f"Bearer {token}")
+    with _connection(address, secret) as connection:
+        path = f"/{iteration}?{urlencode(query)}"
+        authorization = connection.authorization("PUT", path, held.block.length)
+        connection.putrequest("PUT", path)
+        connection.putheader("Authorization", authorization)
         connection.putheader("Content-Length", str(held.block.length))
         connection.endheaders()
         view = held.block.view
@@ -65,34 +69,31 @@ def send_copy(
             return response.status == HTTPStatus.OK
 
 
-def fetch_copy(address: str, token: str, iteration: int) -> Held:
+def fetch_copy(address: str, secret: JobSecret, iteration: int) -> Held:
     """Get a copy back.
 
     Raises:
         OSError: the holder cannot be reached, or has no such copy.
     """
-    with _connection(address) as connection:
-        connection.request("GET", f"/{iteration}", headers={"Authorization": f"Bearer {token}"})
-        with connection.getresponse() as response:
-            if response.status == HTTPStatus.GONE:
-                raise ConnectionError(f"{address} finds that it is not what was sent")
-            if response.status != HTTPStatus.OK or response.length is None:
-                raise ConnectionError(f"{address} answers {response.status} {response.reason}")
-            length, digest = response.length, int(response.headers[DIGEST])
-            data = torch.empty(length, dtype=torch.uint8)
-            view, at = data.numpy().data, 0
-            while at < length:
-                read = response.readinto(view[at : at + _PIECE])
-                if not read:
-                    raise ConnectionError(f"{address} broke off after {at} of {length} bytes")
-                at += read
-            return Held(Block(data, length), digest)
+    with _connection(address, secret) as connection, connection.get(f"/{iteration}") as response:
+        if response.status == HTTPStatus.GONE:
+            raise ConnectionError(f"{address} finds that it is not what was sent")
+        if response.status != HTTPStatus.OK or response.length is None:
+            raise ConnectionError(f"{address} answers {response.status} {response.reason}")
+        length, digest = response.length, int(response.headers[DIGEST])
+        data = torch.empty(length, dtype=torch.uint8)
+        view, at = data.numpy().data, 0
+        while at < length:
+            read = response.readinto(view[at : at + _PIECE])
+            if not read:
+                raise ConnectionError(f"{address} broke off after {at} of {length} bytes")
+            at += read
+        return Held(Block(data, length), digest)
 
 
 @contextlib.contextmanager
-def _connection(address: str) -> Iterator[http.client.HTTPConnection]:
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=READ_TIMEOUT_S)
+def _connection(address: str, secret: JobSecret) -> Iterator[JobConnection]:
+    connection = JobConnection(address, secret, timeout_s=READ_TIMEOUT_S)
     try:
         yield connection
     except http.client.HTTPException as error:

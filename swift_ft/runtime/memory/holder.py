@@ -2,7 +2,8 @@
 
     PUT /15?owner=1&generation=3&keep=10&digest=...     a copy of iteration 15; of the others, only 10 is kept
     GET /15                                             it is given back with its digest; 410 if damaged
-    Authorization: Bearer TOKEN                         the job's token; without it every request is refused
+
+Each request proves that it comes from a member of the job (`network/http_access.py`), or is refused.
 
 From a worker's report until training continues nothing changes here, so that its report stays true. A copy
 that another generation sends is refused. A loss may give the worker the copies of another one to hold. It
@@ -22,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 import torch
 
 from swift_ft.checkpoint.memory_copy import Block, digest_of
+from swift_ft.network import JobSecret
 from swift_ft.token_server import TokenHandler, TokenServer
 
 __all__ = ["DIGEST", "CopyServer", "Held", "HeldCopies"]
@@ -135,16 +137,16 @@ class CopyServer(TokenServer):
 
     Args:
         host: by which other machines know this one (see :func:`swift_ft.addresses.listen_address`).
-        token: that each request must carry.
+        secret: the job's.
         held: where the copies are.
 
     Raises:
         OSError: it cannot listen there.
     """
 
-    def __init__(self, host: str, token: str, held: HeldCopies) -> None:
+    def __init__(self, host: str, secret: JobSecret, held: HeldCopies) -> None:
         self.held = held
-        super().__init__(host, token, _Handler, name="swift-copy-server")
+        super().__init__(host, secret, _Handler, name="swift-copy-server")
 
     def log_failure(self, client_address: object, error: BaseException) -> None:
         """Log that a request could not be answered."""

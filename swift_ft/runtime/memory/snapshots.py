@@ -11,7 +11,6 @@ copy makes no other one. Training waits for the copy only, and never for another
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections import deque
@@ -45,7 +44,6 @@ _COPIES = 4
 _SEND_S = 300.0
 """How long a copy may be on its way. Then all workers go without that one."""
 _POLL_S = 0.05
-_TOKEN, _TOKEN_BYTES = "log/token", 32
 _LOST = (DistError, RendezvousLostError, RuntimeError)
 """The rendezvous store is gone. The threads that follow the journal learn of that, too."""
 
@@ -88,7 +86,6 @@ class Snapshots:
         self._agreement = Agreement(rendezvous, context.world_size)
         self._held = HeldCopies()
         self._server: CopyServer | None = None
-        self._token = ""
         self._changed = threading.Condition()
         # Guarded by the condition. In ``_own`` are at most two: ``_base``, the newest complete one, and
         # ``_candidate``, about which there is no verdict yet. Without a generation nothing is copied or sent.
@@ -136,8 +133,7 @@ class Snapshots:
             )
             return
         self._check_memory(size_of(self._state))
-        self._token = self._rendezvous.compare_set(_TOKEN, "", secrets.token_hex(_TOKEN_BYTES)).decode()
-        self._server = CopyServer(self._context.address, self._token, self._held)
+        self._server = CopyServer(self._context.address, self._context.secret, self._held)
         self._agreement.offer(self._context.rank, self._server.address)
         threading.Thread(target=self._run, name="swift-snapshots", daemon=True).start()
 
@@ -217,7 +213,7 @@ class Snapshots:
             address = self._agreement.address(holder)
             if address is None:
                 raise ConnectionError("it offers no copies")
-            return fetch_copy(address, self._token, iteration)
+            return fetch_copy(address, self._context.secret, iteration)
         except OSError as error:
             raise RecoveryError(
                 f"the copy of iteration {iteration} cannot be fetched from worker {holder}: {error}"
@@ -334,7 +330,7 @@ class Snapshots:
                 address = self._agreement.address(send.holder)
                 if address is not None and send_copy(
                     address,
-                    self._token,
+                    self._context.secret,
                     send.iteration,
                     copy,
                     owner=self._context.rank,

@@ -1,6 +1,5 @@
 """Survivors serve their logs to workers that replay; the rendezvous store says where.
 
-    log/token                       a request to any of the servers must carry it
     log/GENERATION/RANK             where a worker that has reported serves its log, and which segments it has
 
 A worker offers its log before it reports, so that a worker that replays finds all offers. The servers are
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 
 from swift_ft.config import WorkerContext
 from swift_ft.file_server import FileServer
@@ -21,9 +19,6 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 __all__ = ["PeerDirectory"]
 
 _logger = logging.getLogger(__name__)
-
-_TOKEN = "log/token"
-_TOKEN_BYTES = 32
 
 
 class PeerDirectory:
@@ -44,7 +39,7 @@ class PeerDirectory:
         """Serve a log to the workers of a generation. False, with a warning, if that cannot be done."""
         if self._server is None:
             try:
-                self._server = FileServer(self._context.address, self._token(), log.find)
+                self._server = FileServer(self._context.address, self._context.secret, log.find)
             except OSError as error:
                 _logger.warning(
                     "Worker %d cannot serve its log at %s (%s): a replacement reads it from the store.",
@@ -74,11 +69,7 @@ class PeerDirectory:
         if not self._rendezvous.check([key]):
             return None
         offer = json.loads(self._rendezvous.get(key))
-        return PeerLog(offer["address"], self._token(), offer["names"])
-
-    def _token(self) -> str:
-        """The first worker that needs it generates it."""
-        return self._rendezvous.compare_set(_TOKEN, "", secrets.token_hex(_TOKEN_BYTES)).decode()
+        return PeerLog(offer["address"], self._context.secret, offer["names"])
 
 
 def _key(generation: int, rank: int) -> str:

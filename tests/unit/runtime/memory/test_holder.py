@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from swift_ft.checkpoint.memory_copy import Block, digest_of
+from swift_ft.network import JobSecret
 from swift_ft.runtime.memory.exchange import fetch_copy, send_copy
 from swift_ft.runtime.memory.holder import CopyServer, Held, HeldCopies
 
 SIZE = 3 << 20
+SECRET = JobSecret.generated()
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def held() -> HeldCopies:
 
 @pytest.fixture
 def server(held: HeldCopies) -> Iterator[CopyServer]:
-    made = CopyServer("127.0.0.1", "secret", held)
+    made = CopyServer("127.0.0.1", SECRET, held)
     yield made
     made.close()
 
@@ -36,7 +38,7 @@ def send(
 ) -> bool:
     return send_copy(
         server.address,
-        "secret",
+        SECRET,
         iteration,
         copy(iteration),
         owner=owner,
@@ -49,7 +51,7 @@ def send(
 def test_a_copy_comes_back_as_it_was(server: CopyServer, held: HeldCopies) -> None:
     held.open(3, until=0)
     assert send(server, 5)
-    back = fetch_copy(server.address, "secret", 5)
+    back = fetch_copy(server.address, SECRET, 5)
     assert back.digest == copy(5).digest == digest_of(back.block)
     assert bytes(back.block.view) == bytes(copy(5).block.view)
 
@@ -101,20 +103,20 @@ def test_a_damaged_copy_is_dropped(server: CopyServer, held: HeldCopies) -> None
     assert found is not None
     found.block.data[SIZE // 2] ^= 1
     with pytest.raises(ConnectionError, match="finds that it is not what was sent"):
-        fetch_copy(server.address, "secret", 10)
+        fetch_copy(server.address, SECRET, 10)
     with pytest.raises(ConnectionError, match="404"):
-        fetch_copy(server.address, "secret", 10)
+        fetch_copy(server.address, SECRET, 10)
     assert held.freeze() == (5,)
-    assert fetch_copy(server.address, "secret", 5).digest == copy(5).digest
+    assert fetch_copy(server.address, SECRET, 5).digest == copy(5).digest
 
 
 def test_strangers_get_nothing(server: CopyServer, held: HeldCopies) -> None:
     held.open(3, until=0)
     assert send(server, 5)
     with pytest.raises(ConnectionError, match="403"):
-        fetch_copy(server.address, "another", 5)
+        fetch_copy(server.address, JobSecret.generated(), 5)
     assert not send_copy(
-        server.address, "another", 10, copy(1), owner=1, generation=3, keep=5, go_on=lambda: True
+        server.address, JobSecret.generated(), 10, copy(1), owner=1, generation=3, keep=5, go_on=lambda: True
     )
     assert held.freeze() == (5,)
 
@@ -125,6 +127,6 @@ def test_a_sender_that_dies_on_the_way(server: CopyServer, held: HeldCopies) -> 
     assert send(server, 5)
     pieces = iter((True, False))
     assert not send_copy(
-        server.address, "secret", 10, copy(10), owner=1, generation=3, keep=5, go_on=lambda: next(pieces)
+        server.address, SECRET, 10, copy(10), owner=1, generation=3, keep=5, go_on=lambda: next(pieces)
     )
     assert held.freeze() == (5,)
