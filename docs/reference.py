@@ -52,6 +52,8 @@ _WIDTH = 100
 _LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 MEANINGS = {
+    "slow_link": "TCP measured that a link between two workers carries less than the others do.",
+    "link_is_fast_again": "A link that was named as slow is as fast as the others again.",
     "no_token": "A run on several hosts has no token: its secret can be read in the rendezvous store.",
     "connection_refused": "A stranger, or bytes that no member of the job sent. Few lines a minute.",
     "channel_over": "A connection between two machines has ended. What used it connects again, or knows why.",
