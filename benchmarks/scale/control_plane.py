@@ -25,6 +25,7 @@ from benchmarks.scale.fit import fit
 from benchmarks.scale.host import Costs, Host
 from benchmarks.scale.machine import Job
 from swift_ft.launch.store_service import StoreService
+from swift_ft.network import JobSecret
 
 SIZES = (64, 128, 256, 512, 1024)
 WALL_LIMIT_S = 3.0
@@ -79,7 +80,7 @@ def measure(machines: int, processes: int) -> Row:
     the memory that this touches.
     """
     store = StoreService("127.0.0.1", 0)
-    job = Job(store.address, f"scale-{machines}", machines)
+    job = Job(store.address, f"scale-{machines}", machines, JobSecret.generated())
     head, alone, victims = 0, machines // 2 + 1, (machines // 2 + 3, machines // 2 + 4)
     rest = sorted({*range(machines)} - {head, alone, *victims})
     parts = [rest[number::processes] for number in range(processes)]

@@ -12,19 +12,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from swift_ft.config import RunConfig, WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.journal import EventLog, open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
-from swift_ft.coordination.relay.lines import LocalLine, local_pair
+from swift_ft.coordination.relay.lines import RELAY, LocalLine, local_pair
 from swift_ft.coordination.relay.worker_journal import WorkerJournal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import JobEndedError, RendezvousLostError
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.sentinel import Sentinel
 from swift_ft.launch.watched_machine import LostMachine
+from swift_ft.network import JobSecret, Port
+from swift_ft.network import connect as reach
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.job_state import Phase, State
@@ -52,11 +55,13 @@ class Job:
         store: the rendezvous store.
         run_id: name of the run.
         machines: number of slots; one worker on each machine.
+        secret: that all machines hold.
     """
 
     store: StoreAddress
     run_id: str
     machines: int
+    secret: JobSecret
 
 
 def status_of(rank: int, generation: int, *, fresh: bool) -> ev.StatusReported:
@@ -111,6 +116,10 @@ class _Gathering:
 
     post = append
 
+    def note(self, key: str, facts: dict[str, Any]) -> None:
+        """Nothing is noted here."""
+        raise NotImplementedError
+
     def read(self, number: int, timeout_s: float) -> Block | None:
         """Nothing is read here."""
         raise NotImplementedError
@@ -150,16 +159,22 @@ class Machine:
             join_s=_FORMING_S,
             on_change=self._on_change,
             setup=lambda: ("benchmark: control plane",),
+            reach=partial(reach, secret=job.secret, purpose=RELAY, timeout_s=SILENCE_S),
+            append_s=self._config.rendezvous_timeout_s,
         )
+        self._port = Port(_HOST, job.secret, {RELAY: self._rendezvous.relay.serve})
         self._sentinel = Sentinel(
-            silence_s=self._config.machine_silence_s, on_lost=self._report_lost, host=_HOST
+            silence_s=self._config.machine_silence_s,
+            on_lost=self._report_lost,
+            port=self._port,
+            secret=job.secret,
         )
 
     def offer(self) -> list[ev.MachineJoined]:
         """The event with which the machine joins. Others find its relay from then on."""
         joins: list[ev.MachineJoined] = []
         self._rendezvous.joins = joins
-        self._rendezvous.join(self._sentinel.address)
+        self._rendezvous.join(self._port.address)
         self._rendezvous.joins = None
         return joins
 
@@ -223,6 +238,7 @@ class Machine:
             world_size=self._job.machines,
             workers_per_machine=1,
             started_in=started_in,
+            secret=self._job.secret,
             config=self._config,
         )
         mine, agents = local_pair()
