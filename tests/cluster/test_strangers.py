@@ -39,6 +39,8 @@ class Usage:
     most: dict[str, int] = field(default_factory=dict)
 
     def note(self, now: dict[str, int]) -> None:
+        if not now:  # it has ended
+            return
         self.first = self.first or now
         self.most = {name: max(value, self.most.get(name, 0)) for name, value in now.items()}
 
@@ -84,12 +86,24 @@ class Attack:
         kinds = (os.urandom(300), b"\xff" * 64, b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x10")
         for first in (kinds[self.rounds % len(kinds)], self._recorded[port]):
             with contextlib.suppress(OSError), stranger(address, first) as line:
-                line.settimeout(0.02)
-                self.refused += line.recv(100) == b""
+                line.settimeout(0.5 if self._recorded[port] else 0.02)
+                self.refused += is_ended(line)
         with contextlib.suppress(OSError):
             self._held.append(stranger(address))
         while len(self._held) > AT_ONCE:
             self._held.pop(0).close()
+
+
+def is_ended(line: socket.socket) -> bool:
+    """Whether the other side ends a connection, perhaps after a few bytes, before the socket's timeout."""
+    try:
+        while line.recv(4096):
+            continue
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
 
 
 def record(address: str) -> bytes:
@@ -126,7 +140,7 @@ def _listening() -> Iterator[tuple[int, str]]:
 
 def usage_of(pid: int) -> dict[str, int]:
     """Threads, descriptors, and MiB of memory of a process; nothing if it has ended."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, KeyError):
         process = Path(f"/proc/{pid}")
         status = dict(
             line.split(":\t") for line in (process / "status").read_text().splitlines() if ":\t" in line
