@@ -1,4 +1,9 @@
-"""The process groups of generations: formed once all their workers are about to, and left after a loss."""
+"""The process groups of generations: formed once all their workers are about to, and left after a loss.
+
+Each worker says in the journal that it is about to (:class:`swift_ft.recovery.events.GroupAwaited`), and a
+loss ends the wait for the others at once. Inside torch's rendezvous it would last until the timeout, because
+the dead peer never publishes its address.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +17,19 @@ from functools import partial
 import torch.distributed as dist
 from torch.distributed import DistError
 
-from swift_ft.coordination.barrier import Barrier
 from swift_ft.coordination.participant import Participant
 from swift_ft.errors import RendezvousLostError, first_line
+from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.waits import named
 from swift_ft.torch_adapters.process_group import GenerationGroup
-from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.waits import waiting
 
 __all__ = ["Groups"]
 
-_POLL_S = 0.02
-"""Between two looks at a barrier: the rendezvous store has no wait that an event of the journal ends."""
+_LOOK_S = 60.0
+"""A wait without a limit is made of these: an event ends it sooner."""
 
 
 class Groups:
@@ -33,13 +37,11 @@ class Groups:
 
     Args:
         participant: this worker's part in the job.
-        rendezvous: a client of the rendezvous store.
         group: torch's default group.
     """
 
-    def __init__(self, participant: Participant, rendezvous: RendezvousStore, group: GenerationGroup) -> None:
+    def __init__(self, participant: Participant, group: GenerationGroup) -> None:
         self._participant = participant
-        self._rendezvous = rendezvous
         self._group = group
         self._rank = participant.context.rank
         self._world_size = participant.context.world_size
@@ -56,10 +58,10 @@ class Groups:
 
     def enter(self, generation: int) -> bool:
         """Form the group of a generation. False if that failed and another generation is due."""
-        barrier = self._barrier(f"groups/{generation}", range(self._world_size))
-        if not self._wait_at(barrier, generation, WorkerOrder.RUN, self._timeout_s):
+        ranks = range(self._world_size)
+        if not self._all_come(ranks, generation, WorkerOrder.RUN, self._timeout_s):
             return False
-        return self._join(barrier, lambda: self._group.join(generation))
+        return self._join(ranks, lambda: self._group.join(generation))
 
     def enter_replay_group(
         self, generation: int, replay_group: tuple[int, ...], *, with_helpers: bool = False
@@ -71,13 +73,12 @@ class Groups:
             replay_group: their ranks.
             with_helpers: also form a group of only these workers, for their collectives.
         """
-        barrier = self._barrier(f"replays/{generation}", replay_group)
-        if not self._wait_at(barrier, generation, WorkerOrder.EXECUTE):
+        if not self._all_come(replay_group, generation, WorkerOrder.EXECUTE):
             return False
         join = partial(
             self._group.join_replay_group, str(generation), replay_group, with_helpers=with_helpers
         )
-        return self._join(barrier, join)
+        return self._join(replay_group, join)
 
     def subgroup(self, ranks: tuple[int, ...]) -> AbstractContextManager[dist.ProcessGroup]:
         """A group of some workers, within the block. All workers call it, members or not.
@@ -121,34 +122,38 @@ class Groups:
         self._participant.active.leave()
         self._group.leave()
 
-    def _barrier(self, name: str, ranks: Sequence[int]) -> Barrier:
-        return Barrier(self._rendezvous, name, self._rank, ranks)
-
-    def _wait_at(
-        self, barrier: Barrier, generation: int, order: WorkerOrder, limit_s: float = math.inf
+    def _all_come(
+        self, ranks: Sequence[int], generation: int, order: WorkerOrder, limit_s: float = math.inf
     ) -> bool:
         """Wait until all workers are about to form a group. False if another generation is due first.
 
         After the limit the group is tried all the same, and its failure names the missing workers.
         """
-        self._participant.active.enter(generation, order)
+        participant = self._participant
+        participant.active.enter(generation, order)
+        participant.append(ev.GroupAwaited(rank=self._rank, generation=generation))
+
+        def done(state: State) -> bool:
+            return participant.generation_over(state) or _all_here(state, ranks)
+
         deadline = time.monotonic() + limit_s
-        barrier.arrive()
-        with waiting(partial(_missing_in_words, barrier), limit_s):
-            while not barrier.is_full() and time.monotonic() < deadline:
-                if self._participant.wait_for(self._participant.generation_over, _POLL_S) is not None:
-                    self._participant.active.leave()
-                    return False
+        with waiting(partial(_missing_in_words, participant, ranks), limit_s):
+            while (left_s := deadline - time.monotonic()) > 0:
+                if participant.wait_for(done, min(left_s, _LOOK_S)) is not None:
+                    break
+        if participant.is_cancelled():
+            participant.active.leave()
+            return False
         return True
 
-    def _join(self, barrier: Barrier, join: Callable[[], None]) -> bool:
+    def _join(self, ranks: Sequence[int], join: Callable[[], None]) -> bool:
         cause = ""
         try:
             with waiting("all workers of a group to connect", self._timeout_s, flag="--group-timeout"):
                 join()
         except (DistError, RuntimeError) as error:
             cause = f"the group could not be formed: {first_line(error)}"
-            if missing := barrier.missing():
+            if missing := _missing(self._participant.state, ranks):
                 cause += f"; worker {', '.join(map(str, missing))} did not come"
         else:
             if not self._participant.is_cancelled():
@@ -161,8 +166,20 @@ class Groups:
         return False
 
 
-def _missing_in_words(barrier: Barrier) -> str:
+def _all_here(state: State, ranks: Sequence[int]) -> bool:
+    """Whether all workers of a group are about to form it. Asked after each event, so it must be cheap."""
+    awaiting = state.round.awaiting
+    if len(awaiting) < len(ranks):
+        return False
+    return len(ranks) == state.world_size or all(rank in awaiting for rank in ranks)
+
+
+def _missing(state: State, ranks: Sequence[int]) -> list[int]:
+    return [rank for rank in ranks if rank not in state.round.awaiting]
+
+
+def _missing_in_words(participant: Participant, ranks: Sequence[int]) -> str:
     missing: list[int] = []
-    with contextlib.suppress(DistError, RuntimeError, RendezvousLostError):  # a silent store says nothing
-        missing = barrier.missing()
+    with contextlib.suppress(RendezvousLostError):  # another thread says so
+        missing = _missing(participant.state, ranks)
     return f"{named('worker', missing) if missing else 'all workers'} to form a group"

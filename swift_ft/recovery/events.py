@@ -27,6 +27,7 @@ __all__ = [
     "Entry",
     "Event",
     "FaultInjected",
+    "GroupAwaited",
     "GuestDeclined",
     "HelpDeclined",
     "JobClosed",
@@ -412,6 +413,17 @@ class LayoutDeclined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAwaited:
+    """A worker is about to form a process group, and waits until all others of the group are, too.
+
+    In RECOVERING that is the group of its replay, or of layers that move; in LIVE that of the generation.
+    """
+
+    rank: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PaceNoted:
     """A worker has become persistently slower than its peers, or is so no more.
 
@@ -514,6 +526,7 @@ Event = (
     | SharesRequested
     | LayoutBoundaryReached
     | LayoutDeclined
+    | GroupAwaited
     | PaceNoted
     | WorkerFinished
     | ScriptExited
@@ -537,6 +550,7 @@ OF_A_GENERATION: frozenset[type[Event]] = frozenset(
         SharesRequested,
         LayoutBoundaryReached,
         LayoutDeclined,
+        GroupAwaited,
         PaceNoted,
         WorkerFinished,
         DeadlinePassed,

@@ -191,6 +191,8 @@ class RecoveryRound:
         sessionless: slots whose workers run a script without a session.
         plan: set exactly in RECOVERING and LIVE.
         ready: ranks that have done their part of the plan; all of them in LIVE.
+        awaiting: ranks that are about to form a process group, or have formed it: in RECOVERING that of their
+            replay, in LIVE that of the generation.
         finished: ranks that have completed their last iteration.
         stopped: ranks that wait for a change of the layout.
         after_silence: a machine that fell silent was replaced at once: more of its rack may follow.
@@ -200,6 +202,7 @@ class RecoveryRound:
     sessionless: Numbers = field(default_factory=Map)
     plan: Plan | None = None
     ready: Numbers = field(default_factory=Map)
+    awaiting: Numbers = field(default_factory=Map)
     finished: Numbers = field(default_factory=Map)
     stopped: Numbers = field(default_factory=Map)
     after_silence: bool = False

@@ -52,6 +52,7 @@ TABLE = (
     ((LIVE,),                  ev.SharesRequested,      (STAY,)),
     ((LIVE,),                  ev.LayoutBoundaryReached, (STAY, AGREEING)),  # the last
     ((RECOVERING,),            ev.LayoutDeclined,       (AGREEING,)),
+    ((RECOVERING, LIVE),       ev.GroupAwaited,         (STAY,)),
     ((LIVE,),                  ev.PaceNoted,            (STAY,)),
     ((LIVE,),                  ev.WorkerFinished,       (STAY,)),
     ((FORMING, AGREEING, LIVE), ev.ScriptExited,        (STAY, ENDED)),      # the last one, or too early
@@ -92,6 +93,7 @@ _HANDLERS: Mapping[type[Any], Callable[[State, Any], State]] = {
     ev.SharesRequested: layouts.shares_requested,
     ev.LayoutBoundaryReached: layouts.layout_boundary_reached,
     ev.LayoutDeclined: layouts.layout_declined,
+    ev.GroupAwaited: recovery.group_awaited,
     ev.PaceNoted: pace.pace_noted,
     ev.WorkerFinished: recovery.worker_finished,
     ev.ScriptExited: membership.script_exited,

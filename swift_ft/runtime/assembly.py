@@ -161,7 +161,7 @@ class Assembly:
             timeout_s=context.config.group_timeout_s,
             is_cancelled=self._participant.is_cancelled,
         )
-        self._groups = Groups(self._participant, self._rendezvous, self._group)
+        self._groups = Groups(self._participant, self._group)
 
     def _new_archiver(self) -> JournalArchiver | None:
         archive = JournalArchive(self._store, self._context.run_id)

@@ -23,6 +23,7 @@ from swift_ft.recovery.topology import replica_sets
 
 __all__ = [
     "communication_failed",
+    "group_awaited",
     "help_declined",
     "replay_failed",
     "status_reported",
@@ -275,13 +276,19 @@ def _live_if_ready(state: State) -> State:
         distrusts_memory=False,
         replay_targets=Map(),
     )
-    live = replace(state, phase=Phase.LIVE, tries=tries)
+    live = replace(state, phase=Phase.LIVE, tries=tries, round=replace(state.round, awaiting=Map()))
     if (layout := state.plan.new_layout) is None:
         return live
     checkpoints = _from_memory(state.checkpoints, state.plan, state.generation)
     layouts = in_layout(state.layouts, layout, state.plan.resume)
     layouts = placed(layouts, state.round.statuses, layout)
     return replace(live, checkpoints=checkpoints, layouts=layouts)
+
+
+def group_awaited(state: State, event: ev.GroupAwaited) -> State:
+    """Note that a worker is about to form a group: it does so once all others of the group are, too."""
+    awaiting = state.round.awaiting.set(event.rank, None)
+    return replace(state, round=replace(state.round, awaiting=awaiting))
 
 
 def worker_finished(state: State, event: ev.WorkerFinished) -> State:

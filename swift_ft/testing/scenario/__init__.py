@@ -14,6 +14,7 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     ready R                                replay-failed R "why"          communication-failed R "why"
     request-layout R at 32 3,4,2           request-shares R at 32 4,8,12  stopped R at 32
     persisted R at 20 [path=p]             committed 20                   request-checkpoint R at 22 ["why"]
+    awaiting R                             layout-declined R ["why"]      pace R 2900
     finished R                             exited M ... [rank=1] [at=12]
     script-failed M "why" [code=3] [usage] deadline-passed M ... ["why"] [phase=agreeing]
     closed "why" [code=130]                inject "fault"                 came-back M R
@@ -29,6 +30,7 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     expect undo R 0,1 | nothing            expect transfers 0>2,3 1>0:4,5 1>0/4,5 | nothing
     expect commit-due 20 | nothing         expect missing M ...           expect log-since 4
     expect finished 0 1                    expect requested 22 | nothing  expect injected first second
+    expect awaiting 0 1
     expect patience 2                      expect saves-again 0 1         expect stops-at 32 | nothing
     expect machine-patience 2
     expect layout 3 4 2                    expect layers 3 4 2            expect shares 32:4,8,12

@@ -203,6 +203,11 @@ def _stopped(line: Line, state: State) -> list[ev.Event]:
     return [ev.LayoutBoundaryReached(rank=rank, generation=generation, iteration=at) for rank in ranks]
 
 
+def _awaiting(line: Line, state: State) -> list[ev.Event]:
+    ranks, generation = ranks_of(state, line.take()), _generation(line, state)
+    return [ev.GroupAwaited(rank=rank, generation=generation) for rank in ranks]
+
+
 def _layout_declined(line: Line, state: State) -> list[ev.Event]:
     rank, generation = int(line.take()), _generation(line, state)
     return [ev.LayoutDeclined(rank=rank, generation=generation, reason=line.text("too little memory"))]
@@ -282,6 +287,7 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "request-layout": _request_layout,
     "request-shares": _request_shares,
     "stopped": _stopped,
+    "awaiting": _awaiting,
     "layout-declined": _layout_declined,
     "pace": _pace,
     "finished": _finished,

@@ -57,6 +57,10 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     "members": (lambda state: [m or "-" for m in state.members], Line.rest),
     "spares": (lambda state: state.membership.waiting(), Line.rest),
     "missing": (lambda state: list(state.missing()), Line.rest),
+    "awaiting": (
+        lambda state: sorted(state.round.awaiting),
+        lambda line: [int(rank) for rank in line.rest()],
+    ),
     "finished": (
         lambda state: sorted(state.round.finished),
         lambda line: [int(rank) for rank in line.rest()],

@@ -90,6 +90,7 @@ class ReplayingProcess(ConnectedProcess):
         self.replay_members = shared.members if shared is not None else self.replay_group
         self.mode = Mode.GATHER
         self.world.group(state.generation, replay=True).ready[self.rank] = content
+        self.append(ev.GroupAwaited(rank=self.rank, generation=state.generation))
 
     def _history_of(self, state: State) -> int:
         """The name of the history that the job continues in."""
@@ -110,7 +111,7 @@ class ReplayingProcess(ConnectedProcess):
             if self.generation_over(state):
                 self._cancel_replay()
                 return True
-            if not group.ready.keys() >= members:
+            if not all(rank in state.round.awaiting for rank in members):
                 return False  # until the generation is over
             group.joined.add(self.rank)
             return True

@@ -146,13 +146,23 @@ class Worker(ReplayingProcess):
         self.plan, self.history = plan, self._history_of(state)
         self.joining_generation, self.substep, self.mode = state.generation, 0, Mode.JOIN
         self.expected_order = WorkerOrder.RUN
-        self.world.group(state.generation).joined.add(self.rank)
+        self.append(ev.GroupAwaited(rank=self.rank, generation=state.generation))
 
     def _join(self, state: State) -> bool:
+        """Wait until all workers are about to form the group, then form it with them."""
         generation = self.joining_generation
         assert generation is not None
         assert self.plan is not None
         group = self.world.group(generation)
+        if self.rank not in group.joined:
+            if state.generation != generation or self.order(state) != WorkerOrder.RUN:
+                self.detach_from_group()
+                self.mode = Mode.RECOVER
+                return True
+            if len(state.round.awaiting) < state.world_size:
+                return False  # until the generation is over, or a deadline
+            group.joined.add(self.rank)
+            return True
         if len(group.joined) < state.world_size and not group.gone and not group.broken:
             return False
         self.active_generation, self.joining_generation = generation, None

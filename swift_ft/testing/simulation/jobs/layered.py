@@ -80,6 +80,7 @@ class LayeredWorker(Worker):
         group = self.group
         assert group is not None
         group.ready[self.rank] = self.content
+        self.append(ev.GroupAwaited(rank=self.rank, generation=state.generation))
 
     def _move(self, state: State) -> bool:
         """Give and take layers, once all workers are connected."""
@@ -92,7 +93,7 @@ class LayeredWorker(Worker):
         if group.broken or group.gone:
             self.fail_communication()
             return True
-        if len(group.ready) < state.world_size:
+        if len(state.round.awaiting) < state.world_size:
             return False
         if self.rank not in group.joined:
             group.joined.add(self.rank)
