@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch.distributed import DistError
 
 from swift_ft.cli.narrate import Narrator, News, machine_in_words
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.journal_reader import JournalReader
+from swift_ft.coordination.progress import ProgressReader
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
@@ -49,9 +50,8 @@ class Progress:
     bytes_logged: int | None = None
 
     @classmethod
-    def from_json(cls, text: bytes | str, seen_at: float) -> Progress:
-        """Parses a worker's report."""
-        facts = json.loads(text)
+    def of(cls, facts: Mapping[str, Any], seen_at: float) -> Progress:
+        """A worker's report."""
         return cls(facts["iteration"], facts["mode"], facts.get("at", seen_at), facts.get("bytes_logged"))
 
 
@@ -230,10 +230,10 @@ class Watch:
         self.lost = False
         self._on_progress = on_progress
         # Owner of these four, once the view follows the run: the thread that looks.
-        self._store = client()
+        self._progress = ProgressReader(client())
         self._journal = open_journal(client, by="view")
         self._reader = JournalReader(self._journal)
-        self._texts: dict[int, bytes] = {}
+        self._facts: dict[int, Any] = {}
 
     @property
     def exists(self) -> bool:
@@ -274,12 +274,7 @@ class Watch:
         return news
 
     def _changed_progress(self) -> dict[int, Progress]:
-        known = [r for r in range(self.view.state.world_size) if r in self._texts or self._has_reported(r)]
-        texts = self._store.multi_get([f"progress/{rank}" for rank in known]) if known else []
-        now = time.time()
-        changed = {r: text for r, text in zip(known, texts, strict=True) if text != self._texts.get(r)}
-        self._texts |= changed
-        return {rank: Progress.from_json(text, now) for rank, text in changed.items()}
-
-    def _has_reported(self, rank: int) -> bool:
-        return self._store.check([f"progress/{rank}"])
+        now, found = time.time(), self._progress.read(self.view.state.shape.machines)
+        changed = {rank: facts for rank, facts in found.items() if facts != self._facts.get(rank)}
+        self._facts |= changed
+        return {rank: Progress.of(facts, now) for rank, facts in changed.items()}

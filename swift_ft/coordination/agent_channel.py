@@ -50,6 +50,11 @@ class AgentChannel:
         self._on_agent_lost = on_agent_lost
         self._closed = threading.Event()
         self._progress: dict[str, Any] = {}
+        self._due = threading.Condition()
+        # Guarded by the condition: what the agent publishes for this worker, until it is sent.
+        self._shown: dict[str, Any] | None = None
+        self._mode: str | None = None  # as it was shown last
+        self._hurry = False
         for target in (self._beat, self._watch):
             threading.Thread(target=target, name=f"swift-channel{target.__name__}", daemon=True).start()
 
@@ -59,7 +64,20 @@ class AgentChannel:
         try:
             self._socket.send(packet)
         except OSError:
-            self._closed.set()
+            self._close()
+
+    def show(self, rank: int, facts: dict[str, Any]) -> None:
+        """What the agent publishes of this worker, with the next heartbeat, or at once in another mode.
+
+        Args:
+            rank: this worker.
+            facts: JSON-ready, with ``mode``.
+        """
+        with self._due:
+            self._shown = {"rank": rank, "facts": facts}
+            if facts["mode"] != self._mode:
+                self._mode, self._hurry = facts["mode"], True
+                self._due.notify()
 
     def progress(self, **facts: Any) -> None:
         """Facts that the next heartbeat carries (iteration, mode)."""
@@ -67,16 +85,28 @@ class AgentChannel:
 
     def send_last_beat(self) -> None:
         """Tell the agent the newest facts, before the process ends."""
-        self.send(beat=self._progress)
+        self._send_beat()
+
+    def _send_beat(self) -> None:
+        with self._due:
+            shown, self._shown, self._hurry = self._shown, None, False
+        self.send(beat=self._progress, **({} if shown is None else {"shown": shown}))
 
     def _beat(self) -> None:
-        while not self._closed.wait(self._beat_s):
-            self.send(beat=self._progress)
+        while not self._closed.is_set():
+            with self._due:
+                self._due.wait_for(lambda: self._hurry or self._closed.is_set(), self._beat_s)
+            self._send_beat()
+
+    def _close(self) -> None:
+        with self._due:
+            self._closed.set()
+            self._due.notify()
 
     def _watch(self) -> None:
         while receive(self._socket) is not None:
             pass
-        self._closed.set()
+        self._close()
         self._on_agent_lost()
 
 

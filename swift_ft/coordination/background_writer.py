@@ -1,19 +1,34 @@
-"""Writes to the rendezvous store that training does not wait for."""
+"""What a worker has for the rendezvous store and its training need not wait for.
+
+While all is well, the training thread does not touch the store: a store that stalls must cost no step. What a
+worker notes for its replacement, and the events that it appends between two steps, are done here, one after
+the other. Before it reports in a recovery it waits for them (:meth:`BackgroundWriter.flush`): who has read
+all reports finds all notes.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
+from collections.abc import Callable, Hashable
+from functools import partial
 
 from torch.distributed import DistError
 
 from swift_ft.errors import RendezvousLostError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.waits import waiting
 
 __all__ = ["BackgroundWriter"]
 
+_logger = logging.getLogger(__name__)
+
+_LOST = (DistError, RuntimeError, RendezvousLostError)
+
 
 class BackgroundWriter:
-    """Sets and deletes keys of the rendezvous store in a thread of its own.
+    """Sets and deletes keys of the rendezvous store, and does other errands, in a thread of its own.
 
     Of several values for one key that wait to be written, only the newest is.
 
@@ -23,37 +38,75 @@ class BackgroundWriter:
 
     def __init__(self, rendezvous: RendezvousStore) -> None:
         self._rendezvous = rendezvous
-        self._waiting: dict[str, str | None] = {}  # guarded by the condition
         self._changed = threading.Condition()
-        threading.Thread(target=self._write_all, name="swift-background-writer", daemon=True).start()
+        # Guarded by the condition. Errands are numbered as they come, and done in this order.
+        self._waiting: dict[Hashable, tuple[int, Callable[[], object]]] = {}
+        self._number = 0  # of the last one
+        self._under_way: int | None = None
+        self._lost = False
+        threading.Thread(target=self._work, name="swift-background-writer", daemon=True).start()
 
     def set(self, key: str, value: str) -> None:
         """Set a key. Returns at once."""
-        self._put(key, value)
+        self._put(key, partial(self._rendezvous.set, key, value))
 
     def delete(self, key: str) -> None:
         """Delete a key, if it is there. Returns at once."""
-        self._put(key, None)
+        self._put(key, partial(self._rendezvous.delete_key, key))
 
-    def _put(self, key: str, value: str | None) -> None:
+    def do(self, errand: Callable[[], object]) -> None:
+        """Do something that waits for the store, after all that was put before. Returns at once.
+
+        Args:
+            errand: raises nothing but errors of a store that is lost. Anything else is a defect, and logged.
+        """
+        self._put(object(), errand)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all is done that was put before. False if the store is lost, or silent for so long."""
+        with waiting("the rendezvous store to take this worker's notes", timeout_s), self._changed:
+            last = self._number
+            done = self._changed.wait_for(lambda: self._lost or self._oldest() > last, timeout_s)
+            return done and not self._lost
+
+    @property
+    def lost(self) -> bool:
+        """Whether the store is gone, so that nothing is done any more."""
+        return self._lost
+
+    def _oldest(self) -> float:
+        if self._under_way is not None:
+            return self._under_way
+        return next((number for number, _ in self._waiting.values()), math.inf)
+
+    def _put(self, key: Hashable, errand: Callable[[], object]) -> None:
         with self._changed:
             self._waiting.pop(key, None)  # the order of keys is that of their newest values
-            self._waiting[key] = value
-            self._changed.notify()
+            self._number += 1
+            self._waiting[key] = self._number, errand
+            self._changed.notify_all()
 
-    def _next(self) -> tuple[str, str | None]:
+    def _next(self) -> Callable[[], object]:
         with self._changed:
+            self._under_way = None
+            self._changed.notify_all()  # for flush
             self._changed.wait_for(lambda: self._waiting)
-            key = next(iter(self._waiting))
-            return key, self._waiting.pop(key)
+            self._under_way, errand = self._waiting.pop(next(iter(self._waiting)))
+            return errand
 
-    def _write_all(self) -> None:
-        try:
-            while True:
-                key, value = self._next()
-                if value is None:
-                    self._rendezvous.delete_key(key)
-                else:
-                    self._rendezvous.set(key, value)
-        except (DistError, RuntimeError, RendezvousLostError):
-            return  # the thread that follows the journal learns of the same loss, and reports it
+    def _work(self) -> None:
+        while True:
+            errand = self._next()
+            try:
+                errand()
+            except _LOST as error:
+                # The thread that follows the journal learns of the same loss, and reports it.
+                _logger.debug("the rendezvous store takes no notes any more: %s", error)
+                with self._changed:
+                    self._lost = True
+                    self._changed.notify_all()
+                return
+            except Exception:
+                _logger.exception(
+                    "an errand to the rendezvous store failed", extra={"event": "errand_failed"}
+                )

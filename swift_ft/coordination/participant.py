@@ -231,7 +231,7 @@ class Participant:
                 watched = None
                 continue
             state = self.state
-            progress = self._progress.read_all(state.world_size) if recovering else {}
+            progress = self._progress.read_all(state.shape.machines) if recovering else {}
             seen = (state.generation, state.phase, progress)
             if seen == watched or (watched is None and not recovering):
                 reason = f"no answer within {limit_s:g} s while {state.phase}"

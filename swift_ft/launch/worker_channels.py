@@ -28,6 +28,7 @@ class WorkerChannels:
         sessions: workers that hold a session.
         failed: what a worker said before it ended with an error.
         beats: the facts of each worker's last heartbeat that had any, such as its ``iteration``.
+        shown: what each worker does, by its rank in the job, for those who watch the run.
     """
 
     def __init__(
@@ -41,10 +42,11 @@ class WorkerChannels:
         self.sessions: set[int] = set()
         self.failed: dict[int, dict[str, Any]] = {}
         self.beats: dict[int, dict[str, Any]] = {}
+        self.shown: dict[int, dict[str, Any]] = {}
 
     def open(self, channels: Mapping[int, socket.socket]) -> None:
         """Begin to listen to workers that were just started."""
-        self.sessions, self.failed, self.beats = set(), {}, {}
+        self.sessions, self.failed, self.beats, self.shown = set(), {}, {}, {}
         self._channels = dict(channels)
         for local_rank, channel in self._channels.items():
             channel.setblocking(False)
@@ -79,6 +81,8 @@ class WorkerChannels:
             self.failed[local_rank] = message
         if beat := message.get("beat"):
             self.beats[local_rank] = beat
+        if shown := message.get("shown"):
+            self.shown[shown["rank"]] = shown["facts"]
         if "session" in message:
             self.sessions.add(local_rank)
         self._on_message(message)

@@ -22,12 +22,14 @@ from swift_ft.checkpoint.store_claim import open_store
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.checkpoint.worker_record import WorkerRecord
 from swift_ft.config import WorkerContext
+from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.archive import JournalArchive, JournalArchiver
+from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.participant import Participant
-from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.coordination.progress import ProgressBoard, ProgressReader
 from swift_ft.coordination.relay.worker_journal import journal_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.coordination.store_client import connect
@@ -50,7 +52,7 @@ from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.helpers.member import Helping
 from swift_ft.runtime.housekeeping import Housekeeping
 from swift_ft.runtime.iterations import Iterations
-from swift_ft.runtime.layer_profiler import LayerCosts
+from swift_ft.runtime.layer_profiler import LayerCosts, layer_keys
 from swift_ft.runtime.memory.interval import Interval
 from swift_ft.runtime.memory.snapshots import Snapshots
 from swift_ft.runtime.metrics import SessionMetrics
@@ -145,7 +147,7 @@ class Assembly:
             enabled=self._settings.check_data,
             keep=self._settings.keep_checkpoints * self._settings.checkpoint_every,
         )
-        self._progress = ProgressBoard(self._rendezvous, writer, context.rank)
+        self._progress = ProgressBoard(agent_channel(), ProgressReader(self._rendezvous), context.rank)
         by = f"worker {context.rank}"
         journal = journal_of_worker(
             lambda: open_journal(client, by=by), by=by, append_s=context.config.rendezvous_timeout_s
@@ -215,13 +217,16 @@ class Assembly:
             keep_logs=settings.keep_logs,
             background=self._background,
         )
-        self._proof = StateProof(self._state, self._participant, self._rendezvous, settings.verify)
+        self._proof = StateProof(
+            self._state, self._participant, self._rendezvous, self._writer, settings.verify
+        )
         self._saver = Saver(
             self._participant,
             self._checkpointer,
             self._commits,
             self.log,
             self._proof,
+            self._writer,
             every=settings.checkpoint_every,
         )
 
@@ -229,14 +234,28 @@ class Assembly:
         settings, context = self._settings, self._context
         every, interval = settings.snapshot_every, None
         if every is not None:
-            interval = Interval(self._rendezvous, every, rank=context.rank, at_most=settings.checkpoint_every)
+            interval = Interval(
+                self._rendezvous, self._writer, every, rank=context.rank, at_most=settings.checkpoint_every
+            )
         return Snapshots(context, self._state, self._rendezvous, interval)
+
+    def _differs(self) -> None:
+        """What comes between two steps had unlike results on two workers. In the writer's thread."""
+        self._proof.failed = True
+        self._groups.abort()  # the training thread may wait for a worker that has left its loop
 
     def _protect(self) -> None:
         """What holds the training state and can bring it back."""
         self.status = WorkerStatus()
         self._snapshots = self._new_snapshots()
-        self.between = Between(self._context.rank, self._state, self._rendezvous, seed=self._settings.seed)
+        self.between = Between(
+            self._context.rank,
+            self._state,
+            self._rendezvous,
+            self._writer,
+            seed=self._settings.seed,
+            on_difference=self._differs,
+        )
         self.phases = ScriptPhases()
         self._rollback = Rollback(self._state)
         self._completeness = Completeness(self._state)
@@ -249,6 +268,7 @@ class Assembly:
         self.profiler = Profiler(
             self._context,
             self._rendezvous,
+            self._writer,
             self._state,
             lambda: checkpointer.bytes_per_s,
             lambda: snapshots.every,
@@ -479,6 +499,7 @@ class Assembly:
             participant=self._participant,
             groups=self._groups,
             progress=self._progress,
+            writer=self._writer,
             log=self.log,
             checkpointer=self._checkpointer,
             part_peers=self._part_peers,
@@ -557,7 +578,10 @@ class Assembly:
         pipeline = self._pipeline
         if pipeline is None or pipeline.stack is None:
             return None
-        return LayerCosts(self._rendezvous, pipeline.stack.count)
+        costs = LayerCosts(pipeline.stack.count)
+        if self._context.rank == 0:  # which alone asks for other layouts
+            AwaitedKeys(self._rendezvous, layer_keys(self._context.world_size), costs.take)
+        return costs
 
     def _layers_moved(self) -> None:
         """What refers to tensors that are no longer here would keep them alive, or bring them back."""
@@ -597,6 +621,7 @@ class Assembly:
     def forecast(self) -> Forecast:
         """See :meth:`swift_ft.Session.plan`."""
         self._publish_place()
+        self._writer.flush(self._context.config.report_timeout_s)  # what this worker has measured
         settings = self._settings
         job = self.profiler.job(
             groups=settings.recovery_groups,

@@ -3,7 +3,8 @@
 A part is a function of the script. It runs once all of the iteration before it is complete, and before the
 checkpoint there. It may communicate as it likes, since no replay runs it; so it must not change the training
 state. Whatever follows from it for the training does so through its result: that is noted in the rendezvous
-store and given to the part's ``then``, in a replay too.
+store and given to the part's ``then``, in a replay too. Training does not wait for the store. So a worker
+whose result differs from another one's learns of it a little later, and no part that it saved since counts.
 
     iteration n-1 complete ──▶ part 0 ──▶ result noted ──▶ then(result) ──▶ part 1 ... ──▶ checkpoint, step n
 
@@ -18,6 +19,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +27,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.determinism import (
     derive_seed,
     host_random_state,
@@ -116,21 +119,36 @@ class Between:
     Args:
         rank: this worker.
         state: what the session protects.
-        rendezvous: where results are noted.
+        rendezvous: where results are read that were noted.
+        writer: notes results there.
         seed: of the run.
+        on_difference: called in the writer's thread, when another worker had another result.
 
     Attributes:
         stop: whether training ends early.
         repeats: the parts that are due now were begun before a loss.
         applying: a part's ``then`` is running.
         log: keeps results for a replay without the job; None where there is no log.
+        differs: another worker had another result: then what followed from it is not the same on all.
     """
 
-    def __init__(self, rank: int, state: TrainingState, rendezvous: RendezvousStore, *, seed: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        state: TrainingState,
+        rendezvous: RendezvousStore,
+        writer: BackgroundWriter,
+        *,
+        seed: int,
+        on_difference: Callable[[], None] = lambda: None,
+    ) -> None:
         self._rank = rank
         self._state = state
         self._rendezvous = rendezvous
+        self._writer = writer
         self._seed = seed
+        self._on_difference = on_difference
+        self.differs: UsageError | None = None  # owner: the writer's thread; others read
         self._parts: list[Part] = []
         self._before: dict[int, _Changeable] = {}  # by position: what the state was before its `then`
         self._before_at = -1
@@ -159,6 +177,15 @@ class Between:
                 "workers must be given the same, in the same order."
             )
 
+    def check(self) -> None:
+        """Between two steps, and after one that broke off.
+
+        Raises:
+            UsageError: the result of a part was not the same on all workers.
+        """
+        if self.differs is not None:
+            raise self.differs
+
     def due(self, iteration: int) -> list[Part]:
         """What follows the completion of this many iterations, in order."""
         return [part for part in self._parts if iteration and iteration % part.every == 0]
@@ -173,7 +200,7 @@ class Between:
             phases: the script is in a part.
 
         Raises:
-            UsageError: the part changed the training state, or its result is not the same on all workers.
+            UsageError: the part changed the training state, or its result cannot be noted.
             Exception: what the part raised; of broken communication, among others.
         """
         part = self.due(iteration)[position]
@@ -264,20 +291,27 @@ class Between:
             self.applying = False
 
     def _note(self, part: Part, iteration: int, position: int, generation: int, noted: str) -> None:
-        """For replays. What an earlier generation noted was not the last word: the part is repeated."""
-        key, ours, found = _key(iteration, position), f"{generation} {noted}", ""
-        while True:
-            now = self._rendezvous.compare_set(key, found, ours).decode()
-            if now == ours:
-                if self.log is not None:
-                    self.log.note(iteration, position, noted)
-                return
+        """For replays."""
+        if self.log is not None:
+            self.log.note(iteration, position, noted)
+        key = _key(iteration, position)
+        self._writer.do(partial(self._compare, part.name, key, generation, noted))
+
+    def _compare(self, name: str, key: str, generation: int, noted: str) -> None:
+        """Note a result, or compare it with what another worker has noted. In the writer's thread.
+
+        What an earlier generation noted was not the last word: the part is repeated.
+        """
+        ours, found = f"{generation} {noted}", ""
+        while (now := self._rendezvous.compare_set(key, found, ours).decode()) != ours:
             if now.startswith(f"{generation} "):
-                raise UsageError(
-                    f"{part.name}() returned {noted} on worker {self._rank} and {now.partition(' ')[2]} on "
+                self.differs = self.differs or UsageError(
+                    f"{name}() returned {noted} on worker {self._rank} and {now.partition(' ')[2]} on "
                     "another one. What follows from it must be the same on all workers: reduce or broadcast "
                     "it first."
                 )
+                self._on_difference()
+                return
             found = now
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
+from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.participant import Participant
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase
@@ -33,7 +34,8 @@ class Saver:
         checkpointer: writes and reads the part.
         commits: of complete checkpoints.
         log: its generation is in the part's name.
-        proof: compares the state before it is saved.
+        proof: compares the state before its part counts.
+        writer: reports parts, and asks for checkpoints, while training goes on.
         every: iterations between two regular checkpoints.
     """
 
@@ -44,6 +46,7 @@ class Saver:
         commits: Commits,
         log: WorkerLog,
         proof: StateProof,
+        writer: BackgroundWriter,
         *,
         every: int,
     ) -> None:
@@ -54,6 +57,8 @@ class Saver:
         self._commits = commits
         self._log = log
         self._proof = proof
+        self._writer = writer
+        self._asking = False  # a request is on its way to the journal
         self.every = every
 
     def due(self, iteration: int) -> bool:
@@ -67,7 +72,8 @@ class Saver:
         """Request a checkpoint of all workers before the regular one is due.
 
         To be called between two live steps, after each as long as the need lasts. Nothing is requested while
-        a checkpoint is on its way. A request that came too late, or that a recovery forgot, is repeated.
+        a checkpoint, or a request, is on its way. One that came too late, or that a recovery forgot, is
+        repeated.
 
         Args:
             iteration: completed iterations.
@@ -78,11 +84,17 @@ class Saver:
         requested = state.checkpoints.requested
         soon = any(self._regular(i) for i in range(iteration, at + 1))
         pending = requested is not None and iteration <= requested  # a second one would be ignored
-        if state.phase != Phase.LIVE or soon or pending or not self._checkpointer.wait(0.0):
+        if self._asking or state.phase != Phase.LIVE or soon or pending or not self._checkpointer.wait(0.0):
             return
-        self._participant.append(
-            ev.CheckpointRequested(rank=self._rank, iteration=at, generation=generation, reason=reason)
-        )
+        self._asking = True
+        request = ev.CheckpointRequested(rank=self._rank, iteration=at, generation=generation, reason=reason)
+        self._writer.do(lambda: self._ask(request))
+
+    def _ask(self, request: ev.CheckpointRequested) -> None:
+        try:
+            self._participant.append(request)
+        finally:
+            self._asking = False
 
     def save(self, iteration: int, *, replaying: bool = False, exact: bool = True) -> None:
         """Begin to save the state, unless that checkpoint is committed. One replica saves for all.
@@ -102,33 +114,33 @@ class Saver:
         rank, epoch, generation = self._rank, state.checkpoints.epoch, self._log.generation
         owner = checkpoint_owner(rank, state.round.statuses)
         digests = self._proof.digests()
-        if not self._proof.check(digests, iteration, generation, replaying=replaying, exact=exact):
-            return
+        self._proof.check(digests, iteration, generation, replaying=replaying, exact=exact)
         path = self._checkpointer.folder.part(iteration, owner, generation)
 
         def durable(digest: str) -> None:
-            self._participant.post(
-                ev.PartPersisted(
-                    rank=rank,
-                    iteration=iteration,
-                    epoch=epoch,
-                    generation=generation,
-                    path=path,
-                    digest=digest,
-                )
+            """Report it, once the state has been compared: a store that stalls must not hold up a save."""
+            part = ev.PartPersisted(
+                rank=rank, iteration=iteration, epoch=epoch, generation=generation, path=path, digest=digest
             )
+            self._writer.do(lambda: self._report(part))
 
         if rank == owner:
             self._checkpointer.save(iteration, path, durable, digests)
         else:  # nothing is committed before the owner has reported the same part
             durable("")
 
+    def _report(self, part: ev.PartPersisted) -> None:
+        if not self._proof.failed:
+            self._participant.post(part)
+
     def wait_for_part(self) -> None:
         """Wait for a part that is being written, so that its event precedes all that this worker appends."""
         deadline = time.monotonic() + self._timeout_s
         what = "the store to take its part of the last checkpoint"
         with waiting(what, self._timeout_s, flag="--checkpoint-timeout"):
-            while not self._checkpointer.wait(_POLL_S) and time.monotonic() < deadline:
+            while time.monotonic() < deadline:
+                if self._checkpointer.wait(_POLL_S) and (self._writer.flush(_POLL_S) or self._writer.lost):
+                    return
                 if self._participant.is_cancelled():
                     return
 

@@ -9,6 +9,7 @@ from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.step_rollback import Rollback
 from swift_ft.config import WorkerContext
 from swift_ft.coordination.archive import JournalArchiver
+from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
@@ -50,6 +51,7 @@ class Collaborators:
         participant: its part in the job: events, orders, waits.
         groups: the process groups of generations.
         progress: where it publishes what it does.
+        writer: notes what its replacement needs, while training goes on.
         log: its log of messages.
         checkpointer: writes and reads its part of the global checkpoint.
         part_peers: offers what its machine's disk has of checkpoints; None without such copies.
@@ -84,6 +86,7 @@ class Collaborators:
     participant: Participant
     groups: Groups
     progress: ProgressBoard
+    writer: BackgroundWriter
     log: WorkerLog
     checkpointer: Checkpointer
     part_peers: PartPeers | None

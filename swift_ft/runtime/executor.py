@@ -40,6 +40,7 @@ class Executor:
         self._participant = collaborators.participant
         self._groups = collaborators.groups
         self._progress = collaborators.progress
+        self._writer = collaborators.writer
         self._log = collaborators.log
         self._checkpointer = collaborators.checkpointer
         self._part_peers = collaborators.part_peers
@@ -106,6 +107,7 @@ class Executor:
         if self._pipeline is not None:
             self._pipeline.end_replay()
         self._progress.publish(self._status.iteration, "waiting")
+        self._writer.flush(self._context.config.report_timeout_s)  # a replacement reads what was noted
         self._participant.append(
             status_report(
                 self._context,

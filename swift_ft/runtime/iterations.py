@@ -112,6 +112,7 @@ class Iterations:
 
     def ready_to_step(self) -> None:
         """Recover first, if a loss is already known."""
+        self._c.between.check()
         participant = self._c.participant
         if self.replaying:
             over = participant.replay_cancelled(self._c.log.sealed_in)
@@ -253,6 +254,7 @@ class Iterations:
 
     def _interrupted_between(self, cause: str) -> None:
         c = self._c
+        c.between.check()
         c.groups.abort()
         c.replicas.drain()
         c.sharded.reset()
@@ -336,6 +338,7 @@ class Iterations:
             failure: why a replay turned out to be impossible, if that is what happened.
         """
         c = self._c
+        c.between.check()
         self._stalls.pause()
         c.groups.abort()
         c.log.messages.interrupted()
@@ -375,6 +378,7 @@ class Iterations:
         c.log.flush()
         c.history.write()
         c.saver.wait_for_part()
+        c.between.check()
         c.progress.publish(self.iteration, "finished", bytes_logged=c.log.bytes_logged)
         c.participant.append(ev.WorkerFinished(rank=self._rank, generation=state.generation))
         state = c.participant.wait_for_finish()
@@ -382,6 +386,7 @@ class Iterations:
             self._executor.recover()
             return False
         c.completeness.close()
+        c.profiler.close(c.context.config.report_timeout_s)
         c.snapshots.close()
         if c.file_peers is not None:
             c.file_peers.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from torch import nn
 
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import WorkerContext
+from swift_ft.coordination.awaited_keys import AwaitedKeys
+from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.alike import on_equal_devices
 from swift_ft.planning.layout.profile import LayerProfile, write_layers
@@ -20,7 +22,7 @@ from swift_ft.runtime.layer_times import LayerTimes
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.waits import waiting
 
-__all__ = ["LayerCosts", "LayerProfiler", "read_layers"]
+__all__ = ["LayerCosts", "LayerProfiler", "layer_keys", "read_layers"]
 
 _logger = logging.getLogger(__name__)
 
@@ -33,19 +35,27 @@ class LayerProfiler:
 
     Args:
         context: the worker's place.
-        rendezvous: where all workers publish their measurements.
+        rendezvous: where worker 0 reads the measurements.
+        writer: publishes them there.
         state: what the session protects.
         out: the file; None to publish only.
     """
 
     def __init__(
-        self, context: WorkerContext, rendezvous: RendezvousStore, state: TrainingState, out: Path | None
+        self,
+        context: WorkerContext,
+        rendezvous: RendezvousStore,
+        writer: BackgroundWriter,
+        state: TrainingState,
+        out: Path | None,
     ) -> None:
         self._rank = context.rank
         self._ranks = range(context.world_size)
         self._rendezvous = rendezvous
+        self._writer = writer
         self._state = state
         self._out = out
+        self._awaited: AwaitedKeys | None = None
         self._stages: dict[int, LayerTimes] = {}
         self._seen = 0
 
@@ -61,27 +71,30 @@ class LayerProfiler:
                 times.start()
         if self._seen == _WARM_UP + _MEASURED:
             self._publish()
-        if self._rank == 0 and self._out is not None and self._seen >= _WARM_UP + _MEASURED:
-            self._write(self._out)
+            if self._rank == 0 and self._out is not None:
+                self._awaited = AwaitedKeys(self._rendezvous, layer_keys(len(self._ranks)), self._write)
+
+    def close(self, timeout_s: float) -> None:
+        """All workers have completed their last iteration: wait for the file."""
+        if self._awaited is not None:
+            self._awaited.close(timeout_s, "worker 0 to write what the layers cost")
 
     def _publish(self) -> None:
         found = {}
         for index, times in self._stages.items():
             times.stop()
             found[index] = [asdict(layer) for layer in times.layers([*self._state.optimizers.values()])]
-        self._rendezvous.set(_key(self._rank), json.dumps(found))
+        self._writer.set(_key(self._rank), json.dumps(found))
 
-    def _write(self, out: Path) -> None:
-        """Write the file once all workers have measured."""
-        if not self._rendezvous.check([_key(rank) for rank in self._ranks]):
-            return
-        self._out = None
+    def _write(self, published: Sequence[bytes]) -> None:
+        """Write the file: all workers have measured."""
+        assert self._out is not None
         stages: dict[int, list[LayerProfile]] = {}
-        for rank in self._ranks:
-            for index, layers in json.loads(self._rendezvous.get(_key(rank))).items():
+        for text in published:
+            for index, layers in json.loads(text).items():
                 stages.setdefault(int(index), [LayerProfile(**layer) for layer in layers])
         try:
-            write_layers(joined(stages), out)
+            write_layers(joined(stages), self._out)
         except UsageError as error:
             _logger.warning(
                 "The layers' costs were not written: %s. Training continues.",
@@ -102,26 +115,29 @@ def joined(stages: Mapping[int, list[LayerProfile]]) -> list[LayerProfile]:
 
 
 class LayerCosts:
-    """What each layer of a LayerStack takes, as on a device like most others. From any thread.
+    """What each layer of a LayerStack takes, as on a device like most others.
 
     Args:
-        rendezvous: where all workers have published it.
         count: layers of the model.
     """
 
-    def __init__(self, rendezvous: RendezvousStore, count: int) -> None:
-        self._rendezvous = rendezvous
+    def __init__(self, count: int) -> None:
         self._count = count
+        self._measured: list[LayerProfile] | None = None  # owner: the thread that calls `take`
         self._layers: list[LayerProfile] | None = None
 
+    def take(self, published: Sequence[bytes]) -> None:
+        """What all workers have measured is known from now on, by rank."""
+        self._measured = _layers_in(published, self._count)
+
     def read(self, state: State) -> list[LayerProfile] | None:
-        """The layers, in order; None until all workers have measured theirs.
+        """The layers, in order; None until all workers have measured theirs. From any thread.
 
         Args:
             state: of the job. The layers are where they were when they were measured.
         """
         if self._layers is None:
-            layers = read_layers(self._rendezvous, state.world_size, self._count)
+            layers = self._measured
             owners = {layer: rank for rank, own in state.layouts.placed.items() for layer in own}
             if layers is not None and len(owners) == self._count:
                 self._layers = on_equal_devices(layers, [owners[number] for number in range(self._count)])
@@ -136,14 +152,22 @@ def read_layers(rendezvous: RendezvousStore, workers: int, count: int) -> list[L
         workers: of the job.
         count: layers of the model.
     """
-    keys = [_key(rank) for rank in range(workers)]
+    keys = layer_keys(workers)
     if not rendezvous.check(keys):
         return None
-    found: dict[int, LayerProfile] = {}
     with waiting("the rendezvous store to say what each layer costs"):
-        published = [json.loads(rendezvous.get(key)) for key in keys]
-    for stages in published:
-        for layers in stages.values():
+        return _layers_in(rendezvous.multi_get(keys), count)
+
+
+def layer_keys(workers: int) -> list[str]:
+    """Where the workers publish what their layers cost, by rank."""
+    return [_key(rank) for rank in range(workers)]
+
+
+def _layers_in(published: Sequence[bytes], count: int) -> list[LayerProfile] | None:
+    found: dict[int, LayerProfile] = {}
+    for text in published:
+        for layers in json.loads(text).values():
             found |= {int(layer["name"]): LayerProfile(**layer) for layer in layers}
     return [found[number] for number in range(count)] if len(found) == count else None
 

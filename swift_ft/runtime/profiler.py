@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,8 @@ from torch import nn
 
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.config import WorkerContext
+from swift_ft.coordination.awaited_keys import AwaitedKeys
+from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UsageError, first_line
 from swift_ft.logging import IterationStats
 from swift_ft.planning.job import Job, Measured, Worker
@@ -47,7 +49,8 @@ class Profiler:
 
     Args:
         context: the worker's place.
-        rendezvous: where all workers publish their measurements.
+        rendezvous: where the measurements of all workers are read.
+        writer: publishes this worker's there.
         state: what the session protects.
         save_bytes_per_s: returns the bandwidth of this worker's last checkpoint write; None before the first.
         snapshot_every: returns the iterations between two memory checkpoints; None without them.
@@ -58,6 +61,7 @@ class Profiler:
         self,
         context: WorkerContext,
         rendezvous: RendezvousStore,
+        writer: BackgroundWriter,
         state: TrainingState,
         save_bytes_per_s: Callable[[], float | None],
         snapshot_every: Callable[[], int | None],
@@ -65,6 +69,7 @@ class Profiler:
     ) -> None:
         self._context = context
         self._rendezvous = rendezvous
+        self._writer = writer
         self._state = state
         self._save_bytes_per_s = save_bytes_per_s
         self._snapshot_every = snapshot_every
@@ -76,6 +81,7 @@ class Profiler:
         self._measured: Measured | None = None
         out = context.config.profile_out
         self._out = Path(out) if out and context.rank == 0 else None
+        self._awaited: AwaitedKeys | None = None
         self._layers: LayerProfiler | None = None
 
     def attach_stages(self, stages: Mapping[int, nn.Module]) -> None:
@@ -83,7 +89,7 @@ class Profiler:
         out = self._context.config.layers_out
         if out or any(stack_of(module) is not None for module in stages.values()):
             self._layers = LayerProfiler(
-                self._context, self._rendezvous, self._state, Path(out) if out else None
+                self._context, self._rendezvous, self._writer, self._state, Path(out) if out else None
             )
             self._layers.attach(stages)
 
@@ -138,19 +144,29 @@ class Profiler:
             self._seen.append(account)
             if len(self._seen) == _WARM_UP + _MEASURED:
                 self._publish(self._middle(sent or {}), pipeline=sent is not None)
+                if self._out is not None:
+                    self._awaited = AwaitedKeys(self._rendezvous, self._keys(), self._write)
         elif self._measured is not None and (again := self._now(self._measured)) != self._measured:
             self._publish(again, pipeline=sent is not None)
-        if self._out is not None and self._measured is not None and self._complete():
-            try:
-                write_profile(self.read(), self._out)
-            except (UsageError, OSError) as error:
-                _logger.warning(
-                    "The profile was not written to %s: %s Training continues.",
-                    self._out,
-                    error,
-                    extra={"event": "profile_not_written"},
-                )
-            self._out = None
+
+    def close(self, timeout_s: float) -> None:
+        """All workers have completed their last iteration: wait for the files that are asked for."""
+        if self._layers is not None:
+            self._layers.close(timeout_s)
+        if self._awaited is not None:
+            self._awaited.close(timeout_s, "worker 0 to write the profile")
+
+    def _write(self, published: Sequence[bytes]) -> None:
+        assert self._out is not None
+        try:
+            write_profile(self._profile_of([json.loads(text) for text in published]), self._out)
+        except (UsageError, OSError) as error:
+            _logger.warning(
+                "The profile was not written to %s: %s Training continues.",
+                self._out,
+                error,
+                extra={"event": "profile_not_written"},
+            )
 
     def _now(self, measured: Measured) -> Measured:
         """With what becomes known, or changes, after the first iterations."""
@@ -174,7 +190,7 @@ class Profiler:
     def _publish(self, measured: Measured, pipeline: bool) -> None:
         self._measured = measured
         facts = {**asdict(measured), "in_pipeline": pipeline}
-        self._rendezvous.set(_key(self._context.rank), json.dumps(facts))
+        self._writer.set(_key(self._context.rank), json.dumps(facts))
         self._archive(replace(self._place, measured=measured))
 
     def read(self) -> Profile:
@@ -184,12 +200,17 @@ class Profiler:
             UsageError: if not all workers have measured enough iterations, there is no pipeline, or machines
                 that are not neighbours send messages to each other: the planner only knows chains.
         """
-        context = self._context
         if not self._complete():
             raise UsageError(
                 f"There is no profile yet: it takes {_WARM_UP + _MEASURED} iterations on every worker."
             )
-        facts = [self._facts(rank) for rank in range(context.world_size)]
+        with waiting("the rendezvous store to say what all workers have measured"):
+            published = self._rendezvous.multi_get(self._keys())
+        return self._profile_of([json.loads(text) for text in published])
+
+    def _profile_of(self, facts: Sequence[Mapping[str, Any]]) -> Profile:
+        """The profile, from what each worker has published."""
+        context = self._context
         if not all(one["in_pipeline"] for one in facts):
             raise UsageError("There is no profile without a pipeline: it describes a pipeline's messages.")
         machines = context.world_size // context.workers_per_machine
@@ -226,32 +247,40 @@ class Profiler:
                 f"Not all workers have asked for a plan, or begun their first step, within {limit_s:g} s: "
                 "if only some workers call session.plan(), the others must go on to their steps."
             ) from error
-        workers = tuple(self._worker(rank) for rank in range(context.world_size))
+        workers = self._read_workers()
         return Job(
             workers, context.workers_per_machine, checkpoint_every, groups, snapshot_every=snapshot_every
         )
 
     def workers(self) -> list[Worker] | None:
         """All workers with what they have measured; None until all have. From any thread."""
-        ranks = range(self._context.world_size)
-        return [self._worker(rank) for rank in ranks] if self._complete() else None
+        return list(self._read_workers()) if self._complete() else None
 
-    def _worker(self, rank: int) -> Worker:
-        place = json.loads(self._rendezvous.get(_place(rank)))
-        measured = Measured()
-        if self._rendezvous.check([_key(rank)]):
-            facts = self._facts(rank)
-            facts["sent"] = {int(slot): size for slot, size in facts["sent"].items()}
-            del facts["in_pipeline"]
-            measured = Measured(**facts)
-        return Worker(tuple(place["holds"]), tuple(place["stages"]), place["pipeline"], measured)
+    def _read_workers(self) -> tuple[Worker, ...]:
+        """All workers, whose places are known, with what they have measured so far."""
+        ranks, store = range(self._context.world_size), self._rendezvous
+        measured = ranks if self._complete() else [rank for rank in ranks if store.check([_key(rank)])]
+        with waiting("the rendezvous store to say what workers hold and have measured"):
+            places = store.multi_get([_place(rank) for rank in ranks])
+            facts = store.multi_get([_key(rank) for rank in measured]) if measured else []
+        known = dict(zip(measured, facts, strict=True))
+        return tuple(_worker_of(json.loads(place), known.get(rank)) for rank, place in enumerate(places))
 
-    def _facts(self, rank: int) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(self._rendezvous.get(_key(rank)))
-        return facts
+    def _keys(self) -> list[str]:
+        return [_key(rank) for rank in range(self._context.world_size)]
 
     def _complete(self) -> bool:
-        return bool(self._rendezvous.check([_key(rank) for rank in range(self._context.world_size)]))
+        return bool(self._rendezvous.check(self._keys()))
+
+
+def _worker_of(place: Mapping[str, Any], published: bytes | None) -> Worker:
+    measured = Measured()
+    if published is not None:
+        facts = json.loads(published)
+        facts["sent"] = {int(slot): size for slot, size in facts["sent"].items()}
+        del facts["in_pipeline"]
+        measured = Measured(**facts)
+    return Worker(tuple(place["holds"]), tuple(place["stages"]), place["pipeline"], measured)
 
 
 def _fastest(probe: Callable[[], object]) -> float:

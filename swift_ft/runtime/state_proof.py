@@ -3,6 +3,8 @@
     replicas          the first worker publishes its digests; all others compare theirs with these
     a rebuilt worker  compares its own with those of the worker that it replaces, where that one had saved
 
+Training does not wait for the comparison of replicas. A part counts only once it is done.
+
 Digests are of parameters and optimizer state (`checkpoint/state_digest.py`). Buffers are left out, as each
 replica may have its own. What is loaded or received is compared with what was saved or sent when it arrives.
 """
@@ -13,10 +15,12 @@ import base64
 import json
 from array import array
 from enum import StrEnum
+from functools import partial
 
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.state_digest import StateDigests, differing, listed, tensor_digests
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.participant import Participant
 from swift_ft.errors import DivergenceError
 from swift_ft.recovery import events as ev
@@ -43,17 +47,29 @@ class StateProof:
         state: what the session protects.
         participant: this worker's part in the job.
         rendezvous: where digests are published.
+        writer: publishes and compares them.
         verify: whether anything is compared at all.
+
+    Attributes:
+        failed: this worker's state differs from a replica's. The job ends.
     """
 
     def __init__(
-        self, state: TrainingState, participant: Participant, rendezvous: RendezvousStore, verify: Verify
+        self,
+        state: TrainingState,
+        participant: Participant,
+        rendezvous: RendezvousStore,
+        writer: BackgroundWriter,
+        verify: Verify,
     ) -> None:
         self._state = state
         self._participant = participant
         self._rendezvous = rendezvous
+        self._writer = writer
         self._rank = participant.context.rank
         self._on = verify == Verify.DIGEST
+        # Owner of these two: the writer's thread. The first is read by others.
+        self.failed = False
         self._published: list[str] = []
 
     def digests(self) -> StateDigests | None:
@@ -62,8 +78,11 @@ class StateProof:
 
     def check(
         self, digests: StateDigests | None, iteration: int, generation: int, *, replaying: bool, exact: bool
-    ) -> bool:
+    ) -> None:
         """Compare the state at a checkpoint boundary. Called by each worker, before it saves its part.
+
+        With replicas it is compared in the background, before whatever is put into the writer afterwards. If
+        they differ the job ends: which of them is right cannot be known.
 
         Args:
             digests: of the state.
@@ -72,20 +91,17 @@ class StateProof:
             replaying: the worker is being rebuilt.
             exact: the rebuilt state should be that of the lost worker to the bit.
 
-        Returns:
-            False if replicas differ. Then the job ends: which of them is right cannot be known.
-
         Raises:
             DivergenceError: if the state is not that of the worker that is being rebuilt.
         """
         if digests is None:
-            return True
+            return
         state = self._participant.state
         if replaying and exact:
             self._compare_with_predecessor(state, digests, iteration)
         key, place = self._own_key(self._rank), {"epoch": state.checkpoints.epoch, "iteration": iteration}
-        self._rendezvous.set(key, json.dumps({**place, "digests": _to_text(digests)}))
-        return self._compare_with_replicas(state, digests, iteration, generation)
+        self._writer.set(key, json.dumps({**place, "digests": _to_text(digests)}))
+        self._writer.do(partial(self._compare_with_replicas, state, digests, iteration, generation))
 
     def _compare_with_predecessor(self, state: State, digests: StateDigests, iteration: int) -> None:
         key = self._own_key(self._rank)
@@ -103,21 +119,21 @@ class StateProof:
 
     def _compare_with_replicas(
         self, state: State, digests: StateDigests, iteration: int, generation: int
-    ) -> bool:
+    ) -> None:
         statuses = state.round.statuses
         owner = checkpoint_owner(self._rank, statuses)
         holds = statuses[self._rank].holds if self._rank in statuses else ()
         if not holds or sum(status.holds == holds for status in statuses.values()) < 2:
-            return True
+            return
         place, published = f"digests/{state.checkpoints.epoch}/{generation}/{iteration}", self._published
         self._published = []
         for part, of_part in self._in_parts(digests, owner).items():
             if not self._compare_part(f"{place}/{part}", of_part, iteration):
-                return False
+                self.failed = True
+                return
         for key in published:
             if not key.startswith(f"{place}/"):
                 self._rendezvous.delete_key(key)
-        return True
 
     def _in_parts(self, digests: StateDigests, owner: int) -> dict[str, StateDigests]:
         """What is compared at once: all that a worker holds, or each layer, where cuts may differ."""

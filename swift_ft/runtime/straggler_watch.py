@@ -104,7 +104,7 @@ class StragglerWatch:
         if state.generation != self._generation:
             self._generation = state.generation
             self._stragglers.forget()
-        published = self._progress.read_all(state.world_size)
+        published = self._progress.read_all(state.shape.machines)
         told = {rank: said for rank, said in published.items() if said["mode"] == "live"}
         self._look_at_links(told)
         samples = {

@@ -13,7 +13,7 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 __all__ = ["BatchBoard", "FirstBatch"]
 
 _CHUNK = 64
-"""Iterations under one key of the rendezvous store."""
+"""Iterations under one key of the rendezvous store. The key ``last`` has the highest number."""
 
 
 @dataclass(slots=True)
@@ -49,6 +49,9 @@ class BatchBoard:
         self._joined = joined
         self._prefix = f"batches/{rank}"
         self._chunks: dict[int, dict[str, list[str]]] = {}
+        last = self._read("last")  # the earlier worker has published none after it
+        self._last_read = last["chunk"] if last is not None else -1
+        self._last_written = self._last_read
         known = self._read("first")
         self._first = FirstBatch(**known) if known is not None else None
 
@@ -70,6 +73,9 @@ class BatchBoard:
         """Add the digest of a batch. Returns at once."""
         chunk = self._chunk(iteration)
         chunk.setdefault(_name(iteration, shares), []).append(digest)
+        if iteration // _CHUNK > self._last_written:
+            self._last_written = iteration // _CHUNK
+            self._write("last", {"chunk": self._last_written})  # before the chunk itself
         self._write(str(iteration // _CHUNK), chunk)
         if self._first is None:
             self._first = FirstBatch(iteration, digest)
@@ -88,7 +94,7 @@ class BatchBoard:
     def _chunk(self, iteration: int) -> dict[str, list[str]]:
         number = iteration // _CHUNK
         if number not in self._chunks:
-            self._chunks[number] = self._read(str(number)) or {}
+            self._chunks[number] = (self._read(str(number)) or {}) if number <= self._last_read else {}
         return self._chunks[number]
 
     def _read(self, name: str) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ class Agreement:
     def __init__(self, rendezvous: RendezvousStore, world_size: int) -> None:
         self._rendezvous = rendezvous
         self._world_size = world_size
+        self._addresses: dict[int, str] = {}  # as they were read last; owner: the thread that sends
 
     def held(self, generation: int, iteration: int) -> None:
         """The worker's copy is held. The last worker says that it is complete."""
@@ -54,9 +55,17 @@ class Agreement:
         self._rendezvous.set(_address(rank), address)
 
     def address(self, rank: int) -> str | None:
-        """Where a worker takes copies; None if it does not say."""
-        key = _address(rank)
-        return self._rendezvous.get(key).decode() if self._rendezvous.check([key]) else None
+        """Where a worker takes copies; None if it does not say. The store is asked once."""
+        if rank not in self._addresses:
+            key = _address(rank)
+            if not self._rendezvous.check([key]):
+                return None
+            self._addresses[rank] = self._rendezvous.get(key).decode()
+        return self._addresses[rank]
+
+    def ask_again(self, rank: int) -> None:
+        """A worker takes no copy where it did: it may have been replaced."""
+        self._addresses.pop(rank, None)
 
     def _decide(self, generation: int, iteration: int, verdict: str) -> None:
         self._rendezvous.compare_set(_key(generation, iteration), "", verdict)

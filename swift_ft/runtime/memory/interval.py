@@ -14,6 +14,7 @@ import json
 import math
 import time
 
+from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["AUTO", "Interval"]
@@ -35,13 +36,23 @@ class Interval:
 
     Args:
         rendezvous: where worker 0 says what it decided.
+        writer: writes that there.
         every: iterations between two copies; :data:`AUTO` to choose that from what a copy costs.
         rank: this worker.
         at_most: iterations between two checkpoints in the store: more would be no use.
     """
 
-    def __init__(self, rendezvous: RendezvousStore, every: int | str, *, rank: int, at_most: int) -> None:
+    def __init__(
+        self,
+        rendezvous: RendezvousStore,
+        writer: BackgroundWriter,
+        every: int | str,
+        *,
+        rank: int,
+        at_most: int,
+    ) -> None:
         self._rendezvous = rendezvous
+        self._writer = writer
         self._auto = every == AUTO
         self.every = min(_FIRST, at_most) if isinstance(every, str) else every
         self._rank = rank
@@ -99,5 +110,5 @@ class Interval:
         step_s = sorted(self._steps_s)[len(self._steps_s) // 2]
         every = max((self._copy_s + self._processor_s) / (_SHARE * step_s), 2 * self._send_s / step_s)
         decided = (iteration + _AHEAD, min(self._at_most, max(1, math.ceil(every))))
-        self._rendezvous.set(_KEY, json.dumps(decided))
+        self._writer.set(_KEY, json.dumps(decided))
         self._decided = decided

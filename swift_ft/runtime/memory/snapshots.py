@@ -11,6 +11,7 @@ copy makes no other one. Training waits for the copy only, and never for another
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -43,7 +44,8 @@ _COPIES = 4
 """In the memory of each worker: two of its own state, two of another's."""
 _SEND_S = 300.0
 """How long a copy may be on its way. Then all workers go without that one."""
-_POLL_S = 0.05
+_POLL_S, _LONGEST_POLL_S = 0.05, 1.0
+"""Between two looks into the store. A wait that takes long looks less often, since all workers do."""
 _LOST = (DistError, RendezvousLostError, RuntimeError)
 """The rendezvous store is gone. The threads that follow the journal learn of that, too."""
 
@@ -341,6 +343,7 @@ class Snapshots:
                     return True
             except OSError as error:
                 failure = str(error)
+            self._agreement.ask_again(send.holder)
             self._pause(send)
         if self._current(send):
             _logger.warning(
@@ -356,6 +359,7 @@ class Snapshots:
     def _settle(self, send: _Send, deadline: float) -> None:
         """Wait for the verdict about a copy, and drop the one that is not needed any more."""
         assert self._interval is not None
+        began = time.monotonic()
         while self._current(send):
             self._interval.look()
             verdict = self._agreement.verdict(send.generation, send.iteration)
@@ -366,7 +370,7 @@ class Snapshots:
                 return
             if time.monotonic() > deadline:
                 self._agreement.skip(send.generation, send.iteration)
-            self._pause(send)
+            self._pause(send, since=began)
 
     def _follow(self, send: _Send, verdict: str) -> None:
         with self._changed:
@@ -386,6 +390,9 @@ class Snapshots:
         found = self._own.pop(iteration)
         self._unused = [found.block if isinstance(found, Held) else found]
 
-    def _pause(self, send: _Send) -> None:
+    def _pause(self, send: _Send, *, since: float = math.inf) -> None:
+        """Until the next look, or until the generation is over."""
+        waited_s = time.monotonic() - since
+        pause_s = min(max(_POLL_S, waited_s / 4), _LONGEST_POLL_S)
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._generation != send.generation, _POLL_S)
+            self._changed.wait_for(lambda: self._closed or self._generation != send.generation, pause_s)

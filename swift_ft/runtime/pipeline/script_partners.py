@@ -58,8 +58,9 @@ class ScriptPartners:
         """
         value = json.dumps({"ranks": sorted(partners), "why": why})
         self.rendezvous.set(_together_key(self.rank), value)
-        if not use.why or self.replicated():
-            return
+        bridges = not {*partners} <= {*use.members}
+        if not use.why or self.replicated() or not (bridges or self.rank == use.members[0]):
+            return  # one of the members looks at all of them; who has other partners as well adds those
         all_are = self._closure(partners) == {*range(self.world_size)}
         if all_are and self.rendezvous.add(_WARNED, 1) == 1:
             _logger.warning(
@@ -74,11 +75,11 @@ class ScriptPartners:
 
     def _closure(self, partners: Iterable[int]) -> set[int]:
         found, due = set[int](), [self.rank, *partners]
-        while due:
+        while due and len({*found, *due}) < self.world_size:
             if (rank := due.pop()) not in found:
                 found.add(rank)
                 due += [*self._of(rank)[0], *self.lost_with(rank)]
-        return found
+        return {*found, *due}
 
     def _of(self, rank: int) -> tuple[tuple[int, ...], str]:
         key = _together_key(rank)

@@ -286,6 +286,6 @@ def test_an_empty_view_can_be_drawn() -> None:
 
 
 def test_progress_prefers_the_workers_own_clock() -> None:
-    assert Progress.from_json('{"iteration": 3, "mode": "live"}', 7.0) == Progress(3, "live", 7.0)
-    read = Progress.from_json(b'{"iteration": 9, "mode": "finished", "bytes_logged": 5, "at": 6.5}', 7.0)
+    assert Progress.of({"iteration": 3, "mode": "live"}, 7.0) == Progress(3, "live", 7.0)
+    read = Progress.of({"iteration": 9, "mode": "finished", "bytes_logged": 5, "at": 6.5}, 7.0)
     assert read == Progress(9, "finished", 6.5, bytes_logged=5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import signal
@@ -17,6 +16,7 @@ import pytest
 from swift_ft.cli.run import parser
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.journal_reader import entries_of
+from swift_ft.coordination.progress import progress_key, progress_text
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.store_service import StoreService
@@ -42,7 +42,7 @@ class Job:
             ev.MachineLost(machine="b", reason="its agent's connection ended"),
         )
         for rank in range(2):
-            self.store.set(f"progress/{rank}", json.dumps({"iteration": 47, "mode": "live"}))
+            self.store.set(progress_key(rank), progress_text({rank: {"iteration": 47, "mode": "live"}}))
 
     def append(self, *events: ev.Event) -> None:
         self.journal.append(*events)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import cast
 
+import pytest
+
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
@@ -43,7 +45,32 @@ def test_only_the_newest_value_of_each_key_is_written() -> None:
     writer.set("last", "")
     store.go_on.set()
     assert store.ended.wait(30)
+    assert writer.flush(30)
     assert store.writes == [("a", "1"), ("a", "4"), ("c", None), ("b", "2"), ("last", "")]
+
+
+def test_errands_are_done_in_order_and_waited_for() -> None:
+    store = SlowStore()
+    writer = BackgroundWriter(cast(RendezvousStore, store))
+    writer.set("a", "1")
+    writer.do(lambda: store.writes.append(("an errand", None)))
+    writer.set("b", "1")
+    assert not writer.flush(0.01), "the first write has not ended"
+    store.go_on.set()
+    assert writer.flush(30)
+    assert store.writes == [("a", "1"), ("an errand", None), ("b", "1")]
+    assert writer.flush(0.0), "nothing is left to do"
+
+
+def test_an_errand_that_fails_is_logged_and_the_next_one_done(caplog: pytest.LogCaptureFixture) -> None:
+    store = SlowStore()
+    store.go_on.set()
+    writer = BackgroundWriter(cast(RendezvousStore, store))
+    writer.do(lambda: [][1])
+    writer.set("a", "1")
+    assert writer.flush(30)
+    assert store.writes == [("a", "1")]
+    assert [record.event for record in caplog.records if hasattr(record, "event")] == ["errand_failed"]
 
 
 def test_a_lost_store_is_no_error_here() -> None:
@@ -59,3 +86,5 @@ def test_a_lost_store_is_no_error_here() -> None:
     writer.set("a", "1")
     assert store.ended.wait(30)
     writer.set("a", "2")
+    assert not writer.flush(30), "it is lost"
+    assert writer.lost

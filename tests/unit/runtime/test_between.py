@@ -15,6 +15,7 @@ from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.runtime.between import Between, OnLoss, Part
 from swift_ft.runtime.script_phases import Phase, ScriptPhases
 from swift_ft.torch_adapters.script_operations import Operation
+from tests.support.writers import AtOnce
 
 
 class Store:
@@ -45,7 +46,18 @@ class Worker:
         self.plateau = plateau(self.optimizer, factor=0.5, patience=0)
         parts = {"model": self.model, "optimizer": self.optimizer, "plateau": self.plateau}
         self.phases = ScriptPhases()
-        self.between = Between(rank, TrainingState(parts), store, seed=0)  # type: ignore[arg-type]
+        self.differed = False
+        self.between = Between(
+            rank,
+            TrainingState(parts),
+            store,  # type: ignore[arg-type]
+            AtOnce(store),
+            seed=0,
+            on_difference=self._differs,
+        )
+
+    def _differs(self) -> None:
+        self.differed = True
 
     @property
     def rate(self) -> float:
@@ -183,11 +195,13 @@ def test_results_that_differ(store: Store) -> None:
     for rank in (0, 1):
         worker = Worker(store, rank)
         worker.add(partial(int, rank), then=lambda _: None)
+        worker.run(1)
         if rank:
             with pytest.raises(UsageError, match=r"returned 1 on worker 1 and 0 on another one"):
-                worker.run(1)
+                worker.between.check()
         else:
-            worker.run(1)
+            worker.between.check()
+        assert worker.differed == bool(rank)
 
 
 def test_a_result_that_is_no_text(worker: Worker) -> None:

@@ -16,6 +16,7 @@ from swift_ft.planning.layout.profile import LayerProfile, read_layers
 from swift_ft.runtime.layer_profiler import LayerProfiler, joined
 from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from tests.support.writers import AtOnce
 
 
 def profilers(out: Path) -> list[tuple[LayerProfiler, nn.Module]]:
@@ -38,7 +39,7 @@ def profilers(out: Path) -> list[tuple[LayerProfiler, nn.Module]]:
             secret=JobSecret.generated(),
         )
         stage = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-        profiler = LayerProfiler(context, store, TrainingState({"model": stage}), out)
+        profiler = LayerProfiler(context, store, AtOnce(store), TrainingState({"model": stage}), out)
         profiler.attach({rank: stage})
         made.append((profiler, stage))
     return made
@@ -56,7 +57,7 @@ def test_the_layers_of_all_stages_are_written(tmp_path: Path) -> None:
     train(first, one, 6)
     assert not out.exists(), "the other worker has not measured yet"
     train(second, other, 5)
-    train(first, one, 1)
+    first.close(30)
     layers = read_layers(out)
     assert [layer.name for layer in layers] == ["0.0", "0.1", "1.0", "1.1"]
     assert all(layer.forward_ns and layer.backward_ns and layer.activation_bytes for layer in layers)
@@ -74,4 +75,5 @@ def test_a_file_that_cannot_be_written_ends_no_training(
     workers = profilers(tmp_path / "gone" / "layers.json")
     for profiler, stage in reversed(workers):
         train(profiler, stage, 6)
+    workers[0][0].close(30)
     assert [record.event for record in caplog.records if hasattr(record, "event")] == ["profile_not_written"]

@@ -16,6 +16,7 @@ from swift_ft.planning.job import Worker
 from swift_ft.runtime.profiler import Profiler
 from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from tests.support.writers import AtOnce
 
 ENOUGH = 7  # iterations
 STAGES = [Worker(("stage 0",), (0,)), Worker(("stage 1",), (1,))]
@@ -61,7 +62,7 @@ def profilers(speed: Speed) -> list[Profiler]:
         model.bias.grad = torch.ones(2)
         optimizer.step()
         state = TrainingState({"model": model, "optimizer": optimizer})
-        made.append(Profiler(context, store, state, speed, lambda: speed.snapshot_every))
+        made.append(Profiler(context, store, AtOnce(store), state, speed, lambda: speed.snapshot_every))
     return made
 
 

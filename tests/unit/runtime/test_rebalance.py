@@ -60,22 +60,13 @@ def test_a_machine_with_two_stages_need_not_give_them_equal_shares() -> None:
     assert slowest_ns(layers(*[1] * 10), "aab", balanced(layers(*[1] * 10), "aab")) == 15
 
 
-class Board:
-    """What workers have published."""
-
-    def __init__(self, known: bool) -> None:
-        self._known = known
-
-    def check(self, keys: list[str]) -> bool:
-        return self._known
-
-    def get(self, key: str) -> bytes:
-        rank = int(key.removeprefix("layers/"))
-        own = [
-            {"forward_ns": 1, "backward_ns": 2, "state_bytes": 0, "name": str(number)}
-            for number in range(3 * rank, 3 * rank + 3)
-        ]
-        return json.dumps({rank: own}).encode()
+def published(rank: int) -> bytes:
+    """What a worker has measured."""
+    own = [
+        {"forward_ns": 1, "backward_ns": 2, "state_bytes": 0, "name": str(number)}
+        for number in range(3 * rank, 3 * rank + 3)
+    ]
+    return json.dumps({rank: own}).encode()
 
 
 def job(*, guest: bool = True, at: int = 10, **layouts: Any) -> State:
@@ -98,8 +89,10 @@ def job(*, guest: bool = True, at: int = 10, **layouts: Any) -> State:
 def wanted(
     state: State, iteration: int = 11, *, known: bool = True, by_pace: bool = False
 ) -> tuple[int, ...] | None:
-    board: Any = Board(known)
-    return Rebalance(LayerCosts(board, 9), 9, by_pace=by_pace).wanted(state, iteration)
+    costs = LayerCosts(9)
+    if known:
+        costs.take([published(rank) for rank in range(3)])
+    return Rebalance(costs, 9, by_pace=by_pace).wanted(state, iteration)
 
 
 def test_a_host_gets_fewer_layers_for_each_of_its_workers() -> None:

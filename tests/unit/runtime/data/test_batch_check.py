@@ -145,7 +145,7 @@ def test_what_is_not_needed_is_deleted() -> None:
     worker = Worker(rendezvous)
     for iteration in range(200):
         worker.step(iteration, iteration, committed=iteration // 50 * 50)
-    assert sorted(rendezvous.values) == ["batches/3/2", "batches/3/3", "batches/3/first"]
+    assert sorted(rendezvous.values) == ["batches/3/2", "batches/3/3", "batches/3/first", "batches/3/last"]
 
 
 def test_a_batch_that_is_dealt_otherwise() -> None:

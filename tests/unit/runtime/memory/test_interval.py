@@ -10,6 +10,7 @@ from torch.distributed import HashStore
 from swift_ft.runtime.memory import interval as module
 from swift_ft.runtime.memory.interval import AUTO, Interval
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from tests.support.writers import AtOnce
 
 
 class Clock:
@@ -43,7 +44,7 @@ def test_a_session_chooses_by_what_a_copy_costs(
 ) -> None:
     held = HashStore()
     store = RendezvousStore(lambda: held)
-    interval = Interval(store, AUTO, rank=0, at_most=50)
+    interval = Interval(store, AtOnce(store), AUTO, rank=0, at_most=50)
     interval.copied(copy_s)
     interval.sent(send_s, processor_s)
     for iteration in range(1, 12):
@@ -51,6 +52,6 @@ def test_a_session_chooses_by_what_a_copy_costs(
         interval.due(iteration)
     assert interval.now == pytest.approx(every, abs=1)
     _, chosen = json.loads(store.get("memory/interval"))
-    other = Interval(store, AUTO, rank=1, at_most=50)
+    other = Interval(store, AtOnce(store), AUTO, rank=1, at_most=50)
     other.look()
     assert other.now == chosen
