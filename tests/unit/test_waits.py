@@ -114,7 +114,6 @@ REASONS = {
         "runtime/pipeline/log_peers.py:PeerDirectory.of",
         "runtime/pipeline/logged_pipeline.py:LoggedPipeline._published",
         "runtime/pipeline/script_partners.py:ScriptPartners._of",
-        "runtime/pipeline/script_partners.py:groups_of_script",
         "runtime/replicas/replicas.py:Replicas.reset",
         "runtime/state_proof.py:StateProof._compare_with_predecessor",
     ),

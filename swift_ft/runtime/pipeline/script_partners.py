@@ -15,6 +15,7 @@ from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.planning.job import ScriptGroup
 from swift_ft.runtime.pipeline.script_communication import GroupUse
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.waits import waiting
 
 __all__ = ["ScriptPartners", "groups_of_script"]
 
@@ -101,10 +102,13 @@ class ScriptPartners:
 def groups_of_script(rendezvous: RendezvousStore, world_size: int) -> tuple[ScriptGroup, ...]:
     """The groups of all workers' scripts, as far as they were used, each once."""
     found: dict[tuple[int, ...], ScriptGroup] = {}
-    for rank in range(world_size):
-        if not rendezvous.check([_groups_key(rank)]):
-            continue
-        for *members, together, nbytes, why in json.loads(rendezvous.get(_groups_key(rank))):
+    keys = [_groups_key(rank) for rank in range(world_size)]
+    if not rendezvous.check(keys):  # some have not begun a step yet
+        keys = [key for key in keys if rendezvous.check([key])]
+    with waiting("the rendezvous store to say which groups scripts use"):
+        published = rendezvous.multi_get(keys) if keys else []
+    for text in published:
+        for *members, together, nbytes, why in json.loads(text):
             ranks = tuple(members)
             one = ScriptGroup(ranks, bool(together), nbytes, why)
             known = found.get(ranks)
