@@ -51,8 +51,8 @@ def main() -> int:
     try:
         for repetition in range(args.repetitions):
             runs.append(phases := measure(args.phases))
-            ratios = ", ".join(f"{wall:.3f}" for wall, _ in ratios_of(phases))
-            print(f"# {repetition + 1}: stalled / healthy {ratios}", file=sys.stderr, flush=True)
+            text = ", ".join(f"{wall:.3f}" for wall, _ in ratios_of(phases))
+            print(f"# {repetition + 1}: stalled / healthy {text}", file=sys.stderr, flush=True)
     except CommandError as error:
         print(f"stalled_store.py: {error}", file=sys.stderr)
         return 1
@@ -63,9 +63,10 @@ def main() -> int:
     targets = [Target("step time, stalled store / healthy", f"<= {LIMIT:.2f}", measured, met)]
     body = report(runs, targets)
     if args.json:
-        shown = {"machine": machine(), "phases": [[asdict(p) for p in phases] for phases in runs]}
-        shown |= {"wall": wall.to_dict(), "cpu": cpu.to_dict(), "targets": [t.to_dict() for t in targets]}
-        print(json.dumps(shown, indent=1))
+        phases_of_runs = [[asdict(phase) for phase in phases] for phases in runs]
+        summary = {"wall": wall.to_dict(), "cpu": cpu.to_dict()}
+        shown = {"machine": machine(), "phases": phases_of_runs, "summary": summary}
+        print(json.dumps({**shown, "targets": [target.to_dict() for target in targets]}, indent=1))
     else:
         print(body)
     if args.update:

@@ -32,6 +32,8 @@ def told(event: ev.Event) -> Told | None:
     match event:
         case ev.StatusReported() | ev.WorkerReady() | ev.WorkerFinished() | ev.LayoutBoundaryReached():
             return Told(type(event), event.generation)
+        case ev.GroupAwaited():
+            return Told(ev.GroupAwaited, event.generation)
         case ev.PartPersisted():
             return Told(ev.PartPersisted, event.iteration)
         case ev.ScriptExited(rank=int()):
@@ -54,12 +56,20 @@ def awaited(state: State, what: Told, slots: range) -> set[int]:
         return {rank for rank in ranks if rank not in state.round.finished}
     if what.kind is ev.LayoutBoundaryReached and current:
         return {rank for rank in ranks if rank not in state.round.stopped}
+    if what.kind is ev.GroupAwaited and current and _awaits_all(state):
+        return {rank for rank in ranks if rank not in state.round.awaiting}
     if what.kind is ev.ScriptExited:
         return {rank for rank in ranks if rank not in state.membership.ended}
     if what.kind is ev.PartPersisted:
         parts = state.checkpoints.parts.get(what.number)
         return {rank for rank in ranks if parts is None or rank not in parts}
     return set()
+
+
+def _awaits_all(state: State) -> bool:
+    """Whether the next group is one of all workers, and not of some that replay together."""
+    moves = state.plan is not None and state.plan.new_layout is not None
+    return state.phase == Phase.LIVE or (state.phase == Phase.RECOVERING and moves)
 
 
 def _not_ready(state: State, ranks: Iterator[int]) -> set[int]:

@@ -77,5 +77,5 @@ def test_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.code == 0, found.output[-3000:]
     noted = paces(found)
     assert noted[0][1] == 1, noted  # whatever else the machine is busy with may slow the other one later
-    assert FROM < noted[0][0] <= FROM + 20
+    assert FROM < noted[0][0] <= FROM + 30  # what workers say is published once a second
     assert "--stragglers rebalance has no effect: what can move are the layers" in found.output

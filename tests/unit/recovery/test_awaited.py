@@ -1,0 +1,46 @@
+"""What a relay holds back of workers that are about to form a group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from immutables import Map
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.awaited import awaited, told
+from swift_ft.recovery.job_state import JobShape, Membership, Phase, RecoveryRound, State
+from swift_ft.recovery.plan import Plan, RecoveryMode
+
+
+def job(phase: Phase, *, layers: tuple[int, ...] | None = None) -> State:
+    """Three machines of two workers each, of which worker 1 is about to form a group."""
+    plan = Plan(RecoveryMode.CONTINUE, 5)
+    return State(
+        phase=phase,
+        generation=2,
+        shape=JobShape(machines=3, workers_per_machine=2),
+        membership=Membership(members=Map({slot: f"m-{slot}.0" for slot in range(3)})),
+        round=RecoveryRound(plan=replace(plan, new_layout=layers), awaiting=Map({1: None})),
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (job(Phase.LIVE), {0, 2, 3}),
+        (job(Phase.RECOVERING, layers=(1, 2, 3)), {0, 2, 3}),  # all take part in the group of a move
+        (job(Phase.RECOVERING), set()),  # who replays together does not wait for others
+        (job(Phase.AGREEING), set()),
+    ],
+)
+def test_a_group_of_all_workers_is_awaited_as_a_whole(state: State, expected: set[int]) -> None:
+    what = told(ev.GroupAwaited(rank=0, generation=2))
+    assert what is not None
+    assert awaited(state, what, range(2)) == expected
+
+
+def test_a_group_of_a_generation_that_is_over_is_not_awaited() -> None:
+    what = told(ev.GroupAwaited(rank=0, generation=1))
+    assert what is not None
+    assert awaited(job(Phase.LIVE), what, range(2)) == set()
