@@ -36,7 +36,8 @@ class Job:
             environment.setenv("WATCH", json.dumps(watch))
             for name, value in self.env.items():
                 environment.setenv(name, value.format(folder=folder))
-            run = run_cluster(folder, *self.args, machines=self.machines, script=command)
+            flags = ["--machine-silence", "30"]  # a busy machine is none that is lost
+            run = run_cluster(folder, *self.args, machines=self.machines, flags=flags, script=command)
         assert run.code == 0, run.output[-6000:]
         assert not run.recoveries
         return run
