@@ -15,10 +15,9 @@ from functools import partial
 from typing import Any
 
 from swift_ft.config import RunConfig, WorkerContext
-from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.journal import EventLog, open_journal
 from swift_ft.coordination.participant import Participant
-from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.coordination.progress import ProgressBoard, ProgressReader
 from swift_ft.coordination.relay.lines import RELAY, LocalLine, local_pair
 from swift_ft.coordination.relay.worker_journal import WorkerJournal
 from swift_ft.coordination.store_client import connect
@@ -251,7 +250,7 @@ class Machine:
             append_s=self._config.rendezvous_timeout_s,
             on_agent_lost=lambda: None,
         )
-        progress = ProgressBoard(self._rendezvous.store, BackgroundWriter(self._rendezvous.store), rank)
+        progress = ProgressBoard(None, ProgressReader(self._rendezvous.store), rank)
         participant = Participant(context, journal, progress)
         participant.start()
         try:
