@@ -19,12 +19,12 @@ FREEZES_AGENT = KILLS_OTHERS.with_name("freezes_agent.py")
 MID = "iteration=5 point=forward microbatch=3"
 FAULTS = {
     "while all train": f"kill machine=2 {MID}",
-    "while all report": f"kill machine=1 {MID}; kill machine=2 point=report",
+    "while all report": f"kill machine=1 {MID}; kill machine=2 iteration=any point=report",
     "while the head itself is rebuilt": f"kill machine=2 {MID}; kill machine=2 iteration=4 point=replay",
     "with a machine that it serves": f"kill machine=2 {MID}; kill machine=3 {MID}",
     "while a checkpoint is saved": "kill machine=2 iteration=6 point=checkpoint",
     "while a checkpoint is committed": "kill machine=0 iteration=3 point=commit",
-    "before all are live": f"kill machine=1 {MID}; kill machine=0 point=join",
+    "before all are live": f"kill machine=1 {MID}; kill machine=0 iteration=any point=join",
 }
 
 
