@@ -107,7 +107,8 @@ def command(
     launcher += ["--spares", "1"]
     launcher += ["--log-dir", str(folder / "logs"), "--events-out", str(folder / "events.json")]
     # A killed process is noticed at once. What is only silent on a busy machine shall not count as lost.
-    launcher += ["--heartbeat-timeout", "10", "--inject", inject, "--helpers", "0", *(flags or [])]
+    launcher += ["--heartbeat-timeout", "10", "--machine-silence", "10"]
+    launcher += ["--inject", inject, "--helpers", "0", *(flags or [])]
     return launcher + (script if script is not None else training(folder))
 
 
