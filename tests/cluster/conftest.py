@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.cluster import ClusterRun, processes_of, run_cluster, training
+from tests.support.cluster import ClusterRun, kill_processes_of, run_cluster, training
 from tests.support.hosts import Hosts
 
 SMALL_SEGMENTS = Path(__file__).parent / "scripts" / "small_segments.py"
@@ -57,8 +54,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     """A run that is killed if the test fails."""
     made = Hosts(tmp_path, 60)
     yield made
-    for line in processes_of(tmp_path):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+    kill_processes_of(tmp_path)
     for process in made.processes.values():
         process.wait(timeout=30)

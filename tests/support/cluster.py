@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -184,6 +185,13 @@ def processes_of(folder: Path) -> list[str]:
             if f"SWIFT_TEST_FOLDER={folder}\0".encode() in environment:
                 found.append(f"{entry.name}: {command!r}")
     return found
+
+
+def kill_processes_of(folder: Path) -> None:
+    """End all processes that have a test folder in their environment."""
+    for line in processes_of(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(line.partition(":")[0]), signal.SIGKILL)
 
 
 def _stacks(processes: Sequence[str]) -> str:
