@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from statistics import median
 
@@ -12,7 +11,13 @@ from swift_ft.planning.layout.makespan import StageTime
 from swift_ft.planning.layout.microbatch_shares import worth_sharing
 from swift_ft.planning.layout.orders import Schedule
 from swift_ft.planning.layout.profile import NANOSECONDS
-from swift_ft.planning.layout.shared_machines import balanced, parts, slowest_ns, worth_moving_to
+from swift_ft.planning.layout.shared_machines import (
+    balanced,
+    loads_of_pipelines,
+    parts,
+    slowest_ns,
+    worth_moving_to,
+)
 from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
 from swift_ft.planning.presets import Fact
 from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of
@@ -157,18 +162,9 @@ class Costs:
         now = max(map(self._span_ns, self._cuts(), before, counts))
         if shared:
             fewest = len(cut) if job.schedule == Schedule.ONE_F_ONE_B else 1
-            counts = worth_sharing([*map(self._stages_ns, cuts, then)], counts, fewest)
+            counts = worth_sharing(loads_of_pipelines(job.layers, then, cuts), counts, fewest)
         changed_ns = max(map(self._span_ns, cuts, then, counts)) - now
         return tuple(counts), self.iteration_s + changed_ns / NANOSECONDS
-
-    def _stages_ns(self, cut: StageLayers, machines: Sequence[str]) -> list[int]:
-        """What each stage takes for a microbatch where it is."""
-        busy = Counter(machines)
-        own = parts(self.job.layers, cut)
-        return [
-            busy[machine] * sum(one.compute_ns for one in layers)
-            for layers, machine in zip(own, machines, strict=True)
-        ]
 
     def _span_ns(self, cut: StageLayers, machines: Sequence[str], microbatches: int) -> int:
         """What an iteration of a pipeline takes."""

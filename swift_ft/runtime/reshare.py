@@ -8,14 +8,14 @@ and before any layer has moved.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.microbatch_shares import worth_sharing
-from swift_ft.recovery.devices import AS_OTHERS, device_of, devices_of_stages, pace_of
+from swift_ft.planning.layout.shared_machines import loads_of_pipelines
+from swift_ft.recovery.devices import device_of, devices_of_stages, pace_of
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.layout.stage_layers import cut_of, layers_of
+from swift_ft.recovery.layout.stage_layers import cut_of
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.layer_profiler import LayerCosts
 from swift_ft.runtime.pipeline.shared_layers import SharedLayers
@@ -104,24 +104,22 @@ class ShareMicrobatches:
         if batches is None or not one or not may_change(state, iteration, since, len(changes)):
             return None
         present = [share // one for share in batches.shares_at(iteration)]
-        if (stages := self._stage_times(state)) is None or len(stages) != len(present):
+        if (loads := self._loads(state)) is None or len(loads) != len(present):
             return None
-        best = worth_sharing(stages, present, self._fewest)
-        if all(times == stages[0] for times in stages):
-            best = [self._total // len(stages)] * len(stages)  # as it was in the beginning
+        best = worth_sharing(loads, present, self._fewest)
+        if all(own == loads[0] for own in loads):
+            best = [self._total // len(loads)] * len(loads)  # as it was in the beginning
         return None if best == present else tuple(count * one for count in best)
 
-    def _stage_times(self, state: State) -> list[list[int]] | None:
-        """By pipeline, what each stage takes for a microbatch where it is, in nanoseconds."""
+    def _loads(self, state: State) -> list[list[int]] | None:
+        """By pipeline, what each of its devices takes for a microbatch, in nanoseconds."""
         if (layers := self._costs.read(state)) is None:
             return None
-        devices, layout, pipelines = devices_of_stages(state), state.layouts.present, state.layouts.pipelines
-        busy, paces = Counter(devices), state.membership.pace
-        takes = {d: busy[d] * (paces.get(d, AS_OTHERS) if self._by_pace else AS_OTHERS) for d in busy}
-        times = []
-        for number in range(pipelines):
-            cut = cut_of(layout, number, pipelines)
-            own = cut_of(devices, number, pipelines)
-            work = (sum(layers[n].compute_ns for n in layers_of(cut, stage)) for stage in range(len(cut)))
-            times.append([ns * takes[device] // AS_OTHERS for ns, device in zip(work, own, strict=True)])
-        return times
+        pipelines = state.layouts.pipelines
+        devices, layout = devices_of_stages(state), state.layouts.present
+        return loads_of_pipelines(
+            layers,
+            [cut_of(devices, number, pipelines) for number in range(pipelines)],
+            [cut_of(layout, number, pipelines) for number in range(pipelines)],
+            state.membership.pace if self._by_pace else {},
+        )

@@ -162,7 +162,7 @@ def test_without_the_tree_sums_are_rounded_otherwise(tmp_path: Path, exact: Clus
     assert run.code == 0, run.output[-3000:]
     plan = json.loads((tmp_path / "lost" / "weights" / "plan.json").read_text())["machines"][4]
     assert [2 * count for count in plan["rerouted"]] == shares(run)[0]
-    assert plan["rerouted_s"] < plan["hosted_s"]
+    assert max(plan["rerouted_s"], plan["shared_s"]) < plan["hosted_s"]
     first, then = done_by_pipelines(reference), done_by_pipelines(run)
     assert first.keys() == then.keys() == {*range(24)}
     for iteration, done in then.items():

@@ -15,14 +15,14 @@ _GAIN = 1.05
 """By how much an iteration must become shorter."""
 
 
-def pipeline_ns(stages: Sequence[int], microbatches: int) -> int:
-    """How long a pipeline takes: one microbatch through all stages, and the others through the slowest one.
+def pipeline_ns(machines: Sequence[int], microbatches: int) -> int:
+    """How long a pipeline takes: one microbatch through all machines, and the others through the slowest one.
 
     Args:
-        stages: what each takes for a microbatch, in nanoseconds.
+        machines: what each takes for a microbatch, all its stages together, in nanoseconds.
         microbatches: of an iteration.
     """
-    return sum(stages) + (microbatches - 1) * max(stages)
+    return sum(machines) + (microbatches - 1) * max(machines)
 
 
 def share_microbatches(pipelines: Sequence[Sequence[int]], microbatches: int, fewest: int = 1) -> list[int]:
@@ -31,12 +31,12 @@ def share_microbatches(pipelines: Sequence[Sequence[int]], microbatches: int, fe
     One after the other goes where it ends first, which is best: the times grow with each microbatch.
 
     Args:
-        pipelines: what each stage of each pipeline takes for a microbatch, in nanoseconds.
+        pipelines: what each machine of each pipeline takes for a microbatch, in nanoseconds.
         microbatches: of all pipelines, at least ``fewest`` for each.
         fewest: that a pipeline can have.
     """
     counts = [fewest] * len(pipelines)
-    ends = [(pipeline_ns(stages, fewest + 1), number) for number, stages in enumerate(pipelines)]
+    ends = [(pipeline_ns(machines, fewest + 1), number) for number, machines in enumerate(pipelines)]
     heapq.heapify(ends)
     for _ in range(microbatches - fewest * len(pipelines)):
         end, number = heapq.heappop(ends)
@@ -49,7 +49,7 @@ def worth_sharing(pipelines: Sequence[Sequence[int]], present: Sequence[int], fe
     """The microbatches that each pipeline should have: the best shares, unless the present ones are as good.
 
     Args:
-        pipelines: what each stage of each pipeline takes for a microbatch, in nanoseconds.
+        pipelines: what each machine of each pipeline takes for a microbatch, in nanoseconds.
         present: the microbatches that each has.
         fewest: that a pipeline can have.
     """

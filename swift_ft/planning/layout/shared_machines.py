@@ -11,7 +11,7 @@ from swift_ft.planning.layout.layer_balance import Stage, balance
 from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.recovery.layout.stage_layers import StageLayers, layers_of
 
-__all__ = ["Paces", "balanced", "parts", "slowest_ns", "worth_moving_to"]
+__all__ = ["Paces", "balanced", "loads_of_pipelines", "parts", "slowest_ns", "worth_moving_to"]
 
 _ANY_BYTES = 1 << 60
 _WORTH = 0.95
@@ -59,7 +59,7 @@ def balanced(layers: Sequence[LayerProfile], machines: Sequence[str], paces: Pac
     best = tuple(last - first + 1 for first, last in found.stages)
 
     def loads(layout: StageLayers) -> list[int]:
-        return _loads(layers, machines, layout, paces)
+        return sorted(_loads(layers, machines, layout, paces).values(), reverse=True)
 
     while (better := min(_neighbours(best), key=loads, default=best)) != best:
         if loads(better) >= loads(best):
@@ -80,20 +80,41 @@ def _neighbours(layout: StageLayers) -> Iterator[StageLayers]:
 
 def _loads(
     layers: Sequence[LayerProfile], machines: Sequence[str], layout: StageLayers, paces: Paces
-) -> list[int]:
-    """The time of each machine for one microbatch, in thousandths of nanoseconds, the longest first."""
+) -> Counter[str]:
+    """The time of each machine for one microbatch, all its stages together, in thousandths of nanoseconds."""
     load: Counter[str] = Counter()
     for stage, machine in enumerate(machines):
         own = sum(layers[number].compute_ns for number in layers_of(layout, stage))
         load[machine] += own * paces.get(machine, _AS_OTHERS)
-    return sorted(load.values(), reverse=True)
+    return load
+
+
+def loads_of_pipelines(
+    layers: Sequence[LayerProfile],
+    machines: Sequence[Sequence[str]],
+    cuts: Sequence[StageLayers],
+    paces: Paces = _NONE,
+) -> list[list[int]]:
+    """By pipeline, the time of each of its machines for one microbatch, in nanoseconds, the longest first.
+
+    A machine that computes stages of several pipelines takes the time of all of them in each.
+
+    Args:
+        layers: of the whole model, with times as on an ordinary machine.
+        machines: of each stage, by pipeline.
+        cuts: the layers of each stage, by pipeline.
+        paces: of slow machines.
+    """
+    own = [_loads(layers, *pipeline, paces) for pipeline in zip(machines, cuts, strict=True)]
+    of_all = sum(own, Counter[str]())
+    return [sorted((of_all[one] // _AS_OTHERS for one in loads), reverse=True) for loads in own]
 
 
 def slowest_ns(
     layers: Sequence[LayerProfile], machines: Sequence[str], layout: StageLayers, paces: Paces = _NONE
 ) -> int:
     """The time that the slowest machine computes for one microbatch."""
-    return _loads(layers, machines, layout, paces)[0] // _AS_OTHERS
+    return max(_loads(layers, machines, layout, paces).values()) // _AS_OTHERS
 
 
 def parts(layers: Sequence[LayerProfile], layout: StageLayers) -> list[list[LayerProfile]]:

@@ -166,13 +166,20 @@ HOSTED = {"E.0": "D.0"}
 
 def test_a_pipeline_with_a_machine_less_gets_fewer_microbatches() -> None:
     assert wanted_of_pipelines(pipelines(hosts=HOSTED)) == (22, 10)
-    assert wanted_of_pipelines(pipelines(hosts={"B.0": "A.0"})) == (10, 22)
+    assert wanted_of_pipelines(pipelines(hosts={"B.0": "A.0"})) == (12, 20)  # as good as (10, 22)
     assert wanted_of_pipelines(pipelines()) is None
 
 
-def test_once_layers_have_moved_it_gets_more() -> None:
-    moved: dict[str, Any] = {"present": (4, 4, 4, 3, 3, 6), "shares": (Shares(12, (22, 10)),)}
+@pytest.mark.parametrize("cut", [(3, 3, 6), (2, 4, 6), (5, 1, 6)])
+def test_once_layers_have_moved_it_gets_more(cut: tuple[int, ...]) -> None:
+    """However many of its machine's layers are in which of its stages."""
+    moved: dict[str, Any] = {"present": (4, 4, 4, *cut), "shares": (Shares(12, (22, 10)),)}
     assert wanted_of_pipelines(pipelines(hosts=HOSTED, **moved)) == (20, 12)
+
+
+def test_a_machine_that_computes_for_both_pipelines() -> None:
+    """It slows both alike."""
+    assert wanted_of_pipelines(pipelines(hosts={"E.0": "B.0"})) is None
 
 
 def test_not_before_layers_were_measured() -> None:
