@@ -202,16 +202,15 @@ class Sentinel:
         """Connect, in a thread of its own: a dead host does not answer, and that must hold up no other."""
         attempt_s = self._silence_s * FIRST_CONTACT / _DIALS
         while not (watched.over or self._closing):
-            began = time.monotonic()
             try:
                 line = connect(watched.address, self._secret, WATCH, timeout_s=attempt_s)
             except ConnectionRefusedError as error:
                 reason = f"its agent cannot be reached ({error.strerror})"
                 self._order(lambda reason=reason: watched.end(reason, self._clock.awake_s))  # type: ignore[misc]
                 return
-            except OSError as error:
+            except OSError as error:  # an end that comes at once may be that of a process about to die
                 watched.trouble = error.strerror or str(error)
-                time.sleep(max(0.0, attempt_s - (time.monotonic() - began)))
+                time.sleep(self._beat_s)
             else:
                 self._order(lambda line=line: self._connected(watched, line))  # type: ignore[misc]
                 return
