@@ -52,6 +52,8 @@ _WIDTH = 100
 _LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 MEANINGS = {
+    "errand_failed": "Something that a worker told the rendezvous store in the background was not taken.",
+    "keys_not_read": "What a worker reads in the rendezvous store in the background has not come yet.",
     "slow_link": "TCP measured that a link between two workers carries less than the others do.",
     "link_is_fast_again": "A link that was named as slow is as fast as the others again.",
     "no_token": "A run on several hosts has no token: its secret can be read in the rendezvous store.",
