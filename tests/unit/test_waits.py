@@ -20,6 +20,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAG
 REASONS = {
     "its callers announce it": (
         "checkpoint/checkpointer.py:Checkpointer.wait",
+        "coordination/etcd/client.py:EtcdClient._call",
         "coordination/follower.py:Follower.wait_for",
         "coordination/participant.py:Participant.wait_for",
         "launch/standby.py:Standby.receive",
@@ -51,6 +52,15 @@ REASONS = {
         "coordination/agent_channel.py:AgentChannel._beat",
         "coordination/agent_channel.py:receive",
         "coordination/background_writer.py:BackgroundWriter._next",
+        "coordination/etcd/block_log.py:EtcdBlockLog._watch",
+        "coordination/etcd/block_log.py:EtcdBlockLog.read",
+        "coordination/etcd/client.py:EtcdClient.watch",
+        "coordination/relay/lines.py:LocalLine.receive",
+        "coordination/relay/relay.py:Relay._give_signs_of_life",
+        "coordination/relay/relay.py:Relay._pass_on_notes",
+        "coordination/relay/relay.py:Relay._write",
+        "coordination/relay/subscriber.py:Subscriber._send_all",
+        "runtime/link_meter.py:LinkMeter._run",
         "runtime/data/board.py:BatchBoard._read",
         "runtime/memory/snapshots.py:Snapshots._pause",
         "runtime/memory/snapshots.py:Snapshots._run",
@@ -100,10 +110,7 @@ REASONS = {
         "runtime/checkpointing.py:Saver.request",
         "torch_adapters/ddp.py:DataParallelHook.drain",
     ),
-    "it never blocks, though the method's name says so of others": (
-        "launch/sentinel.py:Sentinel._let_in",
-        "launch/sentinel.py:Sentinel._obey",
-    ),
+    "it never blocks, though the method's name says so of others": ("launch/sentinel.py:Sentinel._obey",),
     "the key is known to be there": (
         "checkpoint/store_claim.py:claim_store",
         "runtime/data/remade.py:check_remade",

@@ -25,6 +25,7 @@ from torch.distributed import DistNetworkError
 from swift_ft.config import store_credentials
 from swift_ft.errors import UsageError
 from swift_ft.store_address import StoreAddress
+from swift_ft.waits import waiting
 
 if TYPE_CHECKING:
     from etcd3gw.client import Etcd3Client
@@ -165,6 +166,10 @@ class EtcdClient:
             Refused: if the cluster refuses, or at the first request of all no certificate of its is right.
             DistNetworkError: if no member has answered by the deadline.
         """
+        with waiting(f"a member of {self._address} to answer", max(0.0, deadline - time.monotonic())):
+            return self._call(path, request, deadline)
+
+    def _call(self, path: str, request: dict[str, Any], deadline: float) -> dict[str, Any]:
         tried, said = 0, ""
         while True:
             rounds = tried // len(self._members)

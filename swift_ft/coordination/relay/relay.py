@@ -30,6 +30,7 @@ from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
 from swift_ft.recovery.heads import FANOUT, served_by
 from swift_ft.recovery.job_state import State
+from swift_ft.waits import waiting
 
 __all__ = ["Relay"]
 
@@ -92,7 +93,8 @@ class Relay:
     def append(self, *events: Event) -> Stamped:
         """See :meth:`EventLog.append`."""
         last = self.post(*events)
-        self._outgoing.wait_for(last, self._append_s)
+        with waiting("the journal to take an event", self._append_s):
+            self._outgoing.wait_for(last, self._append_s)
         return last
 
     def post(self, *events: Event) -> Stamped:

@@ -19,6 +19,7 @@ from swift_ft.coordination.relay.outgoing import Outgoing, Stamper
 from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
+from swift_ft.waits import waiting
 
 __all__ = ["AGENT_SILENCE_S", "WorkerJournal", "journal_of_worker"]
 
@@ -78,7 +79,8 @@ class WorkerJournal:
     def append(self, *events: Event) -> Stamped:
         """See :meth:`EventLog.append`."""
         last = self.post(*events)
-        self._outgoing.wait_for(last, self._append_s)
+        with waiting("the journal to take an event", self._append_s):
+            self._outgoing.wait_for(last, self._append_s)
         return last
 
     def post(self, *events: Event) -> Stamped:
