@@ -72,7 +72,9 @@ def assert_each_once_in_order(folder: Path, replicas: int) -> None:
     assert seen == {i: order[i * BATCH : (i + 1) * BATCH] for i in range(ITERATIONS)}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 4))]
+)
 def test_each_sample_once_in_order_while_machines_come_and_go(
     seed: int, tmp_path: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
