@@ -31,6 +31,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order, neighbours_of
+from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.store_address import StoreAddress
 
 __all__ = ["COMMITTED", "SILENCE_S", "Job", "Machine", "join", "status_of"]
@@ -120,6 +121,10 @@ class _Gathering:
         raise NotImplementedError
 
     def read(self, number: int, timeout_s: float) -> Block | None:
+        """Nothing is read here."""
+        raise NotImplementedError
+
+    def snapshot(self) -> Snapshot | None:
         """Nothing is read here."""
         raise NotImplementedError
 

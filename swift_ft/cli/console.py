@@ -32,7 +32,8 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
 from swift_ft.launch.event_pipe import EventPipe
 from swift_ft.recovery.events import Entry
-from swift_ft.recovery.job_state import Phase
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.recovery.waits import Limit, Wait, waiting_for
 from swift_ft.store_address import StoreAddress
 from swift_ft.waits import Announcements, wait_in_words
@@ -161,9 +162,13 @@ class _Story:
             if news and sentence.weight > Weight.ROUTINE:
                 self._print(sentence)
 
+    def begin(self, state: State) -> None:
+        """Go on from a state. What led to it is not told."""
+        self._narrator.begin(state)
+
     def tell_wait(self) -> None:
         """Say what the run waits for, if that is due."""
-        known = self._narrator.started_at is not None
+        known = self._narrator.state.shape.machines > 0
         wait = waiting_for(self._narrator.state) if known else self._store
         if text := self._teller.tell(wait, time.monotonic()):
             self._print(News(self._now(), text))
@@ -206,6 +211,13 @@ class _Read:
     news: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """A snapshot of the journal: the state that its next entry follows."""
+
+    state: State
+
+
 class _Inbox:
     """What threads of the child hear, in one queue: entries, orders of the launcher, and log events.
 
@@ -221,7 +233,7 @@ class _Inbox:
     ) -> None:
         self._config = config
         self._began = time.time()
-        self._queue: queue.SimpleQueue[_Read | _Order | _Record] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Read | _Begin | _Order | _Record] = queue.SimpleQueue()
         self.get, self.get_nowait, self.empty = self._queue.get, self._queue.get_nowait, self._queue.empty
         self._obey(place)
         self._start(self._listen, orders)
@@ -251,8 +263,13 @@ class _Inbox:
             old = here_before and entry.at < self._began - _TICK_S
             self._queue.put(_Read(entry, news=not old))
 
+        def on_snapshot(snapshot: Snapshot) -> None:
+            self._queue.put(_Begin(snapshot.state))
+
         with contextlib.suppress(SwiftError):  # the launcher has its own clients, and reports it
-            follower = Follower(open_journal(client, by="console"), on_entry=on_entry)
+            follower = Follower(
+                open_journal(client, by="console"), on_entry=on_entry, on_snapshot=on_snapshot
+            )
             here_before = False
             follower.start()
 
@@ -298,6 +315,9 @@ def _narrate(
             case _Read(entry, news):
                 story.add(entry, news=news)
                 stream.add_entry(entry, news=news)
+            case _Begin(state):
+                story.begin(state)
+                stream.begin(state)
             case _Record(record):
                 stream.add_record(record)
             case _Order({"run_id": run_id, "store": store}):

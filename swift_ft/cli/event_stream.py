@@ -13,6 +13,7 @@ from typing import Any
 
 from swift_ft.cli.operator_events import OPERATOR_EVENTS, JournalReader, Notice
 from swift_ft.recovery.events import Entry
+from swift_ft.recovery.job_state import State
 
 __all__ = ["EventFile", "EventStream", "Line"]
 
@@ -44,6 +45,10 @@ class EventStream:
     def over(self) -> bool:
         """Whether the run has ended."""
         return self._reader.state.verdict is not None
+
+    def begin(self, state: State) -> None:
+        """Go on from a state. What led to it makes no lines."""
+        self._reader.state = state
 
     def add_entry(self, entry: Entry, *, news: bool) -> None:
         """Apply an entry; lines are made only of what is news."""

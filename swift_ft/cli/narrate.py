@@ -63,6 +63,10 @@ class Narrator:
         """All recoveries so far. The last one may not have ended."""
         return self._timeline.recoveries
 
+    def begin(self, state: State) -> None:
+        """Go on from a state: what led to it is not told."""
+        self.state = state
+
     def apply(self, entry: Entry) -> list[News]:
         """Apply the next entry; returns the sentences for it, none for what a user need not know."""
         self.started_at = entry.at if self.started_at is None else self.started_at

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from swift_ft.cli.console import LauncherConsole
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
 from swift_ft.cli.status import add_status_option, show_status
 from swift_ft.config import EXIT_USAGE, RunConfig
+from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
@@ -41,7 +42,6 @@ from swift_ft.launch.setup import is_readable_file
 from swift_ft.launch.store_service import StoreService, is_listening
 from swift_ft.network import JobSecret
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Verdict
 from swift_ft.recovery.layout_timeline import layout_changes
 from swift_ft.recovery.load_timeline import checkpoint_loads
@@ -233,14 +233,14 @@ def _run_cluster(job: MachineJob) -> int:
         _write_endpoint(config, cluster.store, cluster.run_id)
         with _told_of_errors(console):
             result = cluster.run()
-    _write_events(config, result.verdict, result.entries)
+    _write_events(config, result.verdict, result.history)
     return _exit_code(result.verdict)
 
 
 def _run_one_machine(job: MachineJob) -> int:
     """One machine of several hosts; the user starts swift-run on each of them, as with torchrun."""
     config, store = job.settings.config, job.settings.store
-    entries: list[Entry] = []
+    history = History()
     verdict = Verdict(False, "the launcher ended before the run did", 1)
     with contextlib.closing(LauncherConsole(config)) as console:
         console.expect(store)
@@ -249,9 +249,9 @@ def _run_one_machine(job: MachineJob) -> int:
         _write_endpoint(config, store, job.run_id)
         try:
             with _told_of_errors(console):
-                verdict = run_machine(replace(job, on_entry=entries.append) if config.events_out else job)
+                verdict = run_machine(replace(job, history=history) if config.events_out else job)
         finally:
-            _write_events(config, verdict, entries)
+            _write_events(config, verdict, history)
     return _exit_code(verdict)
 
 
@@ -296,15 +296,19 @@ def _write_endpoint(config: RunConfig, store: StoreAddress, run_id: str) -> None
         Path(config.endpoint_out).write_text(f"{store} {run_id}\n")
 
 
-def _write_events(config: RunConfig, verdict: Verdict, entries: Sequence[Entry]) -> None:
-    """Write what the journal tells. The file appears whole, also where several launchers share its folder."""
+def _write_events(config: RunConfig, verdict: Verdict, history: History) -> None:
+    """Write what the journal tells. The file appears whole, also where several launchers share its folder.
+
+    The launcher of a machine that came late tells what was since the snapshot that it began with.
+    """
     if not config.events_out:
         return
+    entries = history.entries
     report = {
         "ok": verdict.ok,
         "reason": verdict.reason,
-        "recoveries": [recovery.to_dict() for recovery in recoveries(entries)],
-        "layouts": [change.to_dict() for change in layout_changes(entries)],
+        "recoveries": [recovery.to_dict() for recovery in recoveries(entries, history.began)],
+        "layouts": [change.to_dict() for change in layout_changes(entries, history.began)],
         "loads": [load.to_dict() for load in checkpoint_loads(entries)],
         "events": [entry.to_dict() for entry in entries],
     }

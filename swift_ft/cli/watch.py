@@ -16,7 +16,7 @@ from torch.distributed import DistError
 
 from swift_ft.cli.narrate import Narrator, News, machine_in_words
 from swift_ft.coordination.journal import open_journal
-from swift_ft.coordination.journal_reader import JournalReader
+from swift_ft.coordination.journal_reader import History, JournalReader
 from swift_ft.coordination.progress import ProgressReader
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
@@ -91,6 +91,10 @@ class View:
     def started_at(self) -> float | None:
         """Unix time of the first entry; None before it."""
         return self._narrator.started_at
+
+    def begin(self, state: State) -> None:
+        """Go on from a state. What led to it is not shown."""
+        self._narrator.begin(state)
 
     def apply(self, entry: Entry) -> list[News]:
         """Applies the next entry of the journal; returns the sentences for it."""
@@ -187,6 +191,7 @@ class Seen:
 
     Attributes:
         entries: new ones of the journal.
+        began: the state before these, if the view does not know it.
         progress: reports that have changed, by rank.
         lost: the rendezvous store is gone.
     """
@@ -194,6 +199,7 @@ class Seen:
     entries: list[Entry]
     progress: dict[int, Progress]
     lost: bool = False
+    began: State | None = None
 
 
 class Watch:
@@ -229,10 +235,11 @@ class Watch:
         self.view = view
         self.lost = False
         self._on_progress = on_progress
-        # Owner of these four, once the view follows the run: the thread that looks.
+        # Owner of these five, once the view follows the run: the thread that looks.
         self._progress = ProgressReader(client())
         self._journal = open_journal(client, by="view")
-        self._reader = JournalReader(self._journal)
+        self._seen = History()
+        self._reader = JournalReader(self._journal, lambda snapshot: self._seen.on_snapshot(snapshot))
         self._facts: dict[int, Any] = {}
 
     @property
@@ -255,16 +262,18 @@ class Watch:
 
     def look(self) -> Seen:
         """Read new entries and progress. Changes nothing in the view."""
-        entries: list[Entry] = []
+        self._seen = seen = History()
         try:
             while (new := self._reader.next(0.0)) is not None:
-                entries += new
-            return Seen(entries, self._changed_progress())
+                seen.entries += new
+            return Seen(seen.entries, self._changed_progress(), began=seen.began)
         except (SwiftError, DistError, RuntimeError):
-            return Seen(entries, {}, lost=True)  # the store ends with the run
+            return Seen(seen.entries, {}, lost=True, began=seen.began)  # the store ends with the run
 
     def apply(self, seen: Seen) -> list[News]:
         """Update the view; returns the sentences for what is new."""
+        if seen.began is not None:
+            self.view.begin(seen.began)
         news = [sentence for entry in seen.entries for sentence in self.view.apply(entry)]
         for rank, progress in seen.progress.items():
             self.view.progress[rank] = progress

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from swift_ft.checkpoint.store_claim import journal_directory
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.recovery.events import Entry, entry_from_dict
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.storage.digest import sealed, unsealed
 from swift_ft.storage.store import Store
 
@@ -116,15 +117,25 @@ class JournalArchiver:
     Args:
         archive: of this run.
         background: runs what waits for the store, one thing after the other.
+        on_archived: called in the background with the position up to which all entries are archived.
     """
 
-    def __init__(self, archive: JournalArchive, background: Executor) -> None:
+    def __init__(
+        self,
+        archive: JournalArchive,
+        background: Executor,
+        on_archived: Callable[[int], None] | None = None,
+    ) -> None:
         self._archive = archive
+        self._on_archived = on_archived
         self._background = background
         self._lock = threading.RLock()  # an executor may run at once what it is given
-        self._entries: list[Entry] = []  # of the file that still grows; guarded by the lock, as the next two
+        self._entries: list[
+            Entry
+        ] = []  # of the file that still grows; guarded by the lock, as the next three
         self._open = False
         self._due = False
+        self._interrupted = False
         self._seen: tuple[int, Phase, int | None] | None = None  # owner: the journal thread
         self._newest: Span | None = None  # the file that still grows; owner: the background, as the next two
         self._goes_on = False
@@ -134,6 +145,12 @@ class JournalArchiver:
         """Keep an entry until it is archived. Called in the journal thread."""
         with self._lock:
             self._entries.append(entry)
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Entries are missing from here on: they are archived. Called in the journal thread."""
+        with self._lock:
+            self._entries.clear()
+            self._interrupted = True
 
     def start(self) -> None:
         """The store is this run's: archive what is there already."""
@@ -187,9 +204,13 @@ class JournalArchiver:
             self._goes_on = True
         with self._lock:
             entries = tuple(self._entries)
+            if self._interrupted:  # the next file does not begin with what the last one has
+                self._interrupted, self._newest = False, None
         if not entries or (self._newest is not None and self._newest.last == entries[-1].position):
             return
         earlier, self._newest = self._newest, self._archive.write(entries)
+        if self._on_archived is not None:
+            self._on_archived(self._newest.last + 1)
         if len(entries) >= _FULL:
             self._forget_before(self._newest.last + 1)
             self._newest = None

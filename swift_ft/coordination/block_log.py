@@ -130,6 +130,8 @@ class StoreBlockLog:
                 self._note_first(self._number(_FIRST))
             self._check(number)
             if timeout_s <= 0 and not self._store.check(keys):
+                self._note_first(self._number(_FIRST))
+                self._check(number)
                 return None
             self._store.set_timeout(timedelta(seconds=timeout_s) if timeout_s > 0 else _ANSWER)
             try:

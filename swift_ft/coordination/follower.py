@@ -12,6 +12,7 @@ from swift_ft.recovery.blocks import Sequencer
 from swift_ft.recovery.events import Entry, Event
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
+from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.waits import waiting
 
 __all__ = ["Follower"]
@@ -29,6 +30,8 @@ class Follower:
             state before and after it. If the journal is lost, it is called with the same state twice. It
             must return soon.
         on_entry: called in the journal thread with each entry, before the state shows it.
+        on_snapshot: called in the journal thread with a snapshot that stands for entries which are not read.
+        on_block: called in the journal thread after each block, with where the journal stands.
     """
 
     def __init__(
@@ -37,9 +40,13 @@ class Follower:
         *,
         on_change: Callable[[State, State], None] | None = None,
         on_entry: Callable[[Entry], None] | None = None,
+        on_snapshot: Callable[[Snapshot], None] | None = None,
+        on_block: Callable[[Snapshot], None] | None = None,
     ) -> None:
         self._journal = journal
-        self._reader = JournalReader(journal)
+        self._reader = JournalReader(journal, self._begin_from)
+        self._on_snapshot = on_snapshot
+        self._on_block = on_block
         self._on_change = on_change
         self._on_entry = on_entry
         self._changed = threading.Condition()
@@ -109,15 +116,26 @@ class Follower:
             if self._on_change is not None:
                 self._on_change(self._state, self._state)
 
+    def _begin_from(self, snapshot: Snapshot) -> None:
+        before = self._state
+        if self._on_snapshot is not None:
+            self._on_snapshot(snapshot)
+        self._advance(before, snapshot.state, changed=True)
+
     def _apply(self, entries: Sequence[Entry]) -> None:
         before = after = self._state
         for entry in entries:
             after = step(after, entry.event)
             if self._on_entry is not None:
                 self._on_entry(entry)
+        self._advance(before, after, changed=bool(entries))
+
+    def _advance(self, before: State, after: State, *, changed: bool) -> None:
         with self._changed:
             self._state = after
             self._applied = self._reader.sequencer
             self._changed.notify_all()
-        if entries and self._on_change is not None and self._started:
+        if changed and self._on_change is not None and self._started:
             self._on_change(before, after)
+        if self._on_block is not None:
+            self._on_block(Snapshot(after, self._reader.sequencer, self._reader.number))

@@ -13,6 +13,7 @@ from swift_ft.coordination.block_log import BlockGoneError, BlockLog, block_log_
 from swift_ft.coordination.outbox import Outbox
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text, block_to_text
 from swift_ft.recovery.events import Event
+from swift_ft.recovery.snapshot import Snapshot, snapshot_from_text
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["EventLog", "Journal", "open_journal"]
@@ -40,6 +41,9 @@ class EventLog(Protocol):
         Raises:
             BlockGoneError: if it was deleted: the newest snapshot covers it.
         """
+
+    def snapshot(self) -> Snapshot | None:
+        """The newest snapshot, or None if there is none yet. All blocks after it are there."""
 
 
 class Journal:
@@ -76,6 +80,11 @@ class Journal:
         """See :meth:`EventLog.read`."""
         text = self.log.read(number, timeout_s)
         return None if text is None else block_from_text(text)
+
+    def snapshot(self) -> Snapshot | None:
+        """See :meth:`EventLog.snapshot`."""
+        text = self.log.snapshot()
+        return None if text is None else snapshot_from_text(text)
 
     def is_empty(self) -> bool:
         """Whether nothing has happened yet."""

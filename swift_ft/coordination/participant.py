@@ -13,12 +13,12 @@ from typing import Any
 from swift_ft.config import EXIT_FENCED, WorkerContext
 from swift_ft.coordination.active_generation import ActiveGeneration
 from swift_ft.coordination.agent_channel import agent_channel
+from swift_ft.coordination.archive import JournalArchiver
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import EventLog
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.errors import JobEndedError
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder, worker_order
 from swift_ft.waits import waiting
@@ -44,7 +44,7 @@ class Participant:
         context: the worker's place.
         journal: the job's journal.
         progress: what all workers publish; a replay that advances is not given up.
-        on_entry: see :class:`Follower`.
+        archiver: archives the journal, if that is this worker's duty.
 
     Attributes:
         context: the worker's place.
@@ -56,14 +56,19 @@ class Participant:
         context: WorkerContext,
         journal: EventLog,
         progress: ProgressBoard,
-        on_entry: Callable[[Entry], None] | None = None,
+        archiver: JournalArchiver | None = None,
     ) -> None:
         self.context = context
         self.active = ActiveGeneration()
         self._progress = progress
         # Owner: the training thread, which sets it before the journal thread starts.
         self._listeners: Sequence[Callable[[State], None]] = ()
-        self._follower = Follower(journal, on_change=self._on_change, on_entry=on_entry)
+        self._follower = Follower(
+            journal,
+            on_change=self._on_change,
+            on_entry=archiver.on_entry if archiver is not None else None,
+            on_snapshot=archiver.on_snapshot if archiver is not None else None,
+        )
 
     def start(self, *listeners: Callable[[State], None]) -> None:
         """Begin to follow the job.

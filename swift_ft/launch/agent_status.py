@@ -13,6 +13,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import step
+from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.recovery.timeline import Timeline
 
 __all__ = ["AgentStatus", "JobFacts", "WorkerFacts"]
@@ -92,6 +93,11 @@ class AgentStatus:
             self._failures += lost is not None and before.slot_of(lost) is not None and before != self._state
             if self._state.checkpoints.committed != before.checkpoints.committed:
                 self._committed_at = entry.at
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Begin from a snapshot of the journal. Called in the follower's thread."""
+        with self._lock:
+            self._state = snapshot.state
 
     def observe_store(self, silence_s: Callable[[], float], limit_s: float) -> None:
         """From now on, ask how long the rendezvous store has not answered.

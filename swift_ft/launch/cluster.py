@@ -19,6 +19,7 @@ from typing import NoReturn
 from swift_ft.config import EXIT_USAGE
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import Journal, open_journal
+from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
@@ -32,7 +33,6 @@ from swift_ft.launch.stop_signals import (
 )
 from swift_ft.launch.store_service import StoreService
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Verdict
 from swift_ft.store_address import TCP, StoreAddress
 
@@ -54,10 +54,10 @@ _SIGNALLED = 128
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult:
-    """How a standalone run ended, and all entries of its journal."""
+    """How a standalone run ended, and what its journal tells."""
 
     verdict: Verdict
-    entries: tuple[Entry, ...]
+    history: History
 
 
 class Cluster:
@@ -76,7 +76,13 @@ class Cluster:
         store = job.settings.store if self._service is None else self._service.address
         settings = replace(job.settings, store=store)
         run_id = find_run(partial(connect, store), job.run_id)
-        self._job = replace(job, settings=settings, run_id=run_id, lifeline=self._lifeline_r)
+        self._job = replace(
+            job,
+            settings=settings,
+            run_id=run_id,
+            lifeline=self._lifeline_r,
+            keeps_journal=bool(settings.config.events_out),
+        )
         self._agents: dict[int, int] = {}  # number of the machine on this host, by process
 
     @property
@@ -228,10 +234,10 @@ class Cluster:
         return Follower(self._journal()).state.verdict
 
     def _result(self) -> ClusterResult:
-        entries: list[Entry] = []
-        follower = Follower(self._journal(), on_entry=entries.append)
+        history = History()
+        follower = Follower(self._journal(), on_entry=history.on_entry, on_snapshot=history.on_snapshot)
         verdict = follower.state.verdict or Verdict(False, "all machines ended before the job did", 1)
-        return ClusterResult(verdict, tuple(entries))
+        return ClusterResult(verdict, history)
 
 
 def _kill_group(pid: int) -> None:

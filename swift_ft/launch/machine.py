@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
@@ -15,6 +14,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig
 
+from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.coordination.relay.upstream import SILENCE_S
 from swift_ft.coordination.store_client import connect
@@ -39,6 +39,7 @@ from swift_ft.network import connect as reach
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import State, Verdict
+from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.store_address import ETCD
 from swift_ft.torch_adapters.connections import connections_to, shut_down
 
@@ -61,7 +62,8 @@ class MachineJob:
         opened: the job's shape.
         preferred_slot: the slot to ask for.
         lifeline: see :class:`MachineAgent`.
-        on_entry: called in a thread of the launcher with each entry of the journal.
+        history: notes the entries of the journal, in a thread of the launcher; None if nobody wants them.
+        keeps_journal: no entry of the journal is deleted: the launcher reads all of them in the end.
         index: number of this machine among those of this host.
         host: the machine on which this one is a guest; empty for a machine of its own.
     """
@@ -72,7 +74,8 @@ class MachineJob:
     opened: ev.JobOpened
     preferred_slot: int | None = None
     lifeline: int | None = None
-    on_entry: Callable[[Entry], None] | None = None
+    history: History | None = None
+    keeps_journal: bool = False
     index: int = 0
     host: str = ""
 
@@ -102,8 +105,15 @@ def run_machine(job: MachineJob) -> Verdict:
         run_end.on_entry(entry)
         if status is not None:
             status.on_entry(entry)
-        if job.on_entry is not None:
-            job.on_entry(entry)
+        if job.history is not None:
+            job.history.on_entry(entry)
+
+    def on_snapshot(snapshot: Snapshot) -> None:
+        run_end.on_snapshot()
+        if status is not None:
+            status.on_snapshot(snapshot)
+        if job.history is not None:
+            job.history.on_snapshot(snapshot)
 
     settings, launch_config = job.settings, job.launch_config
     connect_to_store = partial(
@@ -124,6 +134,8 @@ def run_machine(job: MachineJob) -> Verdict:
         join_s=settings.config.join_timeout_s,
         on_change=on_change,
         on_entry=on_entry,
+        on_snapshot=on_snapshot,
+        compacts=not job.keeps_journal,
         setup=setup,
         domain=settings.config.domain_of(job.index),
         host=job.host,
@@ -182,7 +194,7 @@ def _become_guest(job: MachineJob, slot: int, host: str) -> NoReturn:
     """Run a second machine here, in a child of the standby. Its output is the launcher's."""
     config = replace(job.settings.config, metrics_port=0)  # its host serves that port
     settings = replace(job.settings, config=config, spare=False)
-    guest = replace(job, settings=settings, preferred_slot=slot, host=host, lifeline=None, on_entry=None)
+    guest = replace(job, settings=settings, preferred_slot=slot, host=host, lifeline=None, history=None)
     code = 1
     try:
         code = run_machine(guest).exit_code

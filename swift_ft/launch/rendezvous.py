@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from torch.distributed.elastic.rendezvous.api import (
@@ -18,6 +19,8 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from swift_ft.config import SILENCE_S
+from swift_ft.coordination.block_log import block_log_in
+from swift_ft.coordination.compaction import ArchivedPosition, Compactor
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import EventLog, open_journal
 from swift_ft.coordination.relay.lines import Line
@@ -31,6 +34,7 @@ from swift_ft.recovery.events import Entry
 from swift_ft.recovery.heads import FANOUT, levels_of
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, agent_order
+from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore
 
 __all__ = ["JournalRendezvous"]
@@ -50,6 +54,8 @@ class JournalRendezvous(RendezvousHandler):
         setup: what this machine must have in common with all others, as it is now.
         domain: this machine's failure domain; empty if it is one of its own.
         on_entry: called in the follower's thread with each entry of the journal.
+        on_snapshot: called in the follower's thread with a snapshot that stands for entries of the journal.
+        compacts: this machine may delete old blocks of the journal, if that is its duty.
         reach: opens a line to the relay of the machine at an address.
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
         append_s: how long an event may take to arrive in the journal.
@@ -75,6 +81,8 @@ class JournalRendezvous(RendezvousHandler):
         domain: str = "",
         host: str = "",
         on_entry: Callable[[Entry], None] | None = None,
+        on_snapshot: Callable[[Snapshot], None] | None = None,
+        compacts: bool = True,
         reach: Callable[[str], Line] | None = None,
         fanout: int = FANOUT,
         append_s: float = SILENCE_S,
@@ -114,7 +122,19 @@ class JournalRendezvous(RendezvousHandler):
             self.relay.look(after, self.machine)
             on_change(before, after)
 
-        self.follower = Follower(self.relay, on_change=on_new_state, on_entry=on_entry)
+        compactor = Compactor(
+            lambda: block_log_in(connect()),
+            ArchivedPosition(self.store).read,
+            lambda: self.machine,
+            ThreadPoolExecutor(1, thread_name_prefix="swift-compaction"),
+        )
+        self.follower = Follower(
+            self.relay,
+            on_change=on_new_state,
+            on_entry=on_entry,
+            on_snapshot=on_snapshot,
+            on_block=compactor.on_block if compacts else None,
+        )
         self.relay.look(self.follower.state, self.machine)
         self.follower.start()
 

@@ -52,6 +52,11 @@ class RunEnd:
         with self._lock:
             self._tail.append(entry)
 
+    def on_snapshot(self) -> None:
+        """Entries are missing from here on: they are archived. Called in the follower's thread."""
+        with self._lock:
+            self._tail.clear()
+
     def hear(self, message: dict[str, Any]) -> None:
         """Note what a worker says about its store and its log."""
         if "log" in message:

@@ -48,14 +48,15 @@ class LayoutChange:
         return {**asdict(self), "layers": list(self.layers), "moves": moves, "received": received}
 
 
-def layout_changes(entries: Iterable[Entry]) -> list[LayoutChange]:
+def layout_changes(entries: Iterable[Entry], began: State | None = None) -> list[LayoutChange]:
     """All changes of a run, in their order.
 
     Args:
         entries: of its journal.
+        began: the state before the first of them, if that is not the journal's first.
     """
     found: list[LayoutChange] = []
-    state, stopped, received = State(), 0.0, dict[int, int]()
+    state, stopped, received = began or State(), 0.0, dict[int, int]()
     for entry in entries:
         before, state = state, step(state, entry.event)
         if isinstance(entry.event, ev.LayoutBoundaryReached) and not before.round.stopped:

@@ -114,9 +114,14 @@ _INTERRUPTIONS = (
 )
 
 
-def recoveries(entries: Iterable[Entry]) -> list[Recovery]:
-    """All recoveries in a journal. For one that did not end, ``live`` is None."""
-    state, timeline = State(), Timeline()
+def recoveries(entries: Iterable[Entry], began: State | None = None) -> list[Recovery]:
+    """All recoveries in a journal. For one that did not end, ``live`` is None.
+
+    Args:
+        entries: of the journal.
+        began: the state before the first of them, if that is not the journal's first.
+    """
+    state, timeline = began or State(), Timeline()
     for entry in entries:
         before, state = state, step(state, entry.event)
         timeline.apply(before, state, entry)

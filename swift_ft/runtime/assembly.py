@@ -26,6 +26,7 @@ from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.archive import JournalArchive, JournalArchiver
 from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.coordination.background_writer import BackgroundWriter
+from swift_ft.coordination.compaction import ArchivedPosition
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.participant import Participant
@@ -154,8 +155,7 @@ class Assembly:
         )
         self._background = ThreadPoolExecutor(1, thread_name_prefix="swift-housekeeper")
         self._archiver = self._new_archiver()
-        on_entry = self._archiver.on_entry if self._archiver is not None else None
-        self._participant = Participant(context, journal, self._progress, on_entry)
+        self._participant = Participant(context, journal, self._progress, self._archiver)
         self._group = GenerationGroup(
             self._rendezvous,
             rank=context.rank,
@@ -166,8 +166,12 @@ class Assembly:
         self._groups = Groups(self._participant, self._group)
 
     def _new_archiver(self) -> JournalArchiver | None:
+        if self._context.rank != 0:
+            return None
+        archived = ArchivedPosition(self._rendezvous)
+        archived.note(0)
         archive = JournalArchive(self._store, self._context.run_id)
-        return JournalArchiver(archive, self._background) if self._context.rank == 0 else None
+        return JournalArchiver(archive, self._background, archived.note)
 
     def _open_store(self) -> None:
         open_store(self._store, self._context, self._rendezvous)

@@ -17,8 +17,10 @@ from swift_ft.coordination.relay.relay import Relay
 from swift_ft.coordination.relay.upstream import Upstream
 from swift_ft.coordination.relay.worker_journal import WorkerJournal
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.blocks import Block, block_from_text
+from swift_ft.recovery.blocks import Block, Sequencer, block_from_text
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.protocol import step
+from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
 
 __all__ = ["MemoryLog", "RelayedJob", "RelayedMachine"]
 
@@ -31,6 +33,7 @@ class MemoryLog:
         self.reads = 0
         self.stalled = threading.Event()
         self._deleted = 0
+        self._snapshot: str | None = None
         self._changed = threading.Condition()
 
     def append(self, text: str, name: str) -> None:
@@ -58,10 +61,21 @@ class MemoryLog:
 
     def snapshot(self) -> str | None:
         """See :meth:`BlockLog.snapshot`."""
-        return None
+        return self._snapshot
 
     def put_snapshot(self, text: str, number: int) -> None:
         """See :meth:`BlockLog.put_snapshot`."""
+        self._snapshot = text
+
+    def compact(self) -> None:
+        """Keep a snapshot of all that was written, and delete it."""
+        state, sequencer, blocks = State(), Sequencer(), self.blocks()
+        for block in blocks:
+            sequencer, entries = sequencer.admit_all(block)
+            for entry in entries:
+                state = step(state, entry.event)
+        self.put_snapshot(snapshot_to_text(Snapshot(state, sequencer, len(blocks))), len(blocks))
+        self.delete_before(len(blocks))
 
     def blocks(self) -> list[Block]:
         """All that was written."""

@@ -30,6 +30,7 @@ from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
 from swift_ft.recovery.heads import FANOUT, served_by
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.waits import waiting
 
 __all__ = ["Relay"]
@@ -127,6 +128,13 @@ class Relay:
         self._outgoing.arrived(block)
         return block
 
+    def snapshot(self) -> Snapshot | None:
+        """See :meth:`EventLog.snapshot`. It comes from the store: those that follow read their own."""
+        snapshot = self._upstream.journal.snapshot()
+        if snapshot is not None:
+            self._outgoing.arrived(s for s in self._outgoing.all() if snapshot.sequencer.has(s))
+        return snapshot
+
     def look(self, state: State, machine: str) -> None:
         """Note what the state of the job is now, and under which name this machine takes part in it."""
         self._upstream.look(state, machine)
@@ -177,8 +185,16 @@ class Relay:
 
     def _push(self, number: int, text: str) -> None:
         with self._changed:
-            if not self._recent.add(number, text):
+            recent = self._recent
+            skipped = number > recent.end  # this relay went on from a snapshot
+            if not recent.add(number, text):
                 return
+            message: dict[str, Any]
+            if skipped:
+                message = {"end": number, "from": number}
+                for subscriber, wanted in self._subscribers.items():
+                    if wanted < number:  # it will get none of those: it must not wait for them
+                        subscriber.push(message)
             message = {"block": number, "text": text}
             for subscriber, wanted in self._subscribers.items():
                 if wanted <= number:

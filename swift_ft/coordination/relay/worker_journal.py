@@ -19,6 +19,7 @@ from swift_ft.coordination.relay.outgoing import Outgoing, Stamper
 from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
+from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.waits import waiting
 
 __all__ = ["AGENT_SILENCE_S", "WorkerJournal", "journal_of_worker"]
@@ -109,6 +110,13 @@ class WorkerJournal:
         block = block_from_text(text)
         self._outgoing.arrived(block)
         return block
+
+    def snapshot(self) -> Snapshot | None:
+        """See :meth:`EventLog.snapshot`. It comes from the store, as blocks do that the agent has no more."""
+        snapshot = self._store().snapshot()
+        if snapshot is not None:
+            self._outgoing.arrived(s for s in self._outgoing.all() if snapshot.sequencer.has(s))
+        return snapshot
 
     def _read(self, number: int, timeout_s: float) -> str | bytes | None:
         deadline = self._now() + timeout_s

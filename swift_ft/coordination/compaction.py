@@ -1,0 +1,141 @@
+"""Keeps the journal short: a snapshot now and then, and no blocks that it covers.
+
+A snapshot stands for all that was before. Newcomers read it and the blocks after it, and the blocks before it
+are deleted. It lies an interval back, so that a reader that is a little behind needs none. A reader that is
+further behind goes on from it. One agent has the duty to write, which follows from the state. If it is lost,
+the next one has it.
+
+Where a session archives the journal, nothing is deleted before it is archived: the worker that goes on with
+the archive finds in the journal all that is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from swift_ft.coordination.block_log import BlockLog
+from swift_ft.errors import RendezvousLostError
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["EVERY", "ArchivedPosition", "Compactor", "writes_snapshots"]
+
+_logger = logging.getLogger(__name__)
+
+EVERY = 1000
+"""Events of an interval, at least: a newcomer reads so many in a few hundredths of a second."""
+_EVENTS_PER_WORKER = 4
+"""An interval grows with the job: what its snapshot costs stays in proportion to what its events cost."""
+_MOST_MARKS = 64
+"""Ends of intervals that are remembered while the archive is behind."""
+
+_ARCHIVED = "journal/archived"
+
+
+def writes_snapshots(state: State, machine: str) -> bool:
+    """Whether it is the duty of a machine's agent: that of the lowest filled slot."""
+    members = state.membership.members
+    return bool(members) and members[min(members)] == machine
+
+
+class ArchivedPosition:
+    """How far the journal is archived, for the agent that deletes: in the rendezvous store.
+
+    Args:
+        store: a client of it.
+    """
+
+    def __init__(self, store: RendezvousStore) -> None:
+        self._store = store
+
+    def note(self, position: int) -> None:
+        """All entries before a position are archived. With 0 a worker says that it is about to archive."""
+        before = self._store.compare_set(_ARCHIVED, "", str(position)).decode()
+        while int(before) < position:
+            found = self._store.compare_set(_ARCHIVED, before, str(position)).decode()
+            if found == str(position):
+                break
+            before = found
+
+    def read(self) -> int | None:
+        """The position. None if nobody archives."""
+        return int(self._store.get(_ARCHIVED)) if self._store.check([_ARCHIVED]) else None
+
+
+class Compactor:
+    """Writes snapshots and deletes what they cover, if that is this machine's duty.
+
+    Args:
+        open_log: opens the log of the journal. Called in the background, once this machine has the duty.
+        archived: how far the journal is archived; None if nobody archives.
+        machine: the present name of this machine.
+        background: runs what waits for the store, one thing after the other.
+        every: events of an interval, at least.
+    """
+
+    def __init__(
+        self,
+        open_log: Callable[[], BlockLog],
+        archived: Callable[[], int | None],
+        machine: Callable[[], str],
+        background: Executor,
+        every: int = EVERY,
+    ) -> None:
+        self._open_log = open_log
+        self._archived = archived
+        self._machine = machine
+        self._background = background
+        self._every = every
+        self._lock = threading.Lock()
+        # Ends of intervals that no snapshot was written for; guarded by the lock.
+        self._marks: deque[Snapshot] = deque(maxlen=_MOST_MARKS)
+        self._last = 0  # the position of the last mark; owner: the journal thread
+        self._log: BlockLog | None = None  # owner: the background
+
+    def on_block(self, now: Snapshot) -> None:
+        """Note where the journal stands. Called in the journal thread after each block."""
+        position = now.sequencer.position
+        interval = max(self._every, _EVENTS_PER_WORKER * now.state.world_size)
+        if position // interval <= self._last // interval:
+            return
+        self._last = position
+        with self._lock:
+            self._marks.append(now)
+        if writes_snapshots(now.state, self._machine()):
+            self._background.submit(self._write)
+
+    def _write(self) -> None:
+        try:
+            self._write_newest()
+        except RendezvousLostError as error:
+            _logger.debug("no snapshot is written: %s", error, extra={"event": "snapshot_failed"})
+        except Exception:
+            _logger.exception("No snapshot of the journal is written.", extra={"event": "snapshot_failed"})
+
+    def _write_newest(self) -> None:
+        archived = self._archived()
+        with self._lock:
+            older = [*self._marks][:-1]  # the newest one stays an interval ahead
+        covered = [mark for mark in older if _may_go(mark, archived)]
+        if not covered:
+            return
+        if self._log is None:
+            self._log = self._open_log()
+        newest = covered[-1]
+        self._log.put_snapshot(snapshot_to_text(newest), newest.number)
+        self._log.delete_before(newest.number)
+        with self._lock:
+            while self._marks and self._marks[0].number <= newest.number:
+                self._marks.popleft()
+
+
+def _may_go(mark: Snapshot, archived: int | None) -> bool:
+    """Whether what is before a mark may be deleted."""
+    if archived is None:
+        return not mark.state.has_sessions  # a worker with a session is about to archive
+    return mark.sequencer.position <= archived
