@@ -9,13 +9,14 @@ part at the same iteration. Then comes the next one:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from immutables import Map
 
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import Plan, RecoveryMode
+from swift_ft.recovery.values import replace
 
 __all__ = ["COMMUNICATION", "DEADLINE", "MAX_TRIES", "STATE", "Attempts", "Way", "machine_in"]
 

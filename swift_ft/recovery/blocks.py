@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from immutables import Map
 
 from swift_ft.recovery.events import EVENTS, Entry, Event, event_class
+from swift_ft.recovery.values import made
 
 __all__ = ["Block", "Sequencer", "Stamped", "block_from_text", "block_to_text"]
 
@@ -126,19 +127,13 @@ def _run(block: list[Stamped]) -> dict[str, Any]:
 
 def _stamped(run: dict[str, Any]) -> Iterator[Stamped]:
     kind = event_class(run["event"])
-    known = {name for name, _ in _FIELDS[kind]}
-    same: dict[str, Any] = {name: _tupled(value) for name, value in run["same"].items()}
+    same: dict[str, Any] = run["same"]
     each: dict[str, list[Any]] = run.get("each", {})
     count: int = run.get("count", 1)
-    stamps = [each.get(name) or itertools.repeat(same.get(name), count) for name in _STAMP]
-    common = {name: value for name, value in same.items() if name in known}
-    names = [name for name in each if name in known]
-    if names:
-        rows = zip(*([_tupled(value) for value in each[name]] for name in names), strict=True)
-        events = [kind(**common, **dict(zip(names, row, strict=True))) for row in rows]
-    else:
-        events = [kind(**common)] * count
-    return map(Stamped, events, *stamps)
+    columns: dict[str, Iterable[Any]] = {name: itertools.repeat(_tupled(same[name]), count) for name in same}
+    columns |= {name: map(_tupled, values) for name, values in each.items()}
+    stamps = [columns[name] for name in _STAMP]
+    return map(Stamped._make, zip(made(kind, count, columns), *stamps, strict=True))
 
 
 def _tupled(value: Any) -> Any:

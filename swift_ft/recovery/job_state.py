@@ -7,7 +7,7 @@ compared. Iterate over such a map in sorted order wherever the order matters: al
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.maps import without
 from swift_ft.recovery.plan import Plan
+from swift_ft.recovery.values import replace
 
 __all__ = [
     "MAX_PATIENCE",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import itertools
 import json
 import types
 import typing
@@ -24,6 +25,7 @@ from immutables import Map
 from swift_ft.errors import SwiftError
 from swift_ft.recovery.blocks import Sequencer
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.values import made
 
 __all__ = ["Snapshot", "decoded", "encoded", "snapshot_from_text", "snapshot_to_text"]
 
@@ -206,11 +208,13 @@ def _table(kind: Any) -> _Table:
 
     def decode(data: Any) -> list[Any]:
         count, same, each = data
-        common = {name: codec_of(name).decode(item) for name, item in same.items()}
-        if not each:
-            return [kind(**common) for _ in range(count)]
-        columns = (map(codec_of(name).decode, column) for name, column in each.items())
-        return [kind(**common, **dict(zip(each, row, strict=True))) for row in zip(*columns, strict=True)]
+        columns: dict[str, Iterable[Any]] = {
+            name: itertools.repeat(codec_of(name).decode(item), count) for name, item in same.items()
+        }
+        columns |= {name: map(codec_of(name).decode, column) for name, column in each.items()}
+        if _is_named_tuple(kind):
+            return [kind(*row) for row in zip(*(columns[name] for name in names), strict=True)]
+        return made(kind, count, columns)
 
     return _Codec(encode, decode)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers.generations import end_job, open_generation
 from swift_ft.recovery.job_state import Checkpoints, Membership, SavedPart, State, base_of
 from swift_ft.recovery.maps import kept
+from swift_ft.recovery.values import replace
 
 __all__ = [
     "checkpoint_committed",

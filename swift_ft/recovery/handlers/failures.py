@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from swift_ft.recovery.attempts import machine_in
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.values import replace
 
 __all__ = ["note_failure", "note_machine"]
 

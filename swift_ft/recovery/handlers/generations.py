@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 
 from immutables import Map
 
 from swift_ft.recovery.early_ends import why_too_early
 from swift_ft.recovery.job_state import Layouts, Membership, Phase, RecoveryRound, Spare, State, Verdict
 from swift_ft.recovery.maps import without
+from swift_ft.recovery.values import replace
 
 __all__ = ["end_job", "fill_slots", "open_generation", "restart_all"]
 

@@ -10,7 +10,6 @@ dealt anew nothing moves: once all have stopped, none has begun the iteration fr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from immutables import Map
 
@@ -26,6 +25,7 @@ from swift_ft.recovery.layout.stage_layers import (
     why_no_layout,
 )
 from swift_ft.recovery.plan import Plan, RecoveryMode
+from swift_ft.recovery.values import replace
 
 __all__ = [
     "in_layout",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 from immutables import Map
 
@@ -15,6 +15,7 @@ from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_
 from swift_ft.recovery.handlers.guests import relieve_guests
 from swift_ft.recovery.handlers.newcomers import refuse, why_refused
 from swift_ft.recovery.job_state import JobShape, Layouts, Phase, Spare, State, Verdict, base_of
+from swift_ft.recovery.values import replace
 
 __all__ = [
     "deadline_passed",
@@ -113,7 +114,7 @@ def _lose_with_guests(state: State, event: ev.MachineLost) -> State:
     reason = f"its host was lost: {event.reason}"
     for guest in guests_of(state, event.machine):
         if state.phase != Phase.ENDED:
-            state = _lose(state, replace(event, machine=guest, reason=reason), last=False)
+            state = _lose(state, dataclasses.replace(event, machine=guest, reason=reason), last=False)
     return _lose(state, event) if state.phase != Phase.ENDED else state
 
 

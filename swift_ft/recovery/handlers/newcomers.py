@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from swift_ft.config import EXIT_USAGE
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.early_ends import why_steps_differ
 from swift_ft.recovery.handlers.generations import end_job, fill_slots
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.values import replace
 
 __all__ = ["refuse", "refuse_other_steps", "why_refused"]
 

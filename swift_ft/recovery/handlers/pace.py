@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.devices import device_of
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.values import replace
 
 __all__ = ["pace_noted"]
 

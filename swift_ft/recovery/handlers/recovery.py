@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from immutables import Map
 
@@ -20,6 +20,7 @@ from swift_ft.recovery.layout.stage_layers import replicated_layers
 from swift_ft.recovery.maps import kept, without
 from swift_ft.recovery.plan import Plan, RecoveryMode, make_plan
 from swift_ft.recovery.topology import replica_sets
+from swift_ft.recovery.values import replace
 
 __all__ = [
     "communication_failed",
@@ -35,7 +36,7 @@ __all__ = [
 def status_reported(state: State, event: ev.StatusReported) -> State:
     """Note a worker's status. The last one leads to the plan."""
     if event.live and (event.iteration or 0) < state.tries.replay_targets.get(event.rank, 0):
-        event = replace(event, live=False)  # an earlier replay of it did not reach its end
+        event = dataclasses.replace(event, live=False)  # an earlier replay of it did not reach its end
     statuses = state.round.statuses.set(event.rank, event)
     state = replace(state, has_sessions=True, round=replace(state.round, statuses=statuses))
     if why := why_too_early(state):
