@@ -152,6 +152,7 @@ class RunConfig:
         "machines that read and write the journal through one of them, in a job that has more (default: 32)",
         metavar="N",
         minimum=2,
+        maximum=32,
         same_everywhere=True,
     )
     failure_domain: str = _option(

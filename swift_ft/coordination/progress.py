@@ -1,44 +1,39 @@
-"""What each worker is doing right now. It tells its agent, which publishes it in the rendezvous store.
+"""What each worker is doing right now. It tells its agent, and relays pass it on to the rendezvous store.
 
-    worker ──(its channel, with a heartbeat)──▶ agent ──(at most once a second)──▶ progress/of/SLOT
+    worker ──(its channel, with a heartbeat)──▶ agent ──(notes, at most once a second)──▶ heads ──▶ store
 
-So training never waits for the store, and the store gets one value for each machine, however fast steps are.
+So training never waits for the store, however fast steps are, and the store gets one value for each group of
+machines (`coordination/relay/notes.py`).
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from swift_ft.coordination.agent_channel import AgentChannel
+from swift_ft.coordination.relay.notes import NotesReader
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
 
-__all__ = ["ProgressBoard", "ProgressReader", "progress_key", "progress_text"]
+__all__ = ["ProgressBoard", "ProgressReader", "progress_key"]
 
-
-def progress_key(slot: int) -> str:
-    """Where the progress of a slot's workers is."""
-    return f"progress/of/{slot}"
+_KEY = "progress/"
 
 
-def progress_text(of_ranks: Mapping[int, Mapping[str, Any]]) -> str:
-    """The progress of a machine's workers, by rank, as it is published."""
-    return json.dumps({str(rank): facts for rank, facts in of_ranks.items()})
+def progress_key(rank: int) -> str:
+    """The key of the note that says what a worker does."""
+    return f"{_KEY}{rank}"
 
 
 class ProgressReader:
-    """Reads the progress of all workers, in two exchanges once all machines have published any.
+    """Reads the progress of all workers.
 
     Args:
         rendezvous: a client of the rendezvous store.
     """
 
     def __init__(self, rendezvous: RendezvousStore) -> None:
-        self._rendezvous = rendezvous
-        self._known: frozenset[int] = frozenset()  # slots with a value, which is never deleted
+        self._notes = NotesReader(rendezvous)
 
     def read(self, machines: int) -> dict[int, Any]:
         """The last progress of each worker that has published any, by rank. From any thread.
@@ -46,21 +41,8 @@ class ProgressReader:
         Args:
             machines: slots of the job.
         """
-        self._look_for([slot for slot in range(machines) if slot not in self._known])
-        if not (known := sorted(self._known)):
-            return {}
-        with waiting("the rendezvous store to say what all workers do"):
-            texts = self._rendezvous.multi_get([progress_key(slot) for slot in known])
-        return {int(rank): facts for text in texts for rank, facts in json.loads(text).items()}
-
-    def _look_for(self, slots: list[int]) -> None:
-        if slots and self._is_there(*slots):
-            self._known |= {*slots}
-        else:
-            self._known |= {slot for slot in slots if self._is_there(slot)}
-
-    def _is_there(self, *slots: int) -> bool:
-        return self._rendezvous.check([progress_key(slot) for slot in slots])
+        notes = self._notes.read(machines)
+        return {int(key.removeprefix(_KEY)): facts for key, facts in notes.items() if key.startswith(_KEY)}
 
 
 class ProgressBoard:

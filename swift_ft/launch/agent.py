@@ -23,13 +23,12 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
 from swift_ft.config import RunConfig, WorkerContext
-from swift_ft.coordination.background_writer import BackgroundWriter
+from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.errors import RendezvousLostError, UsageError
 from swift_ft.launch.agent_status import AgentStatus, WorkerFacts
 from swift_ft.launch.guests import Guests
 from swift_ft.launch.processes import StandbyContext
-from swift_ft.launch.progress_notes import ProgressNotes
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.run_end import RunEnd
 from swift_ft.launch.sentinel import Sentinel
@@ -138,7 +137,6 @@ class MachineAgent(ElasticAgent):
             machine_silence_s=settings.config.machine_silence_s,
         )
         self._guests = Guests(standby, spec.rdzv_handler, settings.config.elastic_wait_s)
-        self._notes = ProgressNotes(BackgroundWriter(self._membership.store))
         self._sessionless_in = 0
         self._forming_since: float | None = None
         self._rejoin_at: float | None = None
@@ -163,8 +161,8 @@ class MachineAgent(ElasticAgent):
                 for key, _ in self._selector.select(timeout=self._watch.pause_s):
                     self._handle(key.fileobj, key.data)
                 self._watch_workers()
-                slot = self._membership.follower.state.slot_of(self._membership.machine)
-                self._notes.look(slot, self._heard.shown)
+                for rank, facts in self._heard.shown.items():
+                    self._membership.journal.note(progress_key(rank), facts)
         except SignalException as error:
             return self._hand_over(error.sigval)
         except UsageError:  # the machine was refused, and the journal says so

@@ -19,7 +19,7 @@ from collections.abc import Collection
 
 from swift_ft.recovery.job_state import State
 
-__all__ = ["FANOUT", "group_of", "groups_of", "levels_of", "served_by", "upstream_of"]
+__all__ = ["FANOUT", "levels_of", "served_by", "upstream_of"]
 
 FANOUT = 32
 """Machines in a group; as many go to the store themselves."""
@@ -70,17 +70,6 @@ def served_by(state: State, machine: str, suspected: Collection[str] = (), fanou
             break
         width = wider
     return range(slot, min(slot - slot % width + width, machines))
-
-
-def groups_of(machines: int, fanout: int = FANOUT) -> list[range]:
-    """The slots of each group of machines whose notes are kept together; of one, where there are no heads."""
-    width = fanout if levels_of(machines, fanout) else 1
-    return [range(start, min(start + width, machines)) for start in range(0, machines, width)]
-
-
-def group_of(slot: int, machines: int, fanout: int = FANOUT) -> int:
-    """The number of a slot's group in :func:`groups_of`."""
-    return slot // fanout if levels_of(machines, fanout) else slot
 
 
 def _first(state: State, slots: range, suspected: Collection[str]) -> str | None:

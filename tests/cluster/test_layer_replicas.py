@@ -248,8 +248,8 @@ def test_two_are_lost_at_once_and_no_layer_with_them(tmp_path: Path, undisturbed
 
 
 def test_all_replicas_of_a_layer_are_lost(tmp_path: Path, undisturbed: References) -> None:
-    """Then all go back to the checkpoint."""
-    both = "; ".join(f"kill machine={machine} iteration=9 point=forward" for machine in (1, 3))
+    """The second one before the first one is repaired. Then all go back to the checkpoint."""
+    both = "kill machine=3 iteration=9 point=forward; kill machine=1 iteration=any point=report"
     run = run_pipelines(tmp_path, inject=both, spares=2)
     assert_same_layers(run, undisturbed())
     assert modes(run) == {"fallback"}, run.output[-3000:]

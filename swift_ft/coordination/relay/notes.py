@@ -5,7 +5,7 @@ way. The last machine on the way writes them into the store: one key for each gr
 reader needs few questions, however many workers there are. Losing a note is harmless, since the next one
 replaces it. A machine that takes another way sends all that it knows again.
 
-In a job without heads each machine writes a key of its own (:func:`swift_ft.recovery.heads.group_of`).
+In a job without heads each machine writes a key of its own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from swift_ft.recovery.heads import FANOUT, group_of, groups_of
+from swift_ft.recovery.heads import FANOUT, levels_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.waits import waiting
 
-__all__ = ["Facts", "Notes", "notes_key", "read_notes", "write_notes"]
+__all__ = ["Facts", "Notes", "NotesReader", "write_notes"]
 
 Facts = dict[str, dict[str, Any]]
 """By key, what is known; JSON-ready."""
@@ -38,6 +39,13 @@ class Notes:
             self._known.setdefault(slot, {}).update(facts)
             self._changed.setdefault(slot, set()).update(facts)
 
+    def put_new(self, slot: int, key: str, facts: dict[str, Any]) -> None:
+        """As :meth:`put`, for what may be told again and again without a change."""
+        with self._lock:
+            told = self._known.get(slot, {}).get(key) == facts
+        if not told:
+            self.put(slot, {key: facts})
+
     def all_are_new(self) -> None:
         """What was passed on is to be passed on again."""
         with self._lock:
@@ -55,15 +63,10 @@ class Notes:
             return {key: facts for slot in slots for key, facts in self._known.get(slot, {}).items()}
 
 
-def notes_key(group: int) -> str:
-    """The key of the store that has the notes of a group of machines."""
-    return f"notes/{group}"
-
-
 def write_notes(
     store: RendezvousStore, notes: Notes, changed: Iterable[int], *, machines: int, fanout: int = FANOUT
 ) -> None:
-    """Write what is known of the groups in which something has changed.
+    """Write what is known where something has changed: of groups in a job with heads, else of machines.
 
     Args:
         store: the rendezvous store.
@@ -72,22 +75,57 @@ def write_notes(
         machines: of the job.
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
     """
-    groups = groups_of(machines, fanout)
-    for group in sorted({group_of(slot, machines, fanout) for slot in changed}):
-        store.set(notes_key(group), json.dumps(notes.of(groups[group]), separators=(",", ":")))
+    if levels_of(machines, fanout):
+        for group in sorted({slot // FANOUT for slot in changed}):
+            _write(store, _of_group(group), notes.of(range(group * FANOUT, (group + 1) * FANOUT)))
+    else:
+        for slot in changed:
+            _write(store, _of_slot(slot), notes.of([slot]))
 
 
-def read_notes(store: RendezvousStore, machines: int, fanout: int = FANOUT) -> Facts:
-    """All notes that are in the store.
+class NotesReader:
+    """Reads all notes, in two exchanges once all machines have written some. From any thread.
 
     Args:
         store: the rendezvous store.
-        machines: of the job.
-        fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
     """
-    keys = [notes_key(group) for group in range(len(groups_of(machines, fanout)))]
-    found: Facts = {}
-    for key in keys:
-        if store.check([key]):
-            found |= json.loads(store.get(key))
-    return found
+
+    def __init__(self, store: RendezvousStore) -> None:
+        self._store = store
+        self._known: frozenset[str] = frozenset()  # keys with a value, which is never deleted
+
+    def read(self, machines: int) -> Facts:
+        """All notes that are in the store.
+
+        Args:
+            machines: slots of the job.
+        """
+        keys = [_of_group(group) for group in range(-(-machines // FANOUT))]
+        keys += [_of_slot(slot) for slot in range(machines if machines <= FANOUT else 0)]
+        self._look_for([key for key in keys if key not in self._known])
+        if not self._known:
+            return {}
+        with waiting("the rendezvous store to say what all workers do"):
+            texts = self._store.multi_get(sorted(self._known))
+        return {key: facts for text in texts for key, facts in json.loads(text).items()}
+
+    def _look_for(self, keys: list[str]) -> None:
+        """Note which of these keys have a value by now. Machines begin to write at different times."""
+        if not keys:
+            return
+        if self._store.check(keys):
+            self._known |= {*keys}
+        else:
+            self._known |= {key for key in keys if self._store.check([key])}
+
+
+def _of_group(group: int) -> str:
+    return f"notes/group/{group}"
+
+
+def _of_slot(slot: int) -> str:
+    return f"notes/slot/{slot}"
+
+
+def _write(store: RendezvousStore, key: str, facts: Facts) -> None:
+    store.set(key, json.dumps(facts, separators=(",", ":")))

@@ -111,7 +111,7 @@ class Relay:
     def note(self, key: str, facts: dict[str, Any]) -> None:
         """See :meth:`EventLog.note`."""
         if (slot := self._state.slot_of(self._machine)) is not None:
-            self._notes.put(slot, {key: facts})
+            self._notes.put_new(slot, key, facts)
 
     def read(self, number: int, timeout_s: float) -> Block | None:
         """See :meth:`EventLog.read`. What was read is pushed to those that follow."""

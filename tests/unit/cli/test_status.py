@@ -16,7 +16,8 @@ import pytest
 from swift_ft.cli.run import parser
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.journal_reader import entries_of
-from swift_ft.coordination.progress import progress_key, progress_text
+from swift_ft.coordination.progress import progress_key
+from swift_ft.coordination.relay.notes import Notes, write_notes
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.store_service import StoreService
@@ -41,8 +42,10 @@ class Job:
             *(ev.WorkerReady(rank=r, generation=1) for r in range(2)),
             ev.MachineLost(machine="b", reason="its agent's connection ended"),
         )
+        notes = Notes()
         for rank in range(2):
-            self.store.set(progress_key(rank), progress_text({rank: {"iteration": 47, "mode": "live"}}))
+            notes.put(rank, {progress_key(rank): {"iteration": 47, "mode": "live"}})
+        write_notes(self.store, notes, range(2), machines=2)
 
     def append(self, *events: ev.Event) -> None:
         self.journal.append(*events)
