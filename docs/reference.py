@@ -52,6 +52,7 @@ _WIDTH = 100
 _LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 MEANINGS = {
+    "snapshot_failed": "The journal could not be shortened now. It is tried again after the next events.",
     "errand_failed": "Something that a worker told the rendezvous store in the background was not taken.",
     "keys_not_read": "What a worker reads in the rendezvous store in the background has not come yet.",
     "slow_link": "TCP measured that a link between two workers carries less than the others do.",
