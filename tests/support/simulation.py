@@ -11,7 +11,9 @@ OF_OTHER_JOBS = frozenset({RecoveryMode.MEMORY, RecoveryMode.LAYOUT})
 """Ways that only jobs with copies, or with layers that move, can take."""
 
 
-def run_seeds(kind: JobKind, machines: int, workers: int, seeds: int, first_seed: int = 0) -> Counter[str]:
+def run_seeds(
+    kind: JobKind, machines: int, workers: int, seeds: int, first_seed: int = 0, *, heads: bool = False
+) -> Counter[str]:
     """Counts what happened in all runs.
 
     Raises:
@@ -19,5 +21,5 @@ def run_seeds(kind: JobKind, machines: int, workers: int, seeds: int, first_seed
     """
     seen: Counter[str] = Counter()
     for seed in range(first_seed, first_seed + seeds):
-        seen += simulate(kind, seed, machines, workers).seen
+        seen += simulate(kind, seed, machines, workers, heads=heads).seen
     return seen

@@ -80,6 +80,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--first-seed", type=int, default=0, metavar="N", help="the first of them (default: 0)"
     )
+    parser.add_argument(
+        "--heads",
+        action="store_true",
+        help="let events travel through heads, which merge, stall and die, as in large jobs",
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="run this seed only, and print its journal")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
@@ -104,7 +109,8 @@ def _show_seed(args: argparse.Namespace) -> int:
     ok = True
     result: dict[str, Any]
     try:
-        outcome = simulate(args.job, args.seed, *args.shape, trace=journal.append if args.json else print)
+        trace = journal.append if args.json else print
+        outcome = simulate(args.job, args.seed, *args.shape, heads=args.heads, trace=trace)
         result = {**asdict(outcome), "seen": dict(sorted(outcome.seen.items()))}
         text = f"{'finished' if outcome.ok else 'gave up'}: {outcome.reason} ({outcome.events} events)"
     except Violation as violation:
@@ -120,7 +126,7 @@ def _run_seeds(args: argparse.Namespace) -> Summary:
     begin = time.process_time()
     for seed in _with_progress(range(args.first_seed, args.first_seed + args.seeds)):
         try:
-            summary.seen += simulate(args.job, seed, machines, workers).seen
+            summary.seen += simulate(args.job, seed, machines, workers, heads=args.heads).seen
         except Violation as violation:
             summary.violations[seed] = str(violation)
     summary.cpu_s = round(time.process_time() - begin, 3)

@@ -193,17 +193,22 @@ class SimulatedJob(Cluster):
             if self.ticks > MAX_TICKS:
                 raise Violation(f"no end after {MAX_TICKS} ticks in phase {self.states[-1].phase}")
             candidates = self.candidates()
+            self.heads.act()
             if self.fault_timing.is_due(self.ticks):
                 self._faults.strike()
                 continue
             if self._clock.thaw_due():
                 continue
             if not candidates:
+                if self.heads.flush_all():
+                    continue
                 if not self._clock.revive():
                     break
                 continue
             participant = candidates[int(rng.random() * len(candidates))]
             idle = 0 if self._take_turn(participant) else idle + 1
+            if idle > _ENOUGH_IDLE and self.heads.flush_all():
+                idle = 0
             if idle > _ENOUGH_IDLE and not self._all_take_turns():
                 idle = 0
                 if not self._clock.pass_deadline():

@@ -77,8 +77,8 @@ class Machine:
         self.world.append(event, repr(self))
 
     def read(self, until: int) -> None:
-        """Read the journal up to a position."""
-        self.position = until
+        """Read all blocks of the journal up to a position."""
+        self.position = max(self.position, self.world.end_before(until))
 
     def join(self) -> None:
         """Offer the machine to the job."""

@@ -5,6 +5,7 @@ It follows the journal, appends events, writes logs and parts of checkpoints, co
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from swift_ft.recovery import events as ev
@@ -54,6 +55,7 @@ class Process:
         started_in: the generation that started it.
         position: events that it has read.
         unwritten_event: an event that it decided to append, and has not appended yet.
+        unanswered: its events that are on their way. It waits for them.
         content: its state, if it has any.
         active_generation: the generation whose group it is in.
         joining_generation: the generation whose group it is about to form.
@@ -73,6 +75,7 @@ class Process:
         self.exit_code: int | None = None
         self.frozen = False
         self.unwritten_event: ev.Event | None = None
+        self.unanswered = 0
         self.content: Content | None = None
         self.active_generation: int | None = None
         self.joining_generation: int | None = None
@@ -137,14 +140,14 @@ class Process:
     # ------------------------------------------------------------------------------------- the journal
 
     def read(self, until: int) -> bool:
-        """The follower thread reads everything up to a position. False if that ends the process."""
+        """The follower thread reads all blocks up to a position. False if that ends the process."""
         if self.world.settings.sessionless:
-            self.position = until
+            self.position = max(self.position, self.world.end_before(until))
             return True
-        states = self.world.states
-        while self.position < until:
-            self.position += 1
-            state = states[self.position]
+        ends = self.world.ends
+        for number in range(bisect_right(ends, self.position), bisect_right(ends, until)):
+            self.position = ends[number]
+            state = self.world.states[self.position]
             if self.rank == 0 and (due := commit_due(state, 0)) is not None:
                 self._begin_commit(due, state)
             known = state.checkpoints.committed
@@ -158,11 +161,20 @@ class Process:
         return True
 
     def append(self, event: ev.Event) -> bool:
-        """Append an event to the journal and read up to it. False if that ends the process."""
+        """Append an event to the journal and read up to it. False if that ends the process.
+
+        If the event travels through a head, the process waits, and reads on when it is there.
+        """
         if self in self.machine.workers and self.world.freezes_before_write(self.machine, event):
             self.unwritten_event = event
             return True
-        return self.read(self.world.append(event, repr(self)))
+        position = self.world.heads.send(self, event, repr(self))
+        return position is None or self.read(position)
+
+    def answered(self, position: int) -> None:
+        """Its event is in the journal."""
+        if self.alive and not self.frozen:
+            self.read(position)
 
     def exit(self, code: int) -> None:
         """The process ends, whatever it was doing."""

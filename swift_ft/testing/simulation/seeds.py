@@ -72,6 +72,7 @@ def simulate(
     machines: int,
     workers: int = 1,
     *,
+    heads: bool = False,
     trace: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Run one seed.
@@ -81,6 +82,7 @@ def simulate(
         seed: decides everything.
         machines: number of slots.
         workers: per machine.
+        heads: events travel through heads, as in large jobs, and newcomers begin from snapshots.
         trace: called with each line of the run's journal, if given.
 
     Returns:
@@ -90,8 +92,11 @@ def simulate(
         Violation: when something happens that must never happen, with the command that shows this seed.
     """
     try:
-        return make_job(kind, seed, machines, workers, trace=trace).run()
+        job = make_job(kind, seed, machines, workers, trace=trace)
+        if heads:
+            job.use_heads()
+        return job.run()
     except Exception as error:
-        options = f"--job {kind} --shape {machines}x{workers} --seed {seed}"
+        options = f"--job {kind} --shape {machines}x{workers}{' --heads' * heads} --seed {seed}"
         command = f"python -m swift_ft.testing.simulation {options}"
         raise Violation(f"seed {seed}: {error}\nto see it: {command}") from error

@@ -64,6 +64,8 @@ class Worker(ReplayingProcess):
 
     def act(self) -> bool:
         """Take one small step. False if there was nothing to do."""
+        if self.unanswered:
+            return False
         if not self.read(self.position):
             return True
         background = self.saves or self.commits or self.cleanups

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.blocks import Sequencer, Stamped
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.protocol import step
+from swift_ft.testing.simulation.heads import Heads
+from swift_ft.testing.simulation.newcomers import Newcomers
 from swift_ft.testing.simulation.settings import Settings
 from swift_ft.testing.simulation.store import Content, Logged, SharedStore
 
@@ -69,6 +73,8 @@ class World(ABC):
         seen: how often each kind of thing happened.
         events: the journal.
         states: the protocol's state before each event, and after the last one.
+        ends: how many events there were after each block: participants read whole blocks.
+        heads: which events of workers travel through, if the job has any (:meth:`use_heads`).
         ticks: steps of the simulation so far.
         settings: what the seed decided.
         claimed: worker 0 has claimed the store.
@@ -95,6 +101,10 @@ class World(ABC):
         self.seen: Counter[str] = Counter()
         self.events: list[ev.Event] = []
         self.states = [State()]
+        self.ends = [0]
+        self.heads = Heads(seed, self.write, self.seen)
+        self._sequencer = Sequencer()
+        self._newcomers = Newcomers(seed, self.seen)
         self.ticks = 0
         self.world_size = machines * workers
         self.settings = Settings.draw(seed, self.rng, sessionless=sessionless)
@@ -118,12 +128,37 @@ class World(ABC):
         """The group of a generation, or the one in which its replay groups replay."""
         return self._groups.setdefault((generation, replay), Group())
 
+    def use_heads(self) -> None:
+        """Let events of workers travel through heads, and newcomers begin from snapshots."""
+        self.heads.use()
+        self._newcomers.use()
+
     # ------------------------------------------------------------------------------------- the journal
 
     def append(self, event: ev.Event, by: str) -> int:
-        """Write an event to the journal; returns the position after it."""
+        """Write a block of one event to the journal; returns the position after it."""
+        self._append(event, by)
+        self.ends.append(len(self.events))
+        return len(self.events)
+
+    def write(self, block: Sequence[Stamped]) -> int:
+        """Write a block to the journal. An event that is there already changes nothing."""
+        self._sequencer, entries = self._sequencer.admit_all(block)
+        self.seen["the same event twice"] += len(block) - len(entries)
+        for entry in entries:
+            self._append(entry.event, entry.by)
+        if entries:
+            self.ends.append(len(self.events))
+        return len(self.events)
+
+    def end_before(self, position: int) -> int:
+        """The end of the last block that lies within so many events."""
+        return self.ends[bisect_right(self.ends, position) - 1]
+
+    def _append(self, event: ev.Event, by: str) -> None:
         before = self.states[-1]
         after = step(before, event)
+        self._newcomers.check(before, event, after)
         self.events.append(event)
         self.states.append(after)
         if self._trace is not None:
@@ -134,7 +169,6 @@ class World(ABC):
             self.state_changed(before, after)
         else:
             self.seen[f"no news: {type(event).__name__}"] += 1
-        return len(self.events)
 
     def note(self, what: str) -> None:
         """Add a line to the trace that is no event."""

@@ -96,6 +96,8 @@ class MemoryWorker(Worker):
 
     def act(self) -> bool:
         """Take one small step, of the training thread or of the one that sends copies."""
+        if self.unanswered:
+            return False
         if self._copies and self.world.rng.random() < self._job.copy_rate:
             return not self.read(self.position) or self._continue_copy(self._copies[0]) or super().act()
         return super().act()
