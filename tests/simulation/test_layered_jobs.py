@@ -22,7 +22,7 @@ def run_jobs(machines: int, workers: int, seeds: int) -> Counter[str]:
 
 
 def test_four_machines() -> None:
-    seen = run_jobs(4, 1, 1_000)
+    seen = run_jobs(4, 1, 1_500)
     assert seen[f"mode: {RecoveryMode.LAYOUT}"] > 300
     assert seen["layers moved"] > 1_000
     assert seen[f"mode: {RecoveryMode.REPLAY}"] > 100
