@@ -45,7 +45,7 @@ def test_other_shapes(machines: int, workers: int, seeds: int) -> None:
 
 
 def test_stages_that_are_lost_in_all_pipelines() -> None:
-    seen = run_jobs(4, 1, 500, LOST_STAGES + 1_200) + run_jobs(6, 1, 150, LOST_STAGES)
+    seen = run_jobs(4, 1, 500, LOST_STAGES + 1_200) + run_jobs(6, 1, 240, LOST_STAGES + 400)
     for what in (
         "replay group of 2",
         "replay group of 3",
