@@ -162,8 +162,8 @@ def test_strangers_change_nothing_but_the_log(tmp_path: Path, monkeypatch: pytes
     assert run.recoveries == []
     assert run.events("MachineLost") == []
     assert len(run.events("MachineJoined")) == len(reference.events("MachineJoined"))
-    assert attack.rounds >= 10
-    assert attack.refused >= 25  # how many there are depends on the host
+    assert attack.rounds >= 1  # each throws everything at every port; how many there are depends on the host
+    assert attack.refused >= 5
     assert len(attack.agents) == 5  # four machines and a spare
     for usage in attack.agents.values():
         assert usage.most["threads"] <= usage.first["threads"] + 12, usage
