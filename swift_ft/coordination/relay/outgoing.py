@@ -89,7 +89,7 @@ class Outgoing:
             self._error = error
             self._changed.notify_all()
 
-    def wait_for(self, stamped: Stamped, limit_s: float) -> None:
+    def confirm(self, stamped: Stamped, limit_s: float) -> None:
         """Wait until an event has arrived.
 
         Raises:

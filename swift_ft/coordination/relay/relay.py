@@ -31,7 +31,6 @@ from swift_ft.recovery.events import Event
 from swift_ft.recovery.heads import FANOUT, served_by
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.snapshot import Snapshot
-from swift_ft.waits import waiting
 
 __all__ = ["Relay"]
 
@@ -94,8 +93,7 @@ class Relay:
     def append(self, *events: Event) -> Stamped:
         """See :meth:`EventLog.append`."""
         last = self.post(*events)
-        with waiting("the journal to take an event", self._append_s):
-            self._outgoing.wait_for(last, self._append_s)
+        self._outgoing.confirm(last, self._append_s)
         return last
 
     def post(self, *events: Event) -> Stamped:

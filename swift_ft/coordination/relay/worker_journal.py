@@ -20,7 +20,6 @@ from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
 from swift_ft.recovery.snapshot import Snapshot
-from swift_ft.waits import waiting
 
 __all__ = ["AGENT_SILENCE_S", "WorkerJournal", "journal_of_worker"]
 
@@ -80,8 +79,7 @@ class WorkerJournal:
     def append(self, *events: Event) -> Stamped:
         """See :meth:`EventLog.append`."""
         last = self.post(*events)
-        with waiting("the journal to take an event", self._append_s):
-            self._outgoing.wait_for(last, self._append_s)
+        self._outgoing.confirm(last, self._append_s)
         return last
 
     def post(self, *events: Event) -> Stamped:
