@@ -201,9 +201,15 @@ class MachineAgent(ElasticAgent):
             ended = state if self.run_is_over else None
         self._stop()
         if ended is not None:
-            self._run_end.tidy(ended, ended.slot_of(membership.machine), self._settings.shutdown_s)
+            self._end(ended)
         self.verdict = Verdict(False, left, 128 + number)
         return self._result(ok=False)
+
+    def _end(self, state: State) -> None:
+        """The job has ended, and this machine's workers have."""
+        limit_s = self._settings.shutdown_s
+        self._run_end.tidy(state, state.slot_of(self._membership.machine), limit_s)
+        self._guests.wait_for_end(limit_s)
 
     def _leave(self) -> RunResult:
         """Leave the run, as somebody asked or because this is a guest: a spare takes this machine's place."""
@@ -244,7 +250,7 @@ class MachineAgent(ElasticAgent):
             case AgentTodo.STOP:
                 self.verdict = state.verdict
                 self._stop()
-                self._run_end.tidy(state, state.slot_of(membership.machine), self._settings.shutdown_s)
+                self._end(state)
                 self.run_is_over = True
                 return self._result(ok=state.verdict is not None and state.verdict.ok)
             case AgentTodo.REFUSED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import State
 from swift_ft.units import format_bytes
+from swift_ft.waits import waiting
 
 __all__ = ["Guests", "resident_bytes"]
 
@@ -69,6 +71,18 @@ class Guests:
                 return
             self._tries[slot] += 1
             self._standby.launch_guest(slot, machine)
+
+    def wait_for_end(self, limit_s: float) -> None:
+        """The job has ended: let the guests end by themselves. The standby kills the rest.
+
+        A guest that was killed while it archives the journal would leave a begun file in the store.
+        """
+        deadline = time.monotonic() + limit_s
+        with waiting("its guests to end", limit_s):
+            while self._standby.guests and (left := deadline - time.monotonic()) > 0:
+                ready, _, _ = select.select([self._standby], [], [], left)
+                if ready and self._standby.receive() is None:
+                    return
 
     def _why_not(self, slot: int, workers: Iterable[int]) -> str:
         """Why this machine cannot take a guest; empty if it can."""
