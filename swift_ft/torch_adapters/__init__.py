@@ -25,6 +25,7 @@ distribution.py                         how tensors come to a mesh              
 wrappers.py                             whether an optimizer can hold hooks           test_wrappers.py
 fsdp.py                                 FSDP2's progress in an iteration            test_fsdp.py
 dcp.py                                  DCP's fsspec reader, writer, metadata       test_dcp.py
+saved_tensors.py                        what torch.save writes of a tensor          test_saved_tensors.py
 elastic_agent.py                        torchelastic's agent, its workers' start    test_elastic_agent.py
 pipelining/hook.py                      steps, messages and state of a schedule     test_pipelining.py
 pipelining/layer_averages.py            when a stage has all its gradients          test_layer_averages.py

@@ -9,6 +9,8 @@ Private parts used (tested on torch 2.13):
 - ``torch.distributed.checkpoint._fsspec_filesystem``: DCP's reader and writer through fsspec, with their
   ``fs.create_stream``, ``fs.concat_path``, ``fs.rename``, ``path`` and the file name ``.metadata``. All that
   they read and write goes through ``fs``.
+- ``FileSystemReader._slice_file`` with ``storage_data``: where an item lies in its file; and
+  ``torch.distributed._shard._utils.narrow_tensor_by_index``: a range of a tensor.
 - ``FileSystemWriter._write_data``, which writes lists of items, one file each, and the attribute ``mappings``
   of the planner: the path of each item in the state.
 - ``torch.distributed.checkpoint._traverse.set_element``: puts a loaded value into a nested state.
@@ -27,6 +29,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, Any, Protocol
 
 import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
 from torch.distributed.checkpoint._traverse import set_element
@@ -34,7 +37,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+)
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -42,6 +53,7 @@ from torch.futures import Future
 from swift_ft.errors import DamagedCheckpointError
 from swift_ft.storage.digest import Digester, FileDigest, digest_of_file
 from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.saved_tensors import read_into
 
 __all__ = ["FileOf", "NearFiles", "PartReader", "check_digest", "staged", "write_part"]
 
@@ -54,6 +66,7 @@ torch.serialization.add_safe_globals([io.BytesIO])  # DCP stores a state's bytes
 
 _METADATA = ".metadata"
 _DRAFT = ".tmp"
+_SMALL_BYTES = 1 << 20
 # The classes in DCP's metadata of a checkpoint, besides dtypes.
 _DCP = "torch.distributed.checkpoint"
 _KNOWN = {
@@ -167,6 +180,37 @@ class PartReader(FsspecReader):
                 raise pickle.UnpicklingError(f"{_METADATA} holds {type(metadata).__name__}")
             self._metadata = metadata
         return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what a plan names, file by file. See :class:`torch.distributed.checkpoint.StorageReader`."""
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
+        for name, items in by_file.items():
+            with self.fs.create_stream(self.fs.concat_path(self.path, name), "rb") as file:
+                for item in sorted(items, key=lambda item: self.storage_data[item.storage_index].offset):
+                    self._read_item(file, item, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read_item(self, file: Any, item: ReadItem, planner: LoadPlanner) -> None:
+        saved_at = self.storage_data[item.storage_index]
+        view: Any = self._slice_file(file, saved_at)
+        if saved_at.length <= _SMALL_BYTES:  # torch makes a dozen reads of a few bytes each
+            view = io.BytesIO(view.read(-1))
+        if item.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(item, view)
+            return
+        target = planner.resolve_tensor(item).detach()
+        if any(item.storage_offsets) or not read_into(target, view):
+            view.seek(0)
+            saved = torch.load(view, map_location="cpu", weights_only=True)
+            part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
+            if part.shape != target.shape:
+                raise ValueError(f"{item.dest_index.fqn} is {part.shape} there and {target.shape} here")
+            target.copy_(part)
+        planner.commit_tensor(item, target)
 
     def fill(self, state: dict[str, Any]) -> None:
         """Load the part into the tensors of a state.
