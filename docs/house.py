@@ -25,7 +25,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "ground": (
         "errors addresses failpoints host_memory units",
         "network",
-        "plain_python determinism faults store_address token_server torch_adapters.core waits",
+        "bounded_server plain_python determinism faults store_address torch_adapters.core waits",
+        "token_server page_server",
         "config file_server",
     ),
     "decide": ("recovery",),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import ipaddress
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swift_ft.addresses import listen_address
 from swift_ft.errors import NotLaunchedError, UsageError
 from swift_ft.faults import parse_faults
 from swift_ft.network import Certificates, JobSecret, held_secret
@@ -262,6 +264,13 @@ class RunConfig:
         minimum=0,
         maximum=_HIGHEST_PORT,
     )
+    metrics_address: str | None = _option(
+        Topic.OUTPUT,
+        None,
+        "where these two ports listen: an address of this host, or 0.0.0.0 for all of them (default: where "
+        "other machines reach this one, 127.0.0.1 with --standalone; for a host's name all of its addresses)",
+        metavar="ADDRESS",
+    )
     profile_out: str | None = _option(
         Topic.OUTPUT,
         None,
@@ -358,6 +367,10 @@ class RunConfig:
         names = self.failure_domain.split(",")
         return names[index % len(names)].strip()
 
+    def metrics_listen_address(self, host: str) -> str:
+        """Where metrics are served on a host that others reach at ``host``; empty for all its addresses."""
+        return listen_address(host) if self.metrics_address is None else self.metrics_address
+
     @property
     def certificates(self) -> Certificates | None:
         """The files for TLS; None without."""
@@ -388,9 +401,7 @@ class RunConfig:
         ways = [flag_of(name) for name in ("resume", "auto_resume", "fresh") if getattr(self, name)]
         if len(ways) > 1:
             yield f"{' and '.join(ways)} exclude each other: choose one."
-        for name in ("metrics_port", "worker_metrics_port"):
-            if getattr(self, name) and importlib.util.find_spec("prometheus_client") is None:
-                yield f"{flag_of(name)} needs prometheus_client: pip install 'swift-ft[metrics]'."
+        yield from self._mistakes_of_metrics()
         if self.events_log not in (None, "-") and not Path(self.events_log).parent.is_dir():
             yield f"--events-log: there is no folder {Path(self.events_log).parent}: create it."
         yield from self._mistakes_of_security()
@@ -398,6 +409,19 @@ class RunConfig:
             parse_faults(self.inject)
         except UsageError as error:
             yield str(error)
+
+    def _mistakes_of_metrics(self) -> Iterator[str]:
+        for name in ("metrics_port", "worker_metrics_port"):
+            if getattr(self, name) and importlib.util.find_spec("prometheus_client") is None:
+                yield f"{flag_of(name)} needs prometheus_client: pip install 'swift-ft[metrics]'."
+        if self.metrics_address is not None:
+            try:
+                ipaddress.ip_address(self.metrics_address)
+            except ValueError:
+                yield (
+                    f"--metrics-address {self.metrics_address!r} is no address: give one of this host's, or "
+                    "0.0.0.0 for all of them."
+                )
 
     def _mistakes_of_security(self) -> Iterator[str]:
         names = ("tls_cert", "tls_key", "tls_ca")

@@ -213,7 +213,8 @@ class Session:
         self._has_groups = groups is not None
         self._has_snapshots = snapshot_every is not None
         if port := context.config.worker_metrics_port:
-            serve_worker_metrics(port, context.rank, self.metrics)
+            address = context.config.metrics_listen_address(context.address)
+            serve_worker_metrics(address, port, context.rank, self.metrics)
         _active = self
 
     @with_named_arguments

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from typing import Any
 
 from swift_ft.launch.agent_status import AgentStatus
+from swift_ft.page_server import Page, Pages, PageServer, metrics_page
 from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.plan import RecoveryMode
 
@@ -16,89 +16,48 @@ __all__ = ["AgentCollector", "AgentEndpoint"]
 
 _logger = logging.getLogger(__name__)
 
-_REQUEST_S = 10.0
-
 
 class AgentEndpoint:
-    """A server in threads of this process. If its port is taken, the run continues without it.
+    """A server in threads of this process. If it cannot listen, the run continues without it.
 
     Args:
-        port: where it listens, on all addresses; 0 for any free one.
+        address: where it listens; empty for all addresses of this host.
+        port: its number; 0 for any free one.
         status: what it serves.
 
     Attributes:
         port: where it listens; None if it does not.
     """
 
-    def __init__(self, port: int, status: AgentStatus) -> None:
+    def __init__(self, address: str, port: int, status: AgentStatus) -> None:
         self.port: int | None = None
-        self._server: ThreadingHTTPServer | None = None
-        handler = type("Handler", (_Handler,), {"status": status, "registry": _registry(status)})
+        self._server: PageServer | None = None
+        pages: Pages = {
+            "/metrics": metrics_page(AgentCollector(status)),
+            "/healthz": partial(_health, status),
+        }
         try:
-            self._server = _Server(("", port), handler)
+            self._server = PageServer(address, port, pages, name="swift-endpoint")
         except OSError as error:
             _logger.warning(
-                "This machine serves no metrics and answers no probes: port %d is not available (%s). "
+                "This machine serves no metrics and answers no probes: %s is not available (%s). "
                 "The run continues.",
-                port,
+                f"port {port} at {address}" if address else f"port {port}",
                 error,
                 extra={"event": "metrics_not_served"},
             )
             return
         self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, name="swift-endpoint", daemon=True).start()
 
     def close(self) -> None:
         """Stop serving."""
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    status: AgentStatus
-    registry: Any
-    timeout = _REQUEST_S
-
-    def do_GET(self) -> None:
-        """Answer one request."""
-        match self.path.partition("?")[0]:
-            case "/healthz":
-                trouble = self.status.trouble()
-                self._answer(503 if trouble else 200, f"{trouble or 'ok'}\n".encode())
-            case "/metrics":
-                from prometheus_client import generate_latest
-                from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-
-                self._answer(200, generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4)
-            case _:
-                self._answer(404, b"/metrics or /healthz\n")
-
-    def _answer(self, code: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
-
-
-def _registry(status: AgentStatus) -> Any:
-    from prometheus_client import CollectorRegistry
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(AgentCollector(status))
-    return registry
+def _health(status: AgentStatus) -> Page:
+    trouble = status.trouble()
+    return Page(f"{trouble or 'ok'}\n".encode(), 503 if trouble else 200)
 
 
 _JOB_GAUGES = {

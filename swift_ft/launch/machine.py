@@ -219,7 +219,9 @@ def _endpoint(job: MachineJob, status: AgentStatus | None, watch: StoreWatch) ->
     if status is None:
         return None
     status.observe_store(watch.silence_s, watch.notice_s)
-    return AgentEndpoint(job.settings.config.metrics_port + job.index, status)
+    config = job.settings.config
+    address = config.metrics_listen_address(job.settings.address)
+    return AgentEndpoint(address, config.metrics_port + job.index, status)
 
 
 def _wait_until_opened(handler: JournalRendezvous) -> None:

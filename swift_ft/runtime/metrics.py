@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swift_ft.errors import UsageError
 from swift_ft.logging import IterationStats, LogWriterMetrics
+from swift_ft.page_server import PageServer, metrics_page
 
-__all__ = ["LogMetrics", "MetricsCollector", "SessionMetrics", "serve_metrics", "serve_worker_metrics"]
+__all__ = ["LogMetrics", "MetricsCollector", "SessionMetrics", "serve_worker_metrics"]
 
 _logger = logging.getLogger(__name__)
 
@@ -84,46 +84,26 @@ _HIGH_WATER = ("queue_high_water_bytes", "pool_high_water_bytes")
 _NOW = ("disk_bytes", "waiting_segments")
 
 
-def serve_metrics(port: int, read: Callable[[], SessionMetrics]) -> int:
-    """Serve a worker's metrics to Prometheus, from a thread, while the process lives.
-
-    Nothing is computed before a scrape.
-
-    Args:
-        port: the port; 0 for any free one.
-        read: reads the metrics.
-
-    Returns:
-        The port.
-
-    Raises:
-        UsageError: if prometheus_client is not installed.
-        OSError: if the port is not available.
-    """
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server
-    except ImportError as error:
-        raise UsageError(
-            "Metrics are served by prometheus_client: pip install 'swift-ft[metrics]'."
-        ) from error
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetricsCollector(read))
-    server, _ = start_http_server(port, registry=registry)
-    return int(server.server_port)
-
-
-def serve_worker_metrics(base: int, rank: int, read: Callable[[], SessionMetrics]) -> None:
+def serve_worker_metrics(address: str, base: int, rank: int, read: Callable[[], SessionMetrics]) -> None:
     """As ``swift-run --worker-metrics-port`` promises: worker r serves its metrics at that port + r.
 
-    If the port is taken, training continues without metrics.
+    It does while the process lives. Nothing is computed before a scrape. If it cannot listen, training
+    continues without metrics.
+
+    Args:
+        address: where it listens; empty for all addresses of this host.
+        base: the port of worker 0.
+        rank: this worker.
+        read: reads its metrics.
     """
+    pages = {"/metrics": metrics_page(MetricsCollector(read))}
     try:
-        serve_metrics(base + rank, read)
+        PageServer(address, base + rank, pages, name="swift-metrics")
     except OSError as error:
         _logger.warning(
-            "Worker %d serves no metrics: port %d is not available (%s). Training continues.",
+            "Worker %d serves no metrics: %s is not available (%s). Training continues.",
             rank,
-            base + rank,
+            f"port {base + rank} at {address}" if address else f"port {base + rank}",
             error,
             extra={"event": "metrics_not_served", "rank": rank},
         )

@@ -80,7 +80,11 @@ class Wire:
                 client, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            server = stranger(self._to)
+            try:
+                server = stranger(self._to)
+            except OSError:  # nothing listens there any more
+                client.close()
+                continue
             server.settimeout(None)
             for source, target, record in (
                 (client, server, self.upward),

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from swift_ft.addresses import listen_address
+from swift_ft.config import RunConfig
 from swift_ft.file_server import FileServer
 from swift_ft.launch.store_service import StoreService
 from swift_ft.network import JobSecret, Port
+from swift_ft.page_server import PageServer
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 
 _LISTENING = "0A"
@@ -58,7 +60,14 @@ def store(host: str) -> Iterator[int]:
     yield made.port
 
 
-@pytest.mark.parametrize("server", [port, segments, service, store])
+@contextmanager
+def pages(host: str) -> Iterator[int]:
+    address = RunConfig().metrics_listen_address(host)
+    with closing(PageServer(address, 0, {}, name="test-pages")) as server:
+        yield server.server_port
+
+
+@pytest.mark.parametrize("server", [port, segments, service, store, pages])
 def test_a_server_listens_at_its_own_address_only(server: object) -> None:
     assert callable(server)
     with server("127.0.0.1") as number:

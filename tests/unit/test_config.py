@@ -20,7 +20,11 @@ from tests.support.strangers import issue, new_authority
 FILES = ("token_file", "tls_cert", "tls_key", "tls_ca")
 """Options whose files are read at once."""
 FIELDS = [field.name for field in dataclasses.fields(RunConfig) if field.name not in FILES]
-TEXTS = {"inject": "kill machine=0 iteration=8 point=forward", "stragglers": "replace"}
+TEXTS = {
+    "inject": "kill machine=0 iteration=8 point=forward",
+    "metrics_address": "127.0.0.7",
+    "stragglers": "replace",
+}
 TYPES = get_type_hints(RunConfig)
 
 
@@ -166,14 +170,32 @@ def test_how_many_machines(
 def test_each_mistake_is_one_line(
     jobs: list[MachineJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--helpers", "-1", "--metrics-port", "65536", "--fresh", "--resume"]
+    flags = [
+        "--helpers",
+        "-1",
+        "--metrics-port",
+        "65536",
+        "--metrics-address",
+        "node7",
+        "--fresh",
+        "--resume",
+    ]
     assert swift_run(tmp_path, *flags) == EXIT_USAGE
     assert capsys.readouterr().err.splitlines() == [
         "swift-run: --helpers must be at least 0, not -1.",
         "swift-run: --metrics-port must be at most 65535, not 65536.",
         "swift-run: --resume and --fresh exclude each other: choose one.",
+        "swift-run: --metrics-address 'node7' is no address: give one of this host's, or 0.0.0.0 for all of "
+        "them.",
     ]
     assert not jobs
+
+
+def test_metrics_are_served_where_the_run_is_unless_told() -> None:
+    assert RunConfig().metrics_listen_address("127.0.0.1") == "127.0.0.1"
+    assert RunConfig().metrics_listen_address("node7") == ""  # a name stands for all addresses
+    told = RunConfig(metrics_address="0.0.0.0")
+    assert told.metrics_listen_address("127.0.0.1") == "0.0.0.0"
 
 
 def test_a_process_without_a_launcher_has_no_context() -> None:

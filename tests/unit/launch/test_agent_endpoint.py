@@ -39,7 +39,7 @@ class Agent:
 
     def __init__(self) -> None:
         self.status = AgentStatus(loop_limit_s=5.0)
-        self.endpoint = AgentEndpoint(0, self.status)
+        self.endpoint = AgentEndpoint("127.0.0.1", 0, self.status)
         self.position = 0
 
     def read(self, *events: ev.Event) -> None:
@@ -192,7 +192,7 @@ def test_a_port_in_use_is_said_and_no_reason_to_stop(caplog: pytest.LogCaptureFi
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
-        endpoint = AgentEndpoint(taken.getsockname()[1], AgentStatus(loop_limit_s=1.0))
+        endpoint = AgentEndpoint("127.0.0.1", taken.getsockname()[1], AgentStatus(loop_limit_s=1.0))
     assert endpoint.port is None
     assert [vars(record)["event"] for record in caplog.records] == ["metrics_not_served"]
     endpoint.close()

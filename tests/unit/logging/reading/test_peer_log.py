@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swift_ft import file_server, token_server
+from swift_ft import file_server
 from swift_ft.errors import LogCorruptError, LogMissingError
 from swift_ft.file_server import FileServer
 from swift_ft.logging import FetchStats, LogReader, PeerLog, PeerSources, copy_into
@@ -155,7 +155,7 @@ def test_bytes_that_are_no_request_get_one_line(
 def test_half_open_connections_end_at_their_deadline(
     server: FileServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(token_server, "_PROVES_S", 0.2)
+    monkeypatch.setattr(server, "_limit_s", 0.2)
     for first in (b"", b"GET /", b"GET /x HTTP/1.1\r\n"):
         assert is_refused(stranger(server.address, first))
     wait_until(lambda: len(events_of(caplog)) == 3, "a line for each")
@@ -164,7 +164,7 @@ def test_half_open_connections_end_at_their_deadline(
 def test_a_member_comes_through_a_crowd_of_strangers(
     server: FileServer, segment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_server, "_MAX_STRANGERS", 4)
+    monkeypatch.setattr(server, "_most", 4)
     crowd = [stranger(server.address) for _ in range(20)]
     assert ask(server.address, f"/{segment.name}") == (200, segment.read_bytes())
     for line in crowd[:10]:
