@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +27,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.cpu_time import cpu_by_process
 from benchmarks.lib.results import (
     Summary,
     Target,
@@ -40,10 +37,9 @@ from benchmarks.lib.results import (
     target_table,
 )
 from benchmarks.recovery.compute import pure_compute
-from examples.commands import CommandError, descendants
+from benchmarks.recovery.meter import Meter
+from examples.commands import CommandError
 from examples.disturbed import Failure, swift
-from swift_ft.cli.watch import View, Watch
-from swift_ft.recovery.job_state import Phase
 
 WIDTH = 384
 """Of the model: far narrower ones spend more time in Python than in matrix products, as no real one does."""
@@ -264,59 +260,6 @@ def measure(variant: Variant, failure: Failure, reference: dict[str, torch.Tenso
         identical=found.keys() == reference.keys()
         and all(torch.equal(tensor, reference[name]) for name, tensor in found.items()),
     )
-
-
-@dataclass(frozen=True)
-class Reading:
-    """CPU seconds by process and bytes through the loopback interface, so far."""
-
-    cpu_s: dict[int, float]
-    sent_bytes: int
-
-
-class Meter:
-    """Watches a run (:data:`examples.disturbed.Show`), and reads its use at the steps of the recovery.
-
-    Args:
-        owner: rank of the worker that is lost.
-    """
-
-    def __init__(self, owner: int) -> None:
-        self._owner = owner
-        self._readings: dict[str, Reading] = {}
-
-    def __call__(self, watch: Watch, running: Callable[[], bool]) -> None:
-        """Poll until the run is over, and read at each step."""
-        while running():
-            watch.poll()
-            if (step := self._next_step(watch.view)) is not None:
-                self._readings[step] = Reading(cpu_by_process(descendants(os.getpid())), _loopback_bytes())
-            time.sleep(0.01)
-
-    def _next_step(self, view: View) -> str | None:
-        """The step that was taken since the last reading."""
-        if "detected" not in self._readings:
-            return "detected" if view.state.generation > 1 else None
-        if "loaded" not in self._readings:
-            progress = view.progress.get(self._owner)
-            return "loaded" if progress is not None and progress.mode == "replay" else None
-        if "replayed" not in self._readings:
-            return "replayed" if view.state.phase == Phase.LIVE else None
-        return None
-
-    def spent(self, since: str) -> dict[int, float]:
-        """CPU seconds from a step to the end of the replay, by process."""
-        before, after = self._readings[since].cpu_s, self._readings["replayed"].cpu_s
-        return {pid: seconds - before.get(pid, 0.0) for pid, seconds in after.items()}
-
-    def sent_bytes(self, since: str) -> int:
-        """Bytes from a step to the end of the replay."""
-        return self._readings["replayed"].sent_bytes - self._readings[since].sent_bytes
-
-
-def _loopback_bytes() -> int:
-    lines = Path("/proc/net/dev").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.lstrip().startswith("lo:"))
 
 
 # -------------------------------------------------------------------------------------------------- results
