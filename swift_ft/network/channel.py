@@ -7,7 +7,6 @@ A thread can wait in :meth:`Channel.receive`; a loop over a selector calls :meth
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import socket
 import ssl
@@ -18,6 +17,7 @@ from typing import Any
 from swift_ft.network.errors import BadFrameError
 from swift_ft.network.frames import MAX_FRAME_BYTES, FrameBuffer, Opener, Sealer
 from swift_ft.network.handshake import Keys
+from swift_ft.network.messages import decoded, encoded
 
 __all__ = ["SEND_TIMEOUT_S", "Channel"]
 
@@ -34,7 +34,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 class Channel:
-    """Messages are JSON objects. One thread at a time receives; any may send.
+    """Messages are JSON objects (`network/messages.py`). One thread at a time receives; any may send.
 
     Args:
         line: connected, and after the handshake. The channel closes it.
@@ -79,7 +79,10 @@ class Channel:
             TimeoutError: the other side does not read. The channel is closed.
             ConnectionError: it is over.
         """
-        body = _encoded(message)
+        self.send_encoded(encoded(message), timeout_s)
+
+    def send_encoded(self, body: bytes, timeout_s: float = SEND_TIMEOUT_S) -> None:
+        """As :meth:`send`, for a message that is encoded once and sent to many."""
         deadline = time.monotonic() + timeout_s
         with self._sending:
             self._unsent = memoryview(bytes(self._unsent) + self._sealer.seal(body))
@@ -96,10 +99,14 @@ class Channel:
         Raises:
             ConnectionError: the channel is over.
         """
+        return self.try_send_encoded(encoded(message))
+
+    def try_send_encoded(self, body: bytes) -> bool:
+        """As :meth:`try_send`, for a message that is encoded once and sent to many."""
         with self._sending:
             if self._unsent and not self._flushed():
                 return False
-            self._unsent = memoryview(self._sealer.seal(_encoded(message)))
+            self._unsent = memoryview(self._sealer.seal(body))
             self._flushed()
         return True
 
@@ -224,15 +231,8 @@ class Channel:
             self._line.close()
 
 
-def _encoded(message: dict[str, Any]) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode()
-
-
 def _decoded(body: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(body)
+        return decoded(body)
     except (ValueError, RecursionError) as error:
         raise BadFrameError(f"a message that is not JSON ({type(error).__name__})") from error
-    if not isinstance(message, dict):
-        raise BadFrameError("a message that is no object")
-    return message

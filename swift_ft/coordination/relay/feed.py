@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from swift_ft.coordination.relay.lines import Line
+from swift_ft.network.messages import TEXT
 from swift_ft.recovery.blocks import Block, block_to_text
 
 __all__ = ["Feed", "LineEndedError", "NotHereError", "SilentError"]
@@ -58,7 +59,7 @@ class Feed:
         Raises:
             OSError: if the line has ended.
         """
-        self._line.send({"append": block_to_text(block)})
+        self._line.send({"append": True, TEXT: block_to_text(block)})
 
     def try_send(self, message: dict[str, Any]) -> bool:
         """Send what may be lost, if that needs no waiting.
@@ -120,7 +121,7 @@ class Feed:
     def _take(self, message: dict[str, Any], number: int) -> str | None:
         if "block" in message and message["block"] == number:
             self._next = number + 1
-            text: str = message["text"]
+            text: str = message[TEXT]
             return text
         if "end" in message:
             self._end, self._here_from = message["end"], message["from"]

@@ -7,7 +7,6 @@ is a pair of sockets that exists before the worker does.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import socket
@@ -15,6 +14,8 @@ import struct
 import threading
 import time
 from typing import Any, Protocol
+
+from swift_ft.network.messages import decoded, encoded
 
 __all__ = ["RELAY", "Line", "LocalLine", "local_pair", "set_line_of_worker", "take_line_of_worker"]
 
@@ -44,6 +45,12 @@ class Line(Protocol):
             OSError: if the line is closed.
         """
 
+    def send_encoded(self, body: bytes) -> None:
+        """As :meth:`send`, for a message that is encoded once and sent to many (`network/messages.py`)."""
+
+    def try_send_encoded(self, body: bytes) -> bool:
+        """As :meth:`try_send`, for a message that is encoded once and sent to many."""
+
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         """The next message; None once the other side has closed.
 
@@ -56,7 +63,7 @@ class Line(Protocol):
 
 
 class LocalLine:
-    """A line within a machine: one JSON message after the other, each after its length.
+    """A line within a machine: one message after the other, each after its length.
 
     Args:
         end: a connected stream.
@@ -75,15 +82,22 @@ class LocalLine:
 
     def send(self, message: dict[str, Any]) -> None:
         """See :meth:`Line.send`."""
-        data = json.dumps(message, separators=(",", ":")).encode()
-        with self._sending:
-            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        self.send_encoded(encoded(message))
 
     def try_send(self, message: dict[str, Any]) -> bool:
         """See :meth:`Line.try_send`. For messages that fit into the room that a socket then has."""
+        return self.try_send_encoded(encoded(message))
+
+    def send_encoded(self, body: bytes) -> None:
+        """See :meth:`Line.send_encoded`."""
+        with self._sending:
+            self._socket.sendall(_LENGTH.pack(len(body)) + body)
+
+    def try_send_encoded(self, body: bytes) -> bool:
+        """See :meth:`Line.try_send_encoded`."""
         if not _ready(self._socket, select.POLLOUT, 0.0):
             return False
-        self.send(message)
+        self.send_encoded(body)
         return True
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
@@ -111,9 +125,9 @@ class LocalLine:
         end = _LENGTH.size + length
         if len(buffer) < end:
             return None
-        message: dict[str, Any] = json.loads(buffer[_LENGTH.size : end])
+        body = bytes(memoryview(buffer)[_LENGTH.size : end])
         del buffer[:end]
-        return message
+        return decoded(body)
 
     def close(self) -> None:
         """See :meth:`Line.close`."""

@@ -26,6 +26,7 @@ from swift_ft.coordination.relay.recent import RecentBlocks
 from swift_ft.coordination.relay.subscriber import Subscriber
 from swift_ft.coordination.relay.upstream import Upstream
 from swift_ft.errors import RendezvousLostError, SwiftError, first_line
+from swift_ft.network.messages import TEXT, encoded
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
 from swift_ft.recovery.heads import FANOUT, served_by
@@ -163,7 +164,7 @@ class Relay:
 
     def _take(self, subscriber: Subscriber, message: dict[str, Any]) -> None:
         if "append" in message:
-            self._pass_on(block_from_text(message["append"]))
+            self._pass_on(block_from_text(message[TEXT]))
         if "follow" in message:
             self._subscribe(subscriber, int(message["follow"]))
         if "note" in message and (slot := self._state.slot_of(self._machine)) is not None:
@@ -177,8 +178,8 @@ class Relay:
         with self._changed:
             recent = self._recent
             for at, text in recent.since(number) if number >= recent.start else ():
-                subscriber.push({"block": at, "text": text})
-            subscriber.push({"end": recent.end, "from": recent.start})
+                subscriber.push(encoded({"block": at, TEXT: text}))
+            subscriber.push(encoded({"end": recent.end, "from": recent.start}))
             self._subscribers[subscriber] = max(number, recent.end)
 
     def _push(self, number: int, text: str) -> None:
@@ -187,13 +188,12 @@ class Relay:
             skipped = number > recent.end  # this relay went on from a snapshot
             if not recent.add(number, text):
                 return
-            message: dict[str, Any]
             if skipped:
-                message = {"end": number, "from": number}
+                message = encoded({"end": number, "from": number})
                 for subscriber, wanted in self._subscribers.items():
                     if wanted < number:  # it will get none of those: it must not wait for them
                         subscriber.push(message)
-            message = {"block": number, "text": text}
+            message = encoded({"block": number, TEXT: text})
             for subscriber, wanted in self._subscribers.items():
                 if wanted <= number:
                     subscriber.push(message)
@@ -249,7 +249,7 @@ class Relay:
         while not self._closed:
             with self._changed:
                 subscribers = list(self._subscribers)
-            message = {"beat": True, "waits": self._upstream.waits()}
+            message = encoded({"beat": True, "waits": self._upstream.waits()})
             for subscriber in subscribers:
                 subscriber.push(message)
             self._upstream.check()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any
 
 from swift_ft.coordination.relay.lines import Line
 
 __all__ = ["Subscriber"]
 
 _AT_ONCE = 64 * 1024
-"""Characters of a block that fit into what a socket buffers when it says that it has room."""
+"""Bytes of a message that fit into what a socket buffers when it says that it has room."""
 _MOST_WAITING = 8192
 """Messages that a slow subscriber may be behind. It then loses its line, and asks again."""
 
@@ -33,12 +32,12 @@ class Subscriber:
         self.machine = ""
         self._line = line
         self._changed = threading.Condition()
-        self._waiting: deque[dict[str, Any]] = deque()  # guarded by the condition, as the next two
+        self._waiting: deque[bytes] = deque()  # guarded by the condition, as the next two
         self._sender: threading.Thread | None = None
         self._closed = False
 
-    def push(self, message: dict[str, Any]) -> None:
-        """Send a message after those before it. Returns at once."""
+    def push(self, message: bytes) -> None:
+        """Send a message, which is encoded, after those before it. Returns at once."""
         with self._changed:
             if self._closed:
                 return
@@ -64,11 +63,11 @@ class Subscriber:
         self._changed.notify()
         self._line.close()
 
-    def _sent(self, message: dict[str, Any]) -> bool:
-        if len(message.get("text", "")) > _AT_ONCE:
+    def _sent(self, message: bytes) -> bool:
+        if len(message) > _AT_ONCE:
             return False
         try:
-            return self._line.try_send(message)
+            return self._line.try_send_encoded(message)
         except OSError:  # the thread that receives sees the same
             return True
 
@@ -80,7 +79,7 @@ class Subscriber:
                     return
                 message = self._waiting[0]
             try:
-                self._line.send(message)
+                self._line.send_encoded(message)
             except OSError:
                 self.close()
                 return
