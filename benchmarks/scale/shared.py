@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from swift_ft.coordination import follower, journal, journal_reader
@@ -22,9 +22,8 @@ from swift_ft.coordination.relay import outgoing, relay, worker_journal
 from swift_ft.coordination.relay.upstream import Upstream
 from swift_ft.launch import sentinel
 from swift_ft.recovery.blocks import Block, Sequencer, block_from_text
-from swift_ft.recovery.events import Entry, Event
+from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.protocol import step
 
 __all__ = ["be_patient", "share"]
 
@@ -65,7 +64,7 @@ def be_patient(silence_s: float) -> None:
 
 def share() -> None:
     """From now on, all followers of this process share what they compute. Call it before the first one."""
-    decoded, admitted, stepped = _Memo(block_from_text), _Memo(_admit_all), _Memo(step)
+    decoded, admitted, applied = _Memo(block_from_text), _Memo(_admit_all), _Memo(follower.after_entries)
     first_state, first_sequencer = State(), Sequencer()
 
     def decode(text: str | bytes) -> Block:
@@ -76,14 +75,14 @@ def share() -> None:
         result: tuple[Sequencer, list[Entry]] = admitted((id(sequencer), id(block)), sequencer, block)
         return result
 
-    def stepped_once(state: State, event: Event) -> State:
-        result: State = stepped((id(state), id(event)), state, event)
+    def apply(state: State, entries: Sequence[Entry]) -> State:
+        result: State = applied((id(state), id(entries)), state, entries)
         return result
 
     for module in (journal, relay, worker_journal):
         module.block_from_text = decode  # type: ignore[attr-defined]
     Sequencer.admit_all = admit  # type: ignore[method-assign, assignment]
-    follower.step = stepped_once  # type: ignore[attr-defined]
+    follower.after_entries = apply
     follower.State = lambda: first_state  # type: ignore[attr-defined, assignment, misc]
     for one in (follower, journal_reader):
         if hasattr(one, "Sequencer"):

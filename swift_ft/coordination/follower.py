@@ -11,11 +11,11 @@ from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.blocks import Sequencer
 from swift_ft.recovery.events import Entry, Event
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.protocol import step
+from swift_ft.recovery.protocol import step_all
 from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.waits import waiting
 
-__all__ = ["Follower"]
+__all__ = ["Follower", "after_entries"]
 
 _ASK_AGAIN_S = 3600.0
 """For so long one wait for the next block may last. A process that was frozen may miss that it is gone."""
@@ -123,10 +123,10 @@ class Follower:
         self._advance(before, snapshot.state, changed=True)
 
     def _apply(self, entries: Sequence[Entry]) -> None:
-        before = after = self._state
-        for entry in entries:
-            after = step(after, entry.event)
-            if self._on_entry is not None:
+        before = self._state
+        after = after_entries(before, entries)
+        if self._on_entry is not None:
+            for entry in entries:
                 self._on_entry(entry)
         self._advance(before, after, changed=bool(entries))
 
@@ -139,3 +139,8 @@ class Follower:
             self._on_change(before, after)
         if self._on_block is not None:
             self._on_block(Snapshot(after, self._reader.sequencer, self._reader.number))
+
+
+def after_entries(state: State, entries: Sequence[Entry]) -> State:
+    """The state after some entries of the journal."""
+    return step_all(state, (entry.event for entry in entries))

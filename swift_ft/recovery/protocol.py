@@ -11,14 +11,16 @@ the tests hold the table against what the simulation saw.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers import checkpoints, guests, layouts, membership, pace, recovery
+from swift_ft.recovery.handlers.runs import NOTED_TOGETHER
 from swift_ft.recovery.job_state import Phase, State
 
-__all__ = ["TRANSITIONS", "step"]
+__all__ = ["TRANSITIONS", "step", "step_all"]
 
 FORMING, AGREEING, RECOVERING, LIVE, ENDED = Phase
 ANY = (FORMING, AGREEING, RECOVERING, LIVE)
@@ -112,3 +114,14 @@ def step(state: State, event: ev.Event) -> State:
     if kind in ev.OF_A_GENERATION and event.generation != state.generation:  # type: ignore[union-attr]  # they have one
         return state
     return _HANDLERS[kind](state, event)
+
+
+def step_all(state: State, events: Iterable[ev.Event]) -> State:
+    """Apply events one after the other: what :func:`step` would make of them, at a fraction of its cost."""
+    for kind, neighbours in itertools.groupby(events, key=type):
+        run, done = list(neighbours), 0
+        if kind in NOTED_TOGETHER and (state.phase, kind) in TRANSITIONS:
+            state, done = NOTED_TOGETHER[kind](state, run)
+        for event in run[done:]:
+            state = step(state, event)
+    return state

@@ -16,24 +16,32 @@ __all__ = [
     "checkpoint_requested",
     "give_up_checkpoint",
     "part_persisted",
+    "part_that_counts",
 ]
 
 
 def part_persisted(state: State, event: ev.PartPersisted) -> State:
-    """Count a part, unless its worker was replaced since it was saved, or has undone the iteration."""
+    """Note a part of a checkpoint, if it counts."""
+    if (part := part_that_counts(state, event)) is None:
+        return state
+    checkpoints = state.checkpoints
+    of_iteration = checkpoints.parts.get(event.iteration, Map[int, SavedPart]()).set(event.rank, part)
+    return replace(
+        state,
+        checkpoints=replace(checkpoints, parts=checkpoints.parts.set(event.iteration, of_iteration)),
+    )
+
+
+def part_that_counts(state: State, event: ev.PartPersisted) -> SavedPart | None:
+    """A part, unless its worker was replaced since it was saved, or has undone the iteration: then None."""
     checkpoints = state.checkpoints
     valid_from = max(
         state.membership.started_in[state.slot_of_rank(event.rank)],
         checkpoints.revoked.get((event.iteration, event.rank), 0),
     )
     if event.epoch != checkpoints.epoch or _is_past(state, event.iteration) or event.generation < valid_from:
-        return state
-    part = SavedPart(event.path, event.digest)
-    of_iteration = checkpoints.parts.get(event.iteration, Map[int, SavedPart]()).set(event.rank, part)
-    return replace(
-        state,
-        checkpoints=replace(checkpoints, parts=checkpoints.parts.set(event.iteration, of_iteration)),
-    )
+        return None
+    return SavedPart(event.path, event.digest)
 
 
 def checkpoint_committed(state: State, event: ev.CheckpointCommitted) -> State:

@@ -28,6 +28,7 @@ __all__ = [
     "help_declined",
     "replay_failed",
     "status_reported",
+    "status_that_counts",
     "worker_finished",
     "worker_ready",
 ]
@@ -35,13 +36,18 @@ __all__ = [
 
 def status_reported(state: State, event: ev.StatusReported) -> State:
     """Note a worker's status. The last one leads to the plan."""
-    if event.live and (event.iteration or 0) < state.tries.replay_targets.get(event.rank, 0):
-        event = dataclasses.replace(event, live=False)  # an earlier replay of it did not reach its end
-    statuses = state.round.statuses.set(event.rank, event)
+    statuses = state.round.statuses.set(event.rank, status_that_counts(state, event))
     state = replace(state, has_sessions=True, round=replace(state.round, statuses=statuses))
     if why := why_too_early(state):
         return end_job(state, why)
     return state if len(statuses) < state.world_size else _decide(state)
+
+
+def status_that_counts(state: State, event: ev.StatusReported) -> ev.StatusReported:
+    """A report, and that its state is still being replayed if an earlier replay did not reach its end."""
+    if event.live and (event.iteration or 0) < state.tries.replay_targets.get(event.rank, 0):
+        return dataclasses.replace(event, live=False)
+    return event
 
 
 def _decide(state: State) -> State:

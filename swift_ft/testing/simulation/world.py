@@ -18,7 +18,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Sequencer, Stamped
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan
-from swift_ft.recovery.protocol import step
+from swift_ft.recovery.protocol import step, step_all
 from swift_ft.testing.simulation.heads import Heads
 from swift_ft.testing.simulation.newcomers import Newcomers
 from swift_ft.testing.simulation.settings import Settings
@@ -145,8 +145,10 @@ class World(ABC):
         """Write a block to the journal. An event that is there already changes nothing."""
         self._sequencer, entries = self._sequencer.admit_all(block)
         self.seen["the same event twice"] += len(block) - len(entries)
+        before = self.states[-1]
         for entry in entries:
             self._append(entry.event, entry.by)
+        assert step_all(before, (entry.event for entry in entries)) == self.states[-1]
         if entries:
             self.ends.append(len(self.events))
         return len(self.events)

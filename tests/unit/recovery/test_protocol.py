@@ -12,7 +12,7 @@ from swift_ft.errors import SwiftError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import event_from_dict, event_to_dict
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.protocol import step
+from swift_ft.recovery.protocol import step, step_all
 
 MACHINES = st.sampled_from("ABCDE")
 RANKS = st.integers(0, 2)
@@ -86,6 +86,68 @@ def test_any_journal_leaves_a_sound_state(events: list[ev.Event]) -> None:
         )
         assert state.checkpoints.requested is None or state.generation == before.generation
         assert before.phase != Phase.ENDED or state is before
+
+
+def runs_of(event: type[ev.Event], **fields: st.SearchStrategy[object]) -> st.SearchStrategy[list[ev.Event]]:
+    """Neighbouring events of one kind, most of them of one generation: what a relay passes on at once."""
+    usual = st.one_of(st.just(1), st.just(1), st.just(2), GENERATIONS)
+    return usual.flatmap(
+        lambda generation: st.lists(
+            st.builds(
+                event,
+                rank=RANKS,
+                generation=st.one_of(st.just(generation), st.just(generation), GENERATIONS),
+                **fields,
+            ),
+            min_size=2,
+            max_size=8,
+        )
+    )
+
+
+RUNS = st.one_of(
+    runs_of(
+        ev.StatusReported,
+        iteration=st.none() | st.integers(3, 4),
+        live=st.booleans(),
+        stages=st.just(()),
+        holds=st.just(("all",)),
+    ),
+    runs_of(ev.WorkerReady),
+    runs_of(
+        ev.PartPersisted, iteration=st.integers(3, 5), epoch=st.integers(0, 1), path=st.sampled_from("ab")
+    ),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(st.one_of(EVENTS.map(lambda event: [event]), RUNS, RUNS), max_size=12),
+    st.lists(st.integers(1, 9)),
+)
+def test_events_that_are_applied_together_make_what_they_make_one_by_one(
+    drawn: list[list[ev.Event]], sizes: list[int]
+) -> None:
+    events: list[ev.Event] = [
+        ev.JobOpened(machines=3, restarts=1, checkpoint=3),
+        *(ev.MachineJoined(machine=name) for name in "ABC"),
+        *(event for run in drawn for event in run),
+    ]
+    one_by_one = together = State()
+    for size in [*sizes, len(events)]:
+        block, events = events[:size], events[size:]
+        for event in block:
+            one_by_one = step(one_by_one, event)
+        together = step_all(together, block)
+        assert together == one_by_one
+
+
+def test_a_report_after_a_script_has_ended_ends_the_job_among_others_as_well_as_alone() -> None:
+    opened: list[ev.Event] = [ev.JobOpened(machines=3), *(ev.MachineJoined(machine=name) for name in "ABC")]
+    state = step_all(State(), [*opened, ev.ScriptExited(machine="A", started_in=1)])
+    reports = [ev.StatusReported(rank=rank, generation=1, iteration=None) for rank in (1, 2)]
+    assert step_all(state, reports) == step(state, reports[0])
+    assert step_all(state, reports).phase == Phase.ENDED
 
 
 def test_all_participants_apply_a_deadline_alike() -> None:

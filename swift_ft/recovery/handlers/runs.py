@@ -1,0 +1,79 @@
+"""Runs of events that all workers tell once, noted together.
+
+In a large job a block of the journal holds hundreds of reports. Each of them alone would make its own state,
+of all fields, and none but the last matters. What is noted here is what the handlers of single events make of
+the same events, one after the other. An event that may complete its phase is left to its own handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from immutables import Map, MapMutation
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.handlers.checkpoints import part_that_counts
+from swift_ft.recovery.handlers.recovery import status_that_counts
+from swift_ft.recovery.job_state import SavedPart, State
+from swift_ft.recovery.values import replace
+
+__all__ = ["NOTED_TOGETHER"]
+
+
+def _statuses(state: State, run: Sequence[ev.StatusReported]) -> tuple[State, int]:
+    if state.membership.ended:  # each report may end the job
+        return state, 0
+    statuses, count = _noted(state, state.round.statuses, run, lambda event: status_that_counts(state, event))
+    if statuses is None:
+        return state, count
+    return replace(state, has_sessions=True, round=replace(state.round, statuses=statuses)), count
+
+
+def _ready(state: State, run: Sequence[ev.WorkerReady]) -> tuple[State, int]:
+    ready, count = _noted(state, state.round.ready, run, lambda event: None)
+    if ready is None:
+        return state, count
+    return replace(state, round=replace(state.round, ready=ready)), count
+
+
+def _noted(
+    state: State, told: Map[int, Any], run: Sequence[Any], what: Callable[[Any], Any]
+) -> tuple[Map[int, Any] | None, int]:
+    """What workers have told with the first events of a run, and how many these are.
+
+    None of them completes the phase. Those of another generation do not count: if all are, it is None.
+    """
+    most, generation = state.world_size - 1, state.generation
+    now, count, changed = told.mutate(), 0, False
+    for event in run:
+        if event.generation == generation:
+            if len(now) >= most:
+                break
+            now[event.rank] = what(event)
+            changed = True
+        count += 1
+    return (now.finish() if changed else None), count
+
+
+def _parts(state: State, run: Sequence[ev.PartPersisted]) -> tuple[State, int]:
+    parts = state.checkpoints.parts
+    changed: dict[int, MapMutation[int, SavedPart]] = {}
+    for event in run:
+        if (part := part_that_counts(state, event)) is not None:
+            if event.iteration not in changed:
+                changed[event.iteration] = parts.get(event.iteration, Map[int, SavedPart]()).mutate()
+            changed[event.iteration][event.rank] = part
+    if not changed:
+        return state, len(run)
+    parts = parts.update({iteration: of_it.finish() for iteration, of_it in changed.items()})
+    return replace(state, checkpoints=replace(state.checkpoints, parts=parts)), len(run)
+
+
+NOTED_TOGETHER: Mapping[type[ev.Event], Callable[[State, Any], tuple[State, int]]] = {
+    ev.StatusReported: _statuses,
+    ev.WorkerReady: _ready,
+    ev.PartPersisted: _parts,
+}
+"""By kind of event: notes the first events of a run in a phase that takes them. It returns the state, and how
+many events that were."""
