@@ -24,7 +24,6 @@ from swift_ft.checkpoint.worker_record import WorkerRecord
 from swift_ft.config import WorkerContext
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.archive import JournalArchive, JournalArchiver
-from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.compaction import ArchivedPosition
 from swift_ft.coordination.groups import Groups
@@ -53,7 +52,7 @@ from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.helpers.member import Helping
 from swift_ft.runtime.housekeeping import Housekeeping
 from swift_ft.runtime.iterations import Iterations
-from swift_ft.runtime.layer_profiler import LayerCosts, layer_keys
+from swift_ft.runtime.layer_profiler import LayerCosts
 from swift_ft.runtime.memory.interval import Interval
 from swift_ft.runtime.memory.snapshots import Snapshots
 from swift_ft.runtime.metrics import SessionMetrics
@@ -67,19 +66,18 @@ from swift_ft.runtime.pipeline.script_partners import ScriptPartners, groups_of_
 from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
-from swift_ft.runtime.rebalance import Rebalance
 from swift_ft.runtime.repartition import Repartition
 from swift_ft.runtime.replicas.layer_sync import LayerSync
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
 from swift_ft.runtime.report import held_by
-from swift_ft.runtime.reshare import Reshare, ShareMicrobatches
 from swift_ft.runtime.script_line import line_in
 from swift_ft.runtime.script_phases import Phase, ScriptPhases
 from swift_ft.runtime.settings import Settings
 from swift_ft.runtime.state_proof import StateProof
 from swift_ft.runtime.straggler_watch import StragglerWatch
 from swift_ft.runtime.work_history import WorkHistory
+from swift_ft.runtime.work_sharing import new_layer_costs, new_rebalance, new_reshare
 from swift_ft.runtime.worker_records import WorkerRecords
 from swift_ft.runtime.worker_status import WorkerStatus
 from swift_ft.storage.store import Store
@@ -456,7 +454,7 @@ class Assembly:
             )
         self._end_setup()
         self._publish_place()  # first of all: another worker may wait for it, and all others for that one
-        self._costs = costs = self._layer_costs()
+        self._costs = costs = new_layer_costs(self._context, self.layered, self._rendezvous)
         collaborators = self._collaborators(costs)
         self._dealt = collaborators.dealt
         if self._context.config.inject:
@@ -528,8 +526,8 @@ class Assembly:
             pipeline=self._pipeline,
             replays=self._replays(self._pipeline) if self._pipeline is not None else None,
             repartition=repartition,
-            rebalance=self._rebalance(costs),
-            reshare=self._reshare(dealt, costs),
+            rebalance=new_rebalance(self._context, self.layered, costs),
+            reshare=new_reshare(self._context, dealt, costs, self._pipeline, sharded=bool(self.shards)),
         )
 
     def _deal_batches(self) -> DealtBatches:
@@ -539,11 +537,10 @@ class Assembly:
         return dealt
 
     def _repartition(self) -> Repartition | None:
-        pipeline = self._pipeline
-        if pipeline is None or pipeline.stack is None:
+        if self.layered is None:
             return None
         return Repartition(
-            pipeline,
+            self.layered,
             LayeredState(self._state),
             self.status,
             self._participant,
@@ -557,35 +554,6 @@ class Assembly:
             return None
         rank = self._context.rank
         return LayerSync(rank, self.status, self._state, repartition, self._groups, self._progress)
-
-    def _rebalance(self, costs: LayerCosts | None) -> Rebalance | None:
-        pipeline = self._pipeline
-        if self._context.rank or costs is None or pipeline is None or pipeline.stack is None:
-            return None
-        by_pace = self._context.config.stragglers == "rebalance"
-        return Rebalance(costs, pipeline.stack.count, by_pace=by_pace)
-
-    def _reshare(self, dealt: DealtBatches, costs: LayerCosts | None) -> Reshare | ShareMicrobatches | None:
-        by_pace, shared = self._context.config.stragglers == "rebalance", self._shared_layers
-        if self._context.rank or not dealt:
-            return None
-        if shared is not None and costs is not None:
-            if why := shared.why_equal_shares:
-                _logger.info(
-                    "All pipelines keep equally many microbatches: %s", why, extra={"event": "shares_stay"}
-                )
-                return None
-            return ShareMicrobatches(dealt, costs, shared, by_pace=by_pace)
-        return Reshare(dealt) if self._pipeline is None and not self.shards and by_pace else None
-
-    def _layer_costs(self) -> LayerCosts | None:
-        pipeline = self._pipeline
-        if pipeline is None or pipeline.stack is None:
-            return None
-        costs = LayerCosts(pipeline.stack.count)
-        if self._context.rank == 0:  # which alone asks for other layouts
-            AwaitedKeys(self._rendezvous, layer_keys(self._context.world_size), costs.take)
-        return costs
 
     def _layers_moved(self) -> None:
         """What refers to tensors that are no longer here would keep them alive, or bring them back."""

@@ -1,0 +1,73 @@
+"""What one worker needs to move work away from slow ones: measured layers, other layouts, other shares.
+
+Only worker 0 asks for other layouts and other shares. All measure.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from swift_ft.config import WorkerContext
+from swift_ft.coordination.awaited_keys import AwaitedKeys
+from swift_ft.runtime.data.dealing import DealtBatches
+from swift_ft.runtime.layer_profiler import LayerCosts, layer_keys
+from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
+from swift_ft.runtime.rebalance import Rebalance
+from swift_ft.runtime.reshare import Reshare, ShareMicrobatches
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["new_layer_costs", "new_rebalance", "new_reshare"]
+
+_logger = logging.getLogger(__name__)
+
+
+def new_layer_costs(
+    context: WorkerContext, layered: LoggedPipeline | None, rendezvous: RendezvousStore
+) -> LayerCosts | None:
+    """What the layers of a LayerStack were measured to cost; None if there is none."""
+    if layered is None or layered.stack is None:
+        return None
+    costs = LayerCosts(layered.stack.count)
+    if context.rank == 0:
+        AwaitedKeys(rendezvous, layer_keys(context.world_size), costs.take)
+    return costs
+
+
+def new_rebalance(
+    context: WorkerContext, layered: LoggedPipeline | None, costs: LayerCosts | None
+) -> Rebalance | None:
+    """What asks for other layouts; None on other workers, and where no layers can move."""
+    if context.rank or costs is None or layered is None or layered.stack is None:
+        return None
+    return Rebalance(costs, layered.stack.count, by_pace=context.config.stragglers == "rebalance")
+
+
+def new_reshare(
+    context: WorkerContext,
+    dealt: DealtBatches,
+    costs: LayerCosts | None,
+    pipeline: LoggedPipeline | None,
+    *,
+    sharded: bool,
+) -> Reshare | ShareMicrobatches | None:
+    """What asks for other shares of a batch; None on other workers, and where all shares stay as they are.
+
+    Args:
+        context: this worker's.
+        dealt: the global batches, if the script has any.
+        costs: of the layers of a LayerStack.
+        pipeline: the worker's, if it has one.
+        sharded: whether its parameters are.
+    """
+    by_pace = context.config.stragglers == "rebalance"
+    if context.rank or not dealt:
+        return None
+    shared = pipeline.shared_layers if pipeline is not None else None
+    if shared is not None and costs is not None:
+        if why := shared.why_equal_shares:
+            _logger.info(
+                "All pipelines keep equally many microbatches: %s", why, extra={"event": "shares_stay"}
+            )
+            return None
+        return ShareMicrobatches(dealt, costs, shared, by_pace=by_pace)
+    return Reshare(dealt) if pipeline is None and not sharded and by_pace else None
