@@ -31,7 +31,7 @@ from swift_ft.logging.format.segment import SegmentIdentity, SegmentWriter
 from swift_ft.offline.run_store import open_run_store
 from swift_ft.offline.verification import verify_store
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.dcp import write_part
+from swift_ft.torch_adapters.dcp.writer import write_part
 
 LIMIT = 0.8
 REPETITIONS = 5

@@ -30,7 +30,7 @@ from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWri
 from swift_ft.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.storage.retry import is_outage, is_transient, retry
-from swift_ft.torch_adapters.dcp import FileOf, staged, write_part
+from swift_ft.torch_adapters.dcp.writer import FileOf, staged, write_part
 from swift_ft.waits import waiting
 
 __all__ = ["Checkpointer"]

@@ -17,7 +17,8 @@ from swift_ft.checkpoint.manifest import read_manifest, read_sealed
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, SwiftError
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.dcp import NearFiles, PartReader
+from swift_ft.torch_adapters.dcp.reader import PartReader
+from swift_ft.torch_adapters.dcp.verified_files import NearFiles
 
 __all__ = ["CheckpointFolder", "Part"]
 

@@ -20,7 +20,8 @@ from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpac
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError
 from swift_ft.recovery.layout.stage_layers import StageLayers
-from swift_ft.torch_adapters.dcp import FileOf, PartReader
+from swift_ft.torch_adapters.dcp.reader import PartReader
+from swift_ft.torch_adapters.dcp.writer import FileOf
 
 __all__ = ["file_by_layer", "kinds_of", "load_layers", "sources_of"]
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from swift_ft.errors import DamagedCheckpointError, first_line
 from swift_ft.storage.digest import FileDigest, digest_of_file, digest_of_json
-from swift_ft.torch_adapters.dcp import check_digest
+from swift_ft.torch_adapters.dcp.verified_files import check_digest
 
 __all__ = ["LoadedBytes", "LocalParts", "OpensFile", "PartFiles"]
 

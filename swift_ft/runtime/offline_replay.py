@@ -30,7 +30,7 @@ from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.settings import Settings
 from swift_ft.runtime.work_history import WorkHistory
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.dcp import staged, write_part
+from swift_ft.torch_adapters.dcp.writer import staged, write_part
 
 __all__ = ["OfflineAssembly", "part_name"]
 

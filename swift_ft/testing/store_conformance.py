@@ -32,7 +32,8 @@ from swift_ft.logging import (
     copy_into,
 )
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.dcp import PartReader, write_part
+from swift_ft.torch_adapters.dcp.reader import PartReader
+from swift_ft.torch_adapters.dcp.writer import write_part
 
 __all__ = ["StoreConformanceTests"]
 

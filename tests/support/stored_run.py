@@ -19,7 +19,7 @@ from swift_ft.logging.format.segment import SegmentWriter
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.dcp import write_part
+from swift_ft.torch_adapters.dcp.writer import write_part
 from tests.support.log import message
 
 RUN = "run.1-0a1b2c3d"

@@ -24,7 +24,7 @@ from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, DamagedCheckpointError
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.dcp import staged, write_part
+from swift_ft.torch_adapters.dcp.writer import staged, write_part
 
 DEADLINE_S = 60.0
 PART = "checkpoints/00000010/rank-00000.g00001"

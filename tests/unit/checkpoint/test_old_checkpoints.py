@@ -17,7 +17,8 @@ from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.dcp import PartReader, staged, write_part
+from swift_ft.torch_adapters.dcp.reader import PartReader
+from swift_ft.torch_adapters.dcp.writer import staged, write_part
 
 OLD = Path(__file__).parent / "data" / "before-the-house"
 PART = "checkpoints/00000010/rank-00000.g00001"

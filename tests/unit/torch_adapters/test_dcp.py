@@ -1,4 +1,4 @@
-"""Conformance: the private parts of DCP that `torch_adapters/dcp.py` uses, on a real checkpoint."""
+"""Conformance: the private parts of DCP that `torch_adapters/dcp/` uses, on a real checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch.distributed.checkpoint._traverse import set_element
 
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.dcp import _KNOWN, PartReader, staged, write_part
+from swift_ft.torch_adapters.dcp.reader import _KNOWN, PartReader
+from swift_ft.torch_adapters.dcp.writer import staged, write_part
 
 PART = "checkpoints/00000010/rank-00000.g00001"
 

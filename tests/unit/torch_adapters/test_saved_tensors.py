@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swift_ft.torch_adapters.saved_tensors import read_into
+from swift_ft.torch_adapters.dcp.saved_tensors import read_into
 
 
 def saved(tensor: Tensor) -> io.BytesIO:

@@ -1,0 +1,1 @@
+"""Parts of checkpoints in the format of torch's DCP, written and read by one worker."""
