@@ -54,7 +54,10 @@ def setup_of(
             facts[flag_of(declared.name)] = getattr(config, declared.name)
     if secret is not None:
         facts["the job's secret (--token-file)"] = secret.token("setup")[:_SHOWN]
-        facts["TLS (--tls-cert)"] = "on" if secret.certificates is not None else "off"
+        certificates = secret.certificates
+        facts["TLS (--tls-cert)"] = "on" if certificates is not None else "off"
+        if certificates is not None:
+            facts["the authorities (--tls-ca)"] = certificates.authorities().hex()[:_SHOWN]
     return tuple(f"{name}: {value}" for name, value in facts.items())
 
 

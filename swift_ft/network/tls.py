@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import ssl
@@ -11,6 +12,9 @@ from pathlib import Path
 from swift_ft.errors import UsageError
 
 __all__ = ["Certificates"]
+
+_TURNS = 2
+"""In which both sides of a handshake have heard all that the other one says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class Certificates:
         """Read all three files, once, where the user can still see what is wrong.
 
         Raises:
-            UsageError: one cannot be read, or the key is not that of the certificate.
+            UsageError: one cannot be read, the key is not that of the certificate, or this machine would not
+                accept its own certificate.
         """
         for flag, path in (("--tls-cert", self.cert), ("--tls-key", self.key), ("--tls-ca", self.ca)):
             try:
@@ -44,8 +49,13 @@ class Certificates:
                     f"{flag} {path} cannot be read ({error.strerror}): check the path."
                 ) from error
         try:
-            self.server_context()
+            _meet_oneself(self)
             self.binding()
+        except ssl.SSLCertVerificationError as error:
+            raise UsageError(
+                f"--tls-cert {self.cert} is not accepted ({error.verify_message}): give a certificate that "
+                f"an authority in --tls-ca {self.ca} has signed."
+            ) from error
         except ssl.SSLError as error:
             raise UsageError(
                 f"--tls-cert {self.cert}, --tls-key {self.key} and --tls-ca {self.ca} do not fit together "
@@ -59,6 +69,11 @@ class Certificates:
     def client_context(self) -> ssl.SSLContext:
         """For the side that connects."""
         return _context(self, ssl.PROTOCOL_TLS_CLIENT)
+
+    def authorities(self) -> bytes:
+        """A digest of the certificates in :attr:`ca`, in whatever order they stand there."""
+        found = self.client_context().get_ca_certs(binary_form=True)
+        return hashlib.sha256(b"".join(sorted(hashlib.sha256(one).digest() for one in found))).digest()
 
     def binding(self) -> bytes:
         """The digest of this machine's certificate, as :func:`binding_of` sees it from the other side."""
@@ -79,6 +94,23 @@ def _context(files: Certificates, protocol: int) -> ssl.SSLContext:
     context.load_cert_chain(files.cert, files.key, password=_no_password)
     context.load_verify_locations(files.ca)
     return context
+
+
+def _meet_oneself(files: Certificates) -> None:
+    """Do the handshake of two machines that both have these files, in memory.
+
+    Raises:
+        ssl.SSLError: it fails.
+    """
+    upward, downward = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        files.client_context().wrap_bio(downward, upward),
+        files.server_context().wrap_bio(upward, downward, server_side=True),
+    )
+    for _ in range(_TURNS):
+        for side in sides:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
 
 
 def _no_password() -> str:

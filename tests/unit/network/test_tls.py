@@ -128,11 +128,34 @@ def test_mistakes_are_named(server: Certificates, client: Certificates, tmp_path
         dataclasses.replace(server, key=str(tmp_path / "none")).check()
     with pytest.raises(UsageError, match="do not fit together"):
         dataclasses.replace(server, key=client.key).check()
+    another = new_authority(tmp_path, "another")
+    for odd in (
+        dataclasses.replace(server, ca=str(another)),
+        dataclasses.replace(issue(another, "of another"), ca=server.ca),
+    ):
+        with pytest.raises(
+            UsageError, match=r"--tls-cert .* is not accepted .* that an authority in --tls-ca"
+        ):
+            odd.check()
     bad = tmp_path / "bad.pem"
     bad.write_text("no certificate")
     for field in ("cert", "key", "ca"):
         with pytest.raises(UsageError, match="PEM"):
             dataclasses.replace(server, **{field: str(bad)}).check()
+
+
+def test_authorities_are_the_same_in_any_order(server: Certificates, authority: Path, tmp_path: Path) -> None:
+    another = new_authority(tmp_path, "another").read_text()
+    files = [tmp_path / name for name in ("first", "last", "alone")]
+    for file, text in zip(
+        files,
+        (authority.read_text() + another, f"# a comment\n{another}{authority.read_text()}", another),
+        strict=True,
+    ):
+        file.write_text(text)
+    first, last, alone = (dataclasses.replace(server, ca=str(file)).authorities() for file in files)
+    assert first == last
+    assert len({first, alone, server.authorities()}) == 3
 
 
 def test_refused_helper_sees_an_end(served: Port) -> None:
