@@ -121,14 +121,18 @@ class Participant:
         """As :meth:`generation_over`, now."""
         return self.generation_over(self.state)
 
-    def replay_cancelled(self, reported_in: int) -> bool:
+    def replay_cancelled(self, asked_in: int) -> bool:
         """Whether a replay is not asked for any more.
 
         Args:
-            reported_in: the generation in which this worker reported before it was ordered to replay.
+            asked_in: the generation that had asked for the reports of which its plan was made.
         """
         state = self.state
-        return self.order(state) != WorkerOrder.EXECUTE or state.generation != reported_in
+        return self.order(state) != WorkerOrder.EXECUTE or state.round.asked_in != asked_in
+
+    def is_member(self, machine: str) -> bool:
+        """Whether a machine fills a slot now."""
+        return machine in self.state.membership.slots
 
     # ------------------------------------------------------------------------------------------- waits
 
@@ -155,7 +159,8 @@ class Participant:
     def _settled(self, state: State) -> bool:
         """Whether a generation lasts. Machines that fall silent at once are found shortly after each other.
 
-        Each of them may open a generation. Who reports in each would do so in vain.
+        The plan has to come after the last of them: each one that is found later ends a recovery, and costs
+        one more.
         """
         if not state.round.after_silence:
             return True

@@ -20,7 +20,7 @@ class Told(NamedTuple):
 
     Attributes:
         kind: of the events.
-        number: the generation in which they count; the iteration of a checkpoint's parts.
+        number: the generation in which they count; the iteration of a checkpoint's parts; 0 otherwise.
     """
 
     kind: type[ev.Event]
@@ -30,7 +30,9 @@ class Told(NamedTuple):
 def told(event: ev.Event) -> Told | None:
     """What an event belongs to; None if it is urgent."""
     match event:
-        case ev.StatusReported() | ev.WorkerReady() | ev.WorkerFinished() | ev.LayoutBoundaryReached():
+        case ev.StatusReported():
+            return Told(ev.StatusReported, 0)  # those of several generations may count together
+        case ev.WorkerReady() | ev.WorkerFinished() | ev.LayoutBoundaryReached():
             return Told(type(event), event.generation)
         case ev.GroupAwaited():
             return Told(ev.GroupAwaited, event.generation)
@@ -47,7 +49,9 @@ def awaited(state: State, what: Told, slots: range) -> set[int]:
     if what.kind in ev.OF_A_GENERATION and what.number > state.generation:
         return set(ranks)  # the worker has read a block that is still to come here
     current = what.number == state.generation
-    if what.kind is ev.StatusReported and current and state.phase == Phase.AGREEING:
+    if what.kind is ev.StatusReported:
+        if state.phase != Phase.AGREEING:
+            return set(ranks)  # as above, or a slot is empty, and no one waits for it
         statuses, sessionless = state.round.statuses, state.round.sessionless
         return {r for r in ranks if r not in statuses and state.slot_of_rank(r) not in sessionless}
     if what.kind is ev.WorkerReady and current and state.phase == Phase.RECOVERING:

@@ -162,7 +162,8 @@ class StatusReported:
 
     Attributes:
         rank: the worker.
-        generation: the generation that asked.
+        generation: the generation that asked. In a later one the report still counts if no plan was made in
+            between, and the worker was not replaced.
         iteration: iterations that its state has completed; None if it has no state yet.
         live: False while its state is still being replayed.
         stages: the pipeline stages on this worker.
@@ -539,7 +540,6 @@ Event = (
 OF_A_GENERATION: frozenset[type[Event]] = frozenset(
     {
         SessionlessWorkers,
-        StatusReported,
         WorkerReady,
         ReplayFailed,
         CheckpointDamaged,
@@ -556,7 +556,7 @@ OF_A_GENERATION: frozenset[type[Event]] = frozenset(
         DeadlinePassed,
     }
 )
-"""Events that count only in the generation that they name."""
+"""Events that count only in the generation that they name. A report may also count in a later one."""
 
 EVENTS: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
 

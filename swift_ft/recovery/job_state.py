@@ -185,10 +185,16 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRound:
-    """What a generation has agreed on so far. Begins anew with each generation.
+    """What the workers have agreed on so far. Begins anew with each generation, but for the reports.
+
+    A report says how a worker stands that has left its groups. That stays true until a plan is carried out,
+    so a machine that is lost before then costs its own workers' reports only: the next generation goes on
+    with those of all others.
 
     Attributes:
+        asked_in: the generation that began to ask for the reports.
         statuses: the report of each rank; complete when AGREEING ends.
+        decided: a plan was made of the reports. The next generation asks for others.
         sessionless: slots whose workers run a script without a session.
         plan: set exactly in RECOVERING and LIVE.
         ready: ranks that have done their part of the plan; all of them in LIVE.
@@ -199,7 +205,9 @@ class RecoveryRound:
         after_silence: a machine that fell silent was replaced at once: more of its rack may follow.
     """
 
+    asked_in: int = 0
     statuses: Map[int, StatusReported] = field(default_factory=Map)
+    decided: bool = False
     sessionless: Numbers = field(default_factory=Map)
     plan: Plan | None = None
     ready: Numbers = field(default_factory=Map)

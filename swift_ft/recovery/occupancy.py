@@ -259,7 +259,7 @@ def _doing(state: State, rank: int) -> Doing:
             return Doing.REPLAYS
         return Doing.LOADS if task is not None and task.load is not None else Doing.WAITS
     if state.phase == Phase.AGREEING and rank not in state.round.statuses:
-        fresh = membership.started_in.get(slot, 0) == state.generation
+        fresh = membership.started_in.get(slot, 0) >= state.round.asked_in
         return Doing.STARTS if fresh else Doing.WAITS
     return Doing.WAITS
 

@@ -5,8 +5,9 @@ same state. What one participant has to do follows from the state (`recovery/ord
 participant that joins late, or that was frozen for a minute, reads the journal and reaches the same state.
 
 The table below is the protocol. An event that it does not list for the current phase changes nothing, and
-neither does an event of an older generation. The picture in `docs/protocol.md` is drawn from the table, and
-the tests hold the table against what the simulation saw.
+neither does an event of an older generation: all but reports, which count until a plan is made of them. The
+picture in `docs/protocol.md` is drawn from the table, and the tests hold the table against what the
+simulation saw.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ TABLE = (
     ((FORMING,),               ev.JobOpened,            (STAY,)),
     ((FORMING,),               ev.MachineJoined,        (STAY, AGREEING)),   # the last empty slot is filled
     ((AGREEING, RECOVERING, LIVE), ev.MachineJoined,    (STAY,)),            # as a spare
+    ((FORMING,),               ev.StatusReported,       (STAY,)),            # a late one
     ((AGREEING,),              ev.StatusReported,       (STAY, RECOVERING, LIVE, FORMING, ENDED)),  # the last
     ((AGREEING,),              ev.SessionlessWorkers,   (STAY, FORMING)),    # all processes start again
     ((RECOVERING,),            ev.WorkerReady,          (STAY, LIVE)),       # the last

@@ -190,7 +190,8 @@ class Assembly:
 
     def _new_log(self) -> WorkerLog:
         store, is_cancelled = self._store, self._participant.replay_cancelled
-        peers = PeerDirectory(self._rendezvous, self._context) if store.remote else None
+        is_member = self._participant.is_member
+        peers = PeerDirectory(self._rendezvous, self._context, is_member) if store.remote else None
         return WorkerLog(store, self._context, self._settings.log, peers, is_cancelled=is_cancelled)
 
     def _new_history(self) -> WorkHistory:
@@ -205,7 +206,7 @@ class Assembly:
         local = LocalParts(settings.log.local, store.url) if settings.log.local is not None else None
         self._checkpointer = Checkpointer(folder, self._state, local)
         if local is not None:
-            self._part_peers = PartPeers(self._rendezvous, self._context, local)
+            self._part_peers = PartPeers(self._rendezvous, self._context, local, self._participant.is_member)
             self._checkpointer.files.peer = self._part_peers.open
         self._records = WorkerRecords(store, self._context.run_id, self._context.rank, self._background)
         self._history = self._new_history()

@@ -102,8 +102,8 @@ class Executor:
             self._repartition.settle(state)
         script = self._pipeline is not None and self._pipeline.script.logged
         if self._part_peers is not None:
-            self._part_peers.offer(state.generation)
-        self._log.seal_and_offer(state.generation, uploaded=self._replicas.attached or script)
+            self._part_peers.offer(state.round.asked_in)
+        self._log.seal_and_offer(state.round.asked_in, uploaded=self._replicas.attached or script)
         if self._pipeline is not None:
             self._pipeline.end_replay()
         self._progress.publish(self._status.iteration, "waiting")

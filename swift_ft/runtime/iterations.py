@@ -115,7 +115,7 @@ class Iterations:
         self._c.between.check()
         participant = self._c.participant
         if self.replaying:
-            over = participant.replay_cancelled(self._c.log.sealed_in)
+            over = participant.replay_cancelled(self._c.log.asked_in)
         else:
             over = participant.is_cancelled()
         if over:

@@ -141,8 +141,8 @@ class _ReadLog(WorkerLog):
     def open(self, generation: int, *, since: int, begin: int) -> None:
         self.generation = generation
 
-    def seal_and_offer(self, generation: int, *, uploaded: bool) -> None:
-        self.sealed_in = generation
+    def seal_and_offer(self, asked_in: int, *, uploaded: bool) -> None:
+        self.asked_in = asked_in
 
     def read(self, ranks: Iterable[int], *, since: int, iteration: int) -> LogReader:
         """As the job would: the generations that count are those of its own journal."""

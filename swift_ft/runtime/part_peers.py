@@ -1,14 +1,18 @@
 """Workers serve the files of checkpoints that are on their machine's disk; the rendezvous store says where.
 
-    parts/GENERATION/checkpoints/00000020/rank-00001.g00002  where the files of this part are served
+    parts/ASKED_IN/checkpoints/00000020/rank-00001.g00002    which machine serves this part's files, and where
 
-A worker offers them before it reports, so that a worker that loads finds all offers. It asks for one key for
-each part that it reads, however many machines there are. The servers close when training continues.
+A worker offers them before it reports, so that a worker that loads finds all offers: under the number of the
+generation that began to ask for reports. It asks for one key for each part that it reads, however many
+machines there are. A machine that was lost after it had reported is not asked. The servers close when
+training continues.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Callable
 from typing import IO
 
 from swift_ft.checkpoint.part_files import LocalParts
@@ -28,19 +32,27 @@ class PartPeers:
         rendezvous: where offers are published.
         context: the worker's place.
         local: this machine's copies.
+        is_member: whether a machine fills a slot now.
     """
 
-    def __init__(self, rendezvous: RendezvousStore, context: WorkerContext, local: LocalParts) -> None:
+    def __init__(
+        self,
+        rendezvous: RendezvousStore,
+        context: WorkerContext,
+        local: LocalParts,
+        is_member: Callable[[str], bool],
+    ) -> None:
         self._rendezvous = rendezvous
         self._context = context
         self._local = local
+        self._is_member = is_member
         self._server: FileServer | None = None
-        self._generation = 0
+        self._asked_in = 0
         self._offered: list[str] = []
 
-    def offer(self, generation: int) -> None:
-        """Serve the copies to the workers of a generation. Logs a warning if that cannot be done."""
-        self._generation = generation
+    def offer(self, asked_in: int) -> None:
+        """Serve the copies to those that report as well. Logs a warning if that cannot be done."""
+        self._asked_in = asked_in
         if not (parts := self._local.parts()):
             return
         if self._server is None:
@@ -55,8 +67,9 @@ class PartPeers:
                     extra={"event": "parts_not_served", "rank": self._context.rank},
                 )
                 return
+        offer = json.dumps({"address": self._server.address, "machine": self._context.machine})
         for part in parts:
-            self._rendezvous.set(key := _key(generation, part), self._server.address)
+            self._rendezvous.set(key := _key(asked_in, part), offer)
             self._offered.append(key)
 
     def withdraw(self) -> None:
@@ -72,14 +85,17 @@ class PartPeers:
         """Fetch a file from the machine that offers its part.
 
         Raises:
-            FileNotFoundError: no machine does, or it does not have this file.
+            FileNotFoundError: no machine does that is still there, or it does not have this file.
             OSError: the machine cannot be reached.
         """
-        key = _key(self._generation, path.rpartition("/")[0])
+        key = _key(self._asked_in, path.rpartition("/")[0])
         if not self._rendezvous.check([key]):
             raise FileNotFoundError(path)
-        return fetch_file(self._rendezvous.get(key).decode(), self._context.secret, path)
+        offer = json.loads(self._rendezvous.get(key))
+        if not self._is_member(offer["machine"]):
+            raise FileNotFoundError(path)
+        return fetch_file(offer["address"], self._context.secret, path)
 
 
-def _key(generation: int, part: str) -> str:
-    return f"parts/{generation}/{part}"
+def _key(asked_in: int, part: str) -> str:
+    return f"parts/{asked_in}/{part}"

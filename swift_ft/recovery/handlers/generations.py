@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from immutables import Map
 
@@ -12,7 +12,7 @@ from swift_ft.recovery.job_state import Layouts, Membership, Phase, RecoveryRoun
 from swift_ft.recovery.maps import without
 from swift_ft.recovery.values import replace
 
-__all__ = ["end_job", "fill_slots", "open_generation", "restart_all"]
+__all__ = ["end_job", "fill_slots", "open_generation", "restart_all", "vacate"]
 
 
 def fill_slots(state: State) -> State:
@@ -62,10 +62,21 @@ def _preference(spare: Spare) -> int:
     return -1 if spare.preferred_slot is None else spare.preferred_slot
 
 
-def open_generation(state: State, started: Iterable[int] = ()) -> State:
+def vacate(state: State, machine: str) -> State:
+    """Empty the slot of a machine: the job waits for another one. Reports of its workers do not count."""
+    agreed, ranks = replace(state.round, plan=None), state.ranks_of(state.membership.slots[machine])
+    if not agreed.decided:
+        gone = [rank for rank in ranks if rank in agreed.statuses]
+        agreed = replace(agreed, statuses=without(agreed.statuses, gone))
+    membership = state.membership.without(machine)
+    return replace(state, phase=Phase.FORMING, membership=membership, round=agreed)
+
+
+def open_generation(state: State, started: Collection[int] = ()) -> State:
     """Ask all workers for their status, in a new generation that starts the workers of some slots.
 
-    A worker whose script has ended cannot answer. The job ends at once, since the others need it.
+    Who has reported since the last plan is not asked again. A worker whose script has ended cannot answer.
+    The job ends at once, since the others need it.
     """
     if reason := why_too_early(state):
         return end_job(state, reason)
@@ -81,10 +92,17 @@ def open_generation(state: State, started: Iterable[int] = ()) -> State:
         phase=Phase.AGREEING,
         generation=generation,
         membership=membership,
-        round=RecoveryRound(),
+        round=_next_round(state, generation, started),
         checkpoints=replace(state.checkpoints, requested=None),
         layouts=replace(state.layouts, pending=None),
     )
+
+
+def _next_round(state: State, generation: int, started: Collection[int]) -> RecoveryRound:
+    """With the reports that still count, unless all are to report."""
+    if state.round.decided or len(started) == state.shape.machines:
+        return RecoveryRound(asked_in=generation)
+    return RecoveryRound(asked_in=state.round.asked_in, statuses=state.round.statuses)
 
 
 def restart_all(state: State, reason: str) -> State:

@@ -11,7 +11,7 @@ from swift_ft.recovery.attempts import DEADLINE, MAX_TRIES
 from swift_ft.recovery.early_ends import why_too_early
 from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.handlers.failures import note_failure, note_machine
-from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all
+from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all, vacate
 from swift_ft.recovery.handlers.guests import relieve_guests
 from swift_ft.recovery.handlers.newcomers import refuse, why_refused
 from swift_ft.recovery.job_state import JobShape, Layouts, Phase, Spare, State, Verdict, base_of
@@ -137,13 +137,7 @@ def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
         return end_job(state, why)
     if membership.exited or all_finished:
         return end_job(state, f"machine {event.machine} was lost after the last iteration: {event.reason}")
-    state = replace(
-        state,
-        phase=Phase.FORMING,
-        membership=membership.without(event.machine),
-        round=replace(state.round, plan=None),
-        tries=replace(state.tries, failures=failures),
-    )
+    state = replace(vacate(state, event.machine), tries=replace(state.tries, failures=failures))
     if not last:
         return state
     unheard = state.tries.attempts.unheard.get(slot, 0)

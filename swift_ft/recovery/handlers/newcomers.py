@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from swift_ft.config import EXIT_USAGE
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.early_ends import why_steps_differ
-from swift_ft.recovery.handlers.generations import end_job, fill_slots
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.handlers.generations import end_job, fill_slots, vacate
+from swift_ft.recovery.job_state import State
 from swift_ft.recovery.values import replace
 
 __all__ = ["refuse", "refuse_other_steps", "why_refused"]
@@ -43,8 +43,7 @@ def refuse(state: State, machine: str, reason: str) -> State:
         membership = replace(membership, spares=membership.spares.delete(machine))
     if machine not in membership.slots:
         return replace(state, membership=membership)
-    membership, attempt = membership.without(machine), replace(state.round, plan=None)
-    return fill_slots(replace(state, phase=Phase.FORMING, membership=membership, round=attempt))
+    return fill_slots(vacate(replace(state, membership=membership), machine))
 
 
 def refuse_other_steps(state: State, statuses: Mapping[int, ev.StatusReported]) -> State | None:
@@ -59,6 +58,6 @@ def refuse_other_steps(state: State, statuses: Mapping[int, ev.StatusReported]) 
     if first is None or other is None:
         return None
     reason = why_steps_differ(known[first], known[other])
-    if started_in[first] == started_in[other] or started_in[other] < state.generation:
+    if started_in[first] == started_in[other] or started_in[other] < state.round.asked_in:
         return end_job(state, reason, EXIT_USAGE)
     return refuse(state, state.membership.members[state.slot_of_rank(other)], reason)

@@ -27,6 +27,7 @@ __all__ = [
     "group_awaited",
     "help_declined",
     "replay_failed",
+    "report_counts",
     "status_reported",
     "status_that_counts",
     "worker_finished",
@@ -36,11 +37,24 @@ __all__ = [
 
 def status_reported(state: State, event: ev.StatusReported) -> State:
     """Note a worker's status. The last one leads to the plan."""
+    if not report_counts(state, event):
+        return state
     statuses = state.round.statuses.set(event.rank, status_that_counts(state, event))
     state = replace(state, has_sessions=True, round=replace(state.round, statuses=statuses))
     if why := why_too_early(state):
         return end_job(state, why)
     return state if len(statuses) < state.world_size else _decide(state)
+
+
+def report_counts(state: State, event: ev.StatusReported) -> bool:
+    """Whether a report is of this round, and of the workers that are in its slot now.
+
+    It may come late: in a later generation, or while a slot is empty.
+    """
+    membership, slot = state.membership, state.slot_of_rank(event.rank)
+    if state.round.decided or slot not in membership.members:
+        return False
+    return max(state.round.asked_in, membership.started_in[slot]) <= event.generation <= state.generation
 
 
 def status_that_counts(state: State, event: ev.StatusReported) -> ev.StatusReported:
@@ -120,7 +134,7 @@ def _carry_out(state: State, plan: Plan) -> State:
     idle = [rank for rank, task in plan.tasks.items() if task.idle and rank not in helpers]
     if plan.new_layout is not None:  # all take part in the group in which layers move
         idle = []
-    agreed = replace(state.round, plan=plan, ready=Map(dict.fromkeys(idle)))
+    agreed = replace(state.round, plan=plan, decided=True, ready=Map(dict.fromkeys(idle)))
     layouts = placed(state.layouts, state.round.statuses, state.layouts.current)
     layouts = replace(layouts, pending=None)  # the plan has it
     return _live_if_ready(replace(state, phase=Phase.RECOVERING, round=agreed, tries=tries, layouts=layouts))

@@ -14,7 +14,7 @@ from immutables import Map, MapMutation
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers.checkpoints import part_that_counts
-from swift_ft.recovery.handlers.recovery import status_that_counts
+from swift_ft.recovery.handlers.recovery import report_counts, status_that_counts
 from swift_ft.recovery.job_state import SavedPart, State
 from swift_ft.recovery.values import replace
 
@@ -24,30 +24,47 @@ __all__ = ["NOTED_TOGETHER"]
 def _statuses(state: State, run: Sequence[ev.StatusReported]) -> tuple[State, int]:
     if state.membership.ended:  # each report may end the job
         return state, 0
-    statuses, count = _noted(state, state.round.statuses, run, lambda event: status_that_counts(state, event))
+    statuses, count = _noted(
+        state,
+        state.round.statuses,
+        run,
+        counts=lambda event: report_counts(state, event),
+        what=lambda event: status_that_counts(state, event),
+    )
     if statuses is None:
         return state, count
     return replace(state, has_sessions=True, round=replace(state.round, statuses=statuses)), count
 
 
 def _ready(state: State, run: Sequence[ev.WorkerReady]) -> tuple[State, int]:
-    ready, count = _noted(state, state.round.ready, run, lambda event: None)
+    ready, count = _noted(
+        state,
+        state.round.ready,
+        run,
+        counts=lambda event: event.generation == state.generation,
+        what=lambda event: None,
+    )
     if ready is None:
         return state, count
     return replace(state, round=replace(state.round, ready=ready)), count
 
 
 def _noted(
-    state: State, told: Map[int, Any], run: Sequence[Any], what: Callable[[Any], Any]
+    state: State,
+    told: Map[int, Any],
+    run: Sequence[Any],
+    *,
+    counts: Callable[[Any], bool],
+    what: Callable[[Any], Any],
 ) -> tuple[Map[int, Any] | None, int]:
     """What workers have told with the first events of a run, and how many these are.
 
-    None of them completes the phase. Those of another generation do not count: if all are, it is None.
+    None of them completes the phase. If none of them counts, it is None.
     """
-    most, generation = state.world_size - 1, state.generation
+    most = state.world_size - 1
     now, count, changed = told.mutate(), 0, False
     for event in run:
-        if event.generation == generation:
+        if counts(event):
             if len(now) >= most:
                 break
             now[event.rank] = what(event)

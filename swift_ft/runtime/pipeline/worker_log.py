@@ -45,15 +45,15 @@ class WorkerLog:
         options: how messages are logged. The budget is this worker's share.
         peers: where other workers find this log, and this worker finds theirs. None if the store is local:
             then all read from the store.
-        is_cancelled: called with the generation in which this worker last reported: whether the replay that
-            it was then ordered to do is over.
+        is_cancelled: called with ``asked_in``: whether the replay that was then ordered is over.
 
     Attributes:
         messages: logs each message.
         stats: what that costs.
         fetch_stats: what was read of others' logs, and where it came from.
         generation: of the open writer, or of the last one.
-        sealed_in: the generation in which this log was last sealed, and in which others can be read.
+        asked_in: the generation that began to ask for the reports of which this worker's is one. Under its
+            number the logs of others are found.
         why_gap: why the log has, or had, a gap that no checkpoint covers yet; empty if it has none.
     """
 
@@ -83,7 +83,7 @@ class WorkerLog:
         self.fetch_stats = FetchStats()
         self._codec_policy = CodecPolicy(options.compress)
         self.messages = self._new_messages()
-        self.generation = self.sealed_in = 0
+        self.generation = self.asked_in = 0
         place = store.local_path(log_directory(context.rank))
         if place is not None and (channel := agent_channel()) is not None:
             channel.send(log=str(place))  # a job that is stopped gives this worker no time to tidy up
@@ -209,22 +209,22 @@ class WorkerLog:
             except LogTimeoutError as error:
                 self._lose(error)
 
-    def seal_and_offer(self, generation: int, *, uploaded: bool) -> None:
+    def seal_and_offer(self, asked_in: int, *, uploaded: bool) -> None:
         """Close the writer: when this returns, others can read all that was logged.
 
         If this worker can serve its log itself, the segments reach the store later. A log that cannot be
         written in time has a gap, which :meth:`gap_before` tells.
 
         Args:
-            generation: in which others may read it.
+            asked_in: the generation that began to ask for reports. Those that report as well may read it.
             uploaded: the store must have it in any case.
         """
         self._close()
-        self.sealed_in = generation
+        self.asked_in = asked_in
         if (tier := self._tier) is None or not tier.names():  # replicas alone log nothing
             return
         tier.expedite()
-        served = self._peers is not None and self._peers.offer(generation, tier)
+        served = self._peers is not None and self._peers.offer(asked_in, tier)
         if uploaded or not served:
             try:
                 tier.flush(self._context.config.flush_timeout_s)
@@ -311,12 +311,12 @@ class WorkerLog:
         return reader
 
     def _replay_cancelled(self) -> bool:
-        return self._is_cancelled(self.sealed_in)
+        return self._is_cancelled(self.asked_in)
 
     def _offer(self, rank: int) -> SegmentSource | None:
         if self._peers is None:
             return None
-        return self._tier if rank == self._context.rank else self._peers.of(self.sealed_in, rank)
+        return self._tier if rank == self._context.rank else self._peers.of(self.asked_in, rank)
 
 
 def sent_tensor(reader: LogReader, key: MessageKey, device: torch.device) -> torch.Tensor:

@@ -6,11 +6,19 @@ from collections.abc import Iterable, Sequence
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.testing.simulation.store import Content, Violation, advance
 from swift_ft.testing.simulation.worker import Worker
 
-__all__ = ["check_contents", "check_plan", "check_requested_checkpoint", "check_step", "kinds_of_replays"]
+__all__ = [
+    "check_contents",
+    "check_plan",
+    "check_reports",
+    "check_requested_checkpoint",
+    "check_step",
+    "kinds_of_replays",
+]
 
 
 def check_step(before: State, after: State, event: ev.Event) -> None:
@@ -36,6 +44,14 @@ def check_step(before: State, after: State, event: ev.Event) -> None:
     if any(started_in > after.generation for started_in in after.membership.started_in.values()):
         raise Violation("workers were started in a generation that has not begun")
     _check_members(after)
+    _check_asked_once(before, event)
+
+
+def _check_asked_once(before: State, event: ev.Event) -> None:
+    """However many machines are lost in the meantime, a worker reports once until a plan is made."""
+    asked_again = isinstance(event, ev.StatusReported) and event.rank in before.round.statuses
+    if asked_again and not before.round.decided:
+        raise Violation(f"{event} comes a second time, and no plan was made since the first")
 
 
 def _check_checkpoints(before: State, after: State, event: ev.Event) -> None:
@@ -144,6 +160,22 @@ def _check_state_kept(state: State, plan: Plan, rank: int, *, moved: bool) -> No
     continues = moved or (task.load, task.begin) == (None, report.iteration)
     if not (replays_from_checkpoint or continues) or report.iteration > plan.resume + 1:
         raise Violation(f"rank {rank} at {report.iteration} is to do {task} and to resume at {plan.resume}")
+
+
+def check_reports(state: State, plan: Plan, workers: Iterable[Worker]) -> int:
+    """The reports of which a plan is made are true now, whenever they were given.
+
+    Returns:
+        How many of them were given in an earlier generation.
+    """
+    for worker in workers:
+        if not plan.tasks or worker.order(state) == WorkerOrder.DIE:
+            continue
+        report = state.round.statuses[worker.rank]
+        at = None if worker.content is None else worker.content.iteration
+        if (report.iteration, report.dirty) != (at, worker.dirty):
+            raise Violation(f"{worker} has reported {report}, and is dirty: {worker.dirty}")
+    return sum(report.generation < state.generation for report in state.round.statuses.values())
 
 
 def kinds_of_replays(state: State, plan: Plan) -> list[str]:

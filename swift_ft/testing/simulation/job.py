@@ -21,6 +21,7 @@ from swift_ft.testing.simulation.faults import FAULTS, Faults
 from swift_ft.testing.simulation.invariants import (
     check_contents,
     check_plan,
+    check_reports,
     check_requested_checkpoint,
     check_step,
     kinds_of_replays,
@@ -163,6 +164,9 @@ class SimulatedJob(Cluster):
 
     def _check_plan(self, state: State, plan: Plan) -> None:
         check_plan(state, plan, resumed=bool(self.settings.resume))
+        if kept := check_reports(state, plan, self.workers):
+            self.seen["plan with reports of an earlier generation"] += 1
+            self.seen["reports of an earlier generation"] += kept
         self.seen.update(kinds_of_replays(state, plan))
 
     def check_formed(self, generation: int, plan: Plan) -> None:

@@ -47,8 +47,8 @@ def refuse_uploads_until(requested: Path | None) -> None:
 def close_the_server() -> None:
     offer = PeerDirectory.offer
 
-    def offer_and_close(self: PeerDirectory, generation: int, log: SegmentUploader) -> bool:
-        offered = offer(self, generation, log)
+    def offer_and_close(self: PeerDirectory, asked_in: int, log: SegmentUploader) -> bool:
+        offered = offer(self, asked_in, log)
         assert self._server is not None
         self._server.close()
         return offered
@@ -73,8 +73,8 @@ def before_worker_is_asked(asked: int, act: Callable[[], None]) -> None:
     of, open_ = PeerDirectory.of, PeerLog.open
     its = []
 
-    def remember(self: PeerDirectory, generation: int, rank: int) -> PeerLog | None:
-        peer = of(self, generation, rank)
+    def remember(self: PeerDirectory, asked_in: int, rank: int) -> PeerLog | None:
+        peer = of(self, asked_in, rank)
         if rank == asked:
             its.append(peer)
         return peer

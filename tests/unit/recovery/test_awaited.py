@@ -44,3 +44,15 @@ def test_a_group_of_a_generation_that_is_over_is_not_awaited() -> None:
     what = told(ev.GroupAwaited(rank=0, generation=1))
     assert what is not None
     assert awaited(job(Phase.LIVE), what, range(2)) == set()
+
+
+@pytest.mark.parametrize("generation", [1, 2, 3])
+def test_reports_are_awaited_together_whichever_generation_asked(generation: int) -> None:
+    """Ranks 0 to 3 are on the machines of a relay; a report of a generation to come is on its way, too."""
+    report = ev.StatusReported(rank=2, generation=1, iteration=4)
+    state = job(Phase.AGREEING)
+    state = replace(state, round=RecoveryRound(asked_in=1, statuses=Map({2: report})))
+    what = told(replace(report, generation=generation))
+    assert what is not None
+    assert awaited(state, what, range(2)) == {0, 1, 3}
+    assert awaited(job(Phase.LIVE), what, range(2)) == {0, 1, 2, 3}

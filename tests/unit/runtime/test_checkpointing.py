@@ -137,7 +137,7 @@ def test_a_worker_without_a_part_names_the_owners_part_at_once(job: Job) -> None
     def reported(rank: int) -> ev.StatusReported:
         return ev.StatusReported(rank=rank, generation=3, iteration=20, live=True, holds=("the model",))
 
-    job.state = replace(job.state, round=RecoveryRound(Map({r: reported(r) for r in range(3)})))
+    job.state = replace(job.state, round=RecoveryRound(statuses=Map({r: reported(r) for r in range(3)})))
     job.saver.save(40)
     assert not job.being_written
     assert job.journal == [

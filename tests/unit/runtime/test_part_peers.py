@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,12 +24,14 @@ def rendezvous() -> RendezvousStore:
     return RendezvousStore(lambda: TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60)))
 
 
-def machine(rendezvous: RendezvousStore, folder: Path, rank: int, *files: str) -> PartPeers:
+def machine(
+    rendezvous: RendezvousStore, folder: Path, rank: int, *files: str, members: Collection[str] = ("m",)
+) -> PartPeers:
     local = LocalParts(folder / str(rank), "s3://bucket/run")
     for path in files:
         with local.written(path) as more:
             more(path.encode())
-    return PartPeers(rendezvous, context(rank), local)
+    return PartPeers(rendezvous, context(rank), local, members.__contains__)
 
 
 def test_a_file_comes_from_the_machine_that_has_it(rendezvous: RendezvousStore, tmp_path: Path) -> None:
@@ -68,3 +71,17 @@ def test_an_address_where_nobody_can_listen(
     monkeypatch.setattr("swift_ft.token_server.listen_address", lambda host: "203.0.113.1")
     machine(rendezvous, tmp_path, 1, FILE).offer(5)
     assert "others read the store" in caplog.text
+
+
+def test_a_machine_that_is_known_to_be_lost_is_not_asked(rendezvous: RendezvousStore, tmp_path: Path) -> None:
+    """Its address may not answer for a long time."""
+    members = {"m"}
+    first = machine(rendezvous, tmp_path, 0, members=members)
+    second = machine(rendezvous, tmp_path, 1, FILE)
+    for one in (first, second):
+        one.offer(5)
+    first.open(FILE).close()
+    members.remove("m")
+    with pytest.raises(FileNotFoundError):
+        first.open(FILE)
+    second.withdraw()

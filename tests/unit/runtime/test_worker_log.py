@@ -78,7 +78,7 @@ class Worker:
     """A worker's log in one generation after the other."""
 
     def __init__(self, store: Store, rendezvous: RendezvousStore, folder: Path, place: WorkerContext) -> None:
-        self.peers = PeerDirectory(rendezvous, place)
+        self.peers = PeerDirectory(rendezvous, place, {place.machine}.__contains__)
         options = LogOptions(local=folder / f"local{place.rank}")
         self.log = WorkerLog(store, place, options, self.peers, is_cancelled=lambda _: False)
 
@@ -163,12 +163,12 @@ def test_a_log_that_cannot_be_served_is_in_the_store_first(
     assert reader.metrics().read_from_peers_bytes == 0
 
 
-def test_an_offer_is_for_one_generation(
+def test_an_offer_is_for_one_plan(
     writer: Worker, store: SlowStore, rendezvous: RendezvousStore, tmp_path: Path
 ) -> None:
-    """What a dead worker offered is never asked for."""
+    """What a worker offered for an earlier one is never asked for."""
     writer.log.seal_and_offer(2, uploaded=False)
-    reader = PeerDirectory(rendezvous, context(READER))
+    reader = PeerDirectory(rendezvous, context(READER), {"m"}.__contains__)
     assert reader.of(3, WRITER) is None
     first = reader.of(2, WRITER)
     writer.log.seal_and_offer(3, uploaded=False)
@@ -184,10 +184,22 @@ def test_an_offer_is_for_one_generation(
         second.open(name)
 
 
+def test_an_offer_of_a_machine_that_was_lost_since_is_not_used(
+    writer: Worker, rendezvous: RendezvousStore
+) -> None:
+    """Its worker had reported, and no plan was made before its machine was lost."""
+    writer.log.seal_and_offer(2, uploaded=False)
+    members = {"m"}
+    reader = PeerDirectory(rendezvous, context(READER), members.__contains__)
+    assert reader.of(2, WRITER) is not None
+    members.remove("m")
+    assert reader.of(2, WRITER) is None
+
+
 def test_no_secret_is_in_an_offer(writer: Worker, rendezvous: RendezvousStore) -> None:
     writer.log.seal_and_offer(2, uploaded=False)
     offer = rendezvous.get(f"log/2/{WRITER}")
-    assert json.loads(offer).keys() == {"address", "names"}
+    assert json.loads(offer).keys() == {"address", "machine", "names"}
 
 
 def test_an_own_log_is_read_where_it_is(writer: Worker, store: SlowStore) -> None:

@@ -99,12 +99,26 @@ def test_an_urgent_event_takes_along_what_is_held_and_keeps_the_order(clock: Clo
     assert [s.serial for s in merging.take()] == [1, 2]
 
 
-def test_a_report_of_a_generation_that_is_over_is_held_no_longer(clock: Clock, agreeing: State) -> None:
-    merging = Merging(clock)
-    merging.hold(stamped(report(0)))
+def after_a_loss(agreeing: State) -> State:
     lost = step(agreeing, ev.MachineLost(machine="m3", reason="?"))
     joined = step(lost, ev.MachineJoined(machine="m4", address="m4:1"))
     assert joined.generation == 2
+    return joined
+
+
+def test_what_belongs_to_a_generation_that_is_over_is_held_no_longer(clock: Clock, agreeing: State) -> None:
+    merging = Merging(clock)
+    merging.hold(stamped(ev.WorkerReady(rank=0, generation=1)))
+    assert merging.due_at(after_a_loss(agreeing), range(2)) <= clock.now
+
+
+def test_reports_that_count_on_are_held_with_those_of_the_next_generation(
+    clock: Clock, agreeing: State
+) -> None:
+    merging, joined = Merging(clock), after_a_loss(agreeing)
+    merging.hold(stamped(report(0), report(1)))
+    assert merging.due_at(joined, range(2)) == clock.now + LINGER_S
+    merging.hold(stamped(report(2, generation=2), report(3, generation=2), origin="o2"))
     assert merging.due_at(joined, range(2)) <= clock.now
 
 
