@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import (
+    KILLS_IN_TURN,
     KILLS_OTHERS,
     ClusterRun,
     assert_identical,
@@ -84,6 +85,23 @@ def test_survivors_fail_in_each_phase(tmp_path: Path, references: Any) -> None:
     assert_identical(run, references())
     assert len(run.events("FaultInjected")) == len(faults)
     assert_replays(run, [0, 1, 2, 3], 2)
+
+
+@pytest.mark.parametrize("spares", [3, 0])
+def test_machines_that_are_lost_in_turn_cost_one_report_of_each_survivor(
+    spares: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of six machines, each when all survivors have reported the loss of the one before."""
+    lost = (1, 2, 4)
+    monkeypatch.setenv("KILLS", json.dumps(lost))
+    script = training(tmp_path / "run", KILLS_IN_TURN)
+    run = run_cluster(tmp_path / "run", machines=6, flags=["--spares", str(spares)], script=script)
+    assert_identical(run, run_cluster(tmp_path / "undisturbed", machines=6))
+    assert_replays(run, [*lost], 1)
+    reports = [event for event in run.events("StatusReported") if event["generation"] > 1]
+    of_survivors = [(event["rank"], event["generation"]) for event in reports if event["rank"] not in lost]
+    assert sorted(of_survivors) == [(0, 2), (3, 2), (5, 2)]
+    assert run.recoveries[0]["generation"] > 2
 
 
 @pytest.mark.thorough

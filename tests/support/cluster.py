@@ -26,6 +26,7 @@ from tests.support.prefork import launch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = EXAMPLES / "train_swift.py"
+KILLS_IN_TURN = Path(__file__).parents[1] / "cluster" / "scripts" / "kills_in_turn.py"
 KILLS_OTHERS = Path(__file__).parents[1] / "cluster" / "scripts" / "kills_others.py"
 SLOW_UNTIL_TOLD = KILLS_OTHERS.with_name("slow_until_told.py")
 SMALL = ["--layers=8", "--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--microbatches=8"]

@@ -1,0 +1,69 @@
+"""The example training. Machines are killed one after the other, each when all survivors have reported.
+
+KILLS names their ranks as JSON. Worker 0 kills them in a thread of its own, while its training thread
+recovers. New machines wait until all are killed, so that no plan is made before.
+"""
+
+import json
+import os
+import runpy
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import swift_ft
+from swift_ft.config import WorkerContext
+from swift_ft.recovery.job_state import State
+
+CONTEXT = WorkerContext.from_env()
+FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
+VICTIMS: list[int] = json.loads(os.environ["KILLS"])
+ALL_KILLED = FOLDER / "all-killed"
+ITERATION = 5
+DEADLINE_S = 60.0
+
+
+class Session(swift_ft.Session):
+    def steps(self, iterations: int) -> Iterator[swift_ft.Step]:
+        for step in super().steps(iterations):
+            if CONTEXT.rank == 0 and step.index == ITERATION and not ALL_KILLED.exists():
+                threading.Thread(target=self.kill_in_turn, daemon=True).start()
+            yield step
+
+    def kill_in_turn(self) -> None:
+        participant = self._assembly._participant
+        survivors = {*range(CONTEXT.world_size)} - {*VICTIMS}
+        for victim in VICTIMS:
+            machine = participant.state.membership.members[victim]
+            for pid in pids_of(victim).read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+
+            def is_known(state: State, machine: str = machine) -> bool:
+                reports = state.round.statuses.keys() if not state.round.decided else ()
+                return machine in state.membership.fenced and survivors <= {*reports}
+
+            if participant.wait_for(is_known, DEADLINE_S) is None:
+                raise TimeoutError(f"{machine} is not lost, or not all survivors have reported")
+        ALL_KILLED.touch()
+
+
+def pids_of(victim: int) -> Path:
+    return FOLDER / f"pids{victim}"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("not all machines were killed")
+        time.sleep(0.01)
+
+
+if CONTEXT.started_in == 1:
+    pids_of(CONTEXT.rank).write_text(f"{os.getpid()} {CONTEXT.agent_pid}")
+else:
+    wait_until(ALL_KILLED.exists)
+swift_ft.Session = Session  # type: ignore[misc]
+runpy.run_module("train_swift", run_name="__main__")
