@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib.seaweed import BUCKET, SeaweedServer
-from tests.support.cluster import ClusterRun, assert_identical, run_cluster, training
+from tests.support.cluster import KILLS_IN_TURN, ClusterRun, assert_identical, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "failing_peers.py"
 
@@ -57,6 +57,26 @@ def test_a_peer_dies_before_its_log_is_in_the_store(
     assert {recovery["mode"] for recovery in run.recoveries} == {"replay"}
     assert {slot for recovery in run.recoveries for slot in recovery["slots"]} == {1, 2}
     assert {r for recovery in run.recoveries for r in recovery["replayed_iterations"]} <= {"1", "2"}
+
+
+def test_a_machine_is_lost_after_others_have_offered_their_logs(
+    seaweed: SeaweedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do so once: what they offered in one generation is read in the next one."""
+    monkeypatch.setenv("KILLS", "[1, 3]")
+    store = ("--store", f"s3://{BUCKET}/{uuid.uuid4().hex}")
+    folder = tmp_path / "run"
+    run = run_cluster(
+        folder, *store, machines=5, flags=["--spares", "2"], script=training(folder, KILLS_IN_TURN)
+    )
+    assert_identical(run, run_cluster(tmp_path / "undisturbed", machines=5))
+    (recovery,) = run.recoveries
+    assert (recovery["mode"], recovery["generation"]) == ("replay", 3)
+    reports = [event for event in run.events("StatusReported") if event["generation"] > 1]
+    assert {event["rank"]: event["generation"] for event in reports} == {0: 2, 1: 3, 2: 2, 3: 3, 4: 2}
+    for rank in ("1", "3"):
+        assert recovery["from_peers"][rank] > 0
+        assert recovery["from_store"][rank] == 0
 
 
 def test_the_store_is_away_during_the_replay(
