@@ -14,11 +14,12 @@ from torch.distributed import DistError
 
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import open_journal
+from swift_ft.coordination.store_client import prefix_of
 from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.recovery.job_state import Phase
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["close_after_run", "find_run", "newest_run"]
+__all__ = ["close_after_run", "find_run", "newest_key", "newest_run"]
 
 _NEWEST = "newest"
 _CLOSED = "closed"
@@ -36,8 +37,13 @@ def find_run(connect: Connect, name: str) -> str:
     names = connect(_names(name))
     try:
         run = names.compare_set(_NEWEST, "", _run(name, 1)).decode()
-        while run != _CLOSED and _has_ended(connect, run):
-            run = names.compare_set(_NEWEST, run, _run(name, _number(run) + 1)).decode()
+        while run != _CLOSED:
+            if _has_ended(connect, run):
+                run = names.compare_set(_NEWEST, run, _run(name, _number(run) + 1)).decode()
+            elif names.check([_NEWEST]) and names.get(_NEWEST).decode() == run:
+                break
+            else:  # it had ended, and was deleted before its journal was read
+                run = names.compare_set(_NEWEST, "", _run(name, 1)).decode()
     except (DistError, RuntimeError) as error:
         raise RendezvousLostError(f"The rendezvous store does not answer ({first_line(error)}).") from error
     if run == _CLOSED:
@@ -49,6 +55,11 @@ def newest_run(connect: Connect, name: str) -> str:
     """The newest run of a name, as :func:`find_run` numbers it. A run's own name stays as it is."""
     names = connect(_names(name))
     return names.get(_NEWEST).decode() if names.check([_NEWEST]) else name
+
+
+def newest_key(name: str) -> str:
+    """The key of the newest run of a name, in a store that others than :func:`connect` read."""
+    return f"{prefix_of(_names(name))}/{_NEWEST}"
 
 
 def close_after_run(connect: Connect, name: str, wait_until_over: Callable[[RendezvousStore], None]) -> None:

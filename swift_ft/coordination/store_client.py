@@ -26,7 +26,7 @@ from swift_ft.torch_adapters.connections import (
 )
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store, TCPStore
 
-__all__ = ["connect"]
+__all__ = ["connect", "prefix_of"]
 
 _ANSWER_TIMEOUT = timedelta(seconds=60)
 
@@ -46,10 +46,15 @@ def connect(
         RendezvousLostError: if nothing answers within the deadline.
         UsageError: if the store refuses this client.
     """
-    prefix, timeout = f"swift/{run_id}", timedelta(seconds=timeout_s)
+    prefix, timeout = prefix_of(run_id), timedelta(seconds=timeout_s)
     if address.backend == ETCD:
         return RendezvousStore(partial(_open_etcd, address, prefix, timeout, silence_s))
     return RendezvousStore(partial(_open, address, prefix, timeout, silence_s))
+
+
+def prefix_of(run_id: str) -> str:
+    """What the keys of a run begin with, before a slash."""
+    return f"swift/{run_id}"
 
 
 @contextlib.contextmanager
