@@ -133,7 +133,7 @@ class Job:
     def __init__(self, folder: Path, etcd: EtcdCluster, inject: str) -> None:
         self.folder = folder
         self.output = folder / "output.txt"
-        script = [*training(folder, SLOW_UNTIL_TOLD, iterations=ITERATIONS), "--checkpoint-every", "100"]
+        script = training(folder, SLOW_UNTIL_TOLD, iterations=ITERATIONS)
         flags = in_etcd(etcd, folder)
         line = command(folder, machines=MACHINES, flags=flags, inject=inject, script=script)
         env = {
