@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.lib.etcd import EtcdCluster
 from swift_ft.cli.recover.main import main
+from tests.cluster import test_compaction
 from tests.cluster.conftest import references as references
 from tests.cluster.test_drain import LONG, Running
 from tests.support.cluster import (
@@ -88,3 +89,13 @@ def test_the_first_of_several_hosts_dies(hosts: Hosts, tmp_path_factory: pytest.
     folder = tmp_path_factory.mktemp("undisturbed")
     reference = run_cluster(folder, machines=2, script=training(folder, iterations=ITERATIONS))
     assert_identical(ClusterRun(hosts.folder, 0, "", {}), reference)
+
+
+def test_machines_come_and_go_while_events_are_deleted(
+    hosts: Hosts, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = test_compaction.run_with_a_short_journal(hosts, monkeypatch)
+    test_compaction.check_archive(run)
+    folder = tmp_path_factory.mktemp("undisturbed")
+    whole = training(folder, iterations=test_compaction.ITERATIONS)
+    assert_identical(run, run_cluster(folder, machines=2, script=whole))

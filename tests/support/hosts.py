@@ -14,7 +14,13 @@ __all__ = ["Hosts"]
 
 
 class Hosts:
-    """Launchers of a run on several hosts, each with its output in a file."""
+    """Launchers of a run on several hosts, each with its output in a file.
+
+    Attributes:
+        module: the launcher.
+    """
+
+    module = "swift_ft.cli.run"
 
     def __init__(self, folder: Path, iterations: int) -> None:
         self.folder = folder
@@ -27,7 +33,7 @@ class Hosts:
         flags = ["--nnodes", "2", "--rdzv-endpoint", self.endpoint, "--rdzv-id", "hosts"]
         flags += ["--node-rank", str(node), "--heartbeat-timeout", "6"]
         flags += ["--log-dir", str(self.folder / "logs")]
-        return self.start_command(name, "swift_ft.cli.run", *flags, *more, *self.script)
+        return self.start_command(name, self.module, *flags, *more, *self.script)
 
     def start_command(self, name: str, module: str, *arguments: str) -> subprocess.Popen[str]:
         """Any command of the package, as a process of this run."""
