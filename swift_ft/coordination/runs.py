@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 from torch.distributed import DistError
 
@@ -19,7 +20,7 @@ from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.recovery.job_state import Phase
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["close_after_run", "find_run", "newest_key", "newest_run"]
+__all__ = ["close_after_run", "find_run", "is_ended", "newest_key", "newest_run"]
 
 _NEWEST = "newest"
 _CLOSED = "closed"
@@ -38,7 +39,7 @@ def find_run(connect: Connect, name: str) -> str:
     try:
         run = names.compare_set(_NEWEST, "", _run(name, 1)).decode()
         while run != _CLOSED:
-            if _has_ended(connect, run):
+            if is_ended(partial(connect, run)):
                 run = names.compare_set(_NEWEST, run, _run(name, _number(run) + 1)).decode()
             elif names.check([_NEWEST]) and names.get(_NEWEST).decode() == run:
                 break
@@ -49,6 +50,11 @@ def find_run(connect: Connect, name: str) -> str:
     if run == _CLOSED:
         raise RendezvousLostError(f"The rendezvous store ends with the last run {name}: start again.")
     return run
+
+
+def is_ended(connect: Callable[[], RendezvousStore]) -> bool:
+    """Whether the run in whose names a client is confined has ended: its journal says so."""
+    return Follower(open_journal(connect, by="launcher")).state.phase == Phase.ENDED
 
 
 def newest_run(connect: Connect, name: str) -> str:
@@ -89,7 +95,3 @@ def _run(name: str, number: int) -> str:
 
 def _number(run: str) -> int:
     return int(run.rpartition(".")[2].partition("-")[0])
-
-
-def _has_ended(connect: Connect, run: str) -> bool:
-    return Follower(open_journal(lambda: connect(run), by="launcher")).state.phase == Phase.ENDED

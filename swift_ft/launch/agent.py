@@ -248,6 +248,7 @@ class MachineAgent(ElasticAgent):
         order = agent_order(state, machine=membership.machine, started_in=membership.started_in)
         match order.todo:
             case AgentTodo.STOP:
+                ignore_stop_signals()
                 self.verdict = state.verdict
                 self._stop()
                 self._end(state)

@@ -17,16 +17,20 @@ from typing import NoReturn
 from torch.distributed import DistError
 
 from swift_ft.addresses import listen_address
-from swift_ft.coordination.runs import close_after_run
+from swift_ft.coordination.runs import close_after_run, is_ended
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.store_address import StoreAddress
+from swift_ft.torch_adapters.connections import connections_to, tcp_connections
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, serve_store
 
 __all__ = ["StoreService", "is_listening", "run_is_over"]
 
 _OVER = "over"
 _LINGER_S = 10.0
+_ABANDONED_S = 600.0
+"""How long a run that has not ended may be without machines: so long it waits for one in an empty slot."""
+_LOOK_S = 2.0
 
 
 def is_listening(address: StoreAddress) -> bool:
@@ -48,7 +52,8 @@ class StoreService:
         host: address to listen at.
         port: port to listen at; 0 for a free one.
         until_over: serve on, whatever becomes of the parent, until the newest run of this name is over
-            (:func:`run_is_over`); without it the service ends with its parent, or at :meth:`close`.
+            (:func:`run_is_over`) or without machines for long; without it the service ends with its parent,
+            or at :meth:`close`.
     """
 
     def __init__(self, host: str, port: int, *, until_over: str | None = None) -> None:
@@ -101,7 +106,7 @@ def _serve_child(host: str, port: int, report_w: int, lifeline_r: int, until_ove
         os.read(lifeline_r, 1)
     else:
         own = StoreAddress.tcp(_own_host(host), store.port)
-        close_after_run(partial(_patient_client, own), until_over, _wait_until_over)
+        close_after_run(partial(_patient_client, own), until_over, partial(_wait_until_over, store.port))
     os._exit(0)
 
 
@@ -116,6 +121,25 @@ def _patient_client(address: StoreAddress, run_id: str) -> RendezvousStore:
     return client
 
 
-def _wait_until_over(store: RendezvousStore) -> None:
-    store.get(_OVER)
+def _wait_until_over(port: int, store: RendezvousStore) -> None:
+    """Wait until the machines of a run no longer need the store, or none of them is left.
+
+    Machines that were killed all at once, by a second Ctrl-C for instance, say nothing. New ones may come and
+    go on with the run; if it has ended, none will.
+    """
+    alone_since: float | None = None
+    has_ended = False
+    while not store.check([_OVER]):
+        if _others_are_connected(port):
+            alone_since = None
+        elif alone_since is None:
+            alone_since, has_ended = time.monotonic(), is_ended(lambda: store)
+        elif time.monotonic() - alone_since > (_LINGER_S if has_ended else _ABANDONED_S):
+            return
+        time.sleep(_LOOK_S)
     time.sleep(_LINGER_S)
+
+
+def _others_are_connected(port: int) -> bool:
+    """Whether this process has connections at a port but those to itself, of which it has both ends."""
+    return len(tcp_connections()) > 2 * len(connections_to(port))

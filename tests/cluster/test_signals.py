@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.cluster import (
     EXAMPLES,
+    SLOW_UNTIL_TOLD,
     ClusterRun,
     assert_identical,
     run_cluster,
@@ -74,6 +75,23 @@ def test_ctrl_c_ends_the_run_on_all_hosts(hosts: Hosts) -> None:
     for name in ("first", "second"):
         assert hosts.output(name).splitlines()[-1] == "swift-run: stopped by SIGINT"
         assert hosts.output(name).count("SIGINT") == 1
+
+
+def test_another_ctrl_c_on_all_hosts_leaves_no_store(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launchers end at once, while their workers do not end, and say nothing to the store."""
+    monkeypatch.setenv("EXAMPLE", "outlives_signals")
+    hosts.script = training(hosts.folder, SLOW_UNTIL_TOLD, iterations=60)
+    for node, name in enumerate(("first", "second")):
+        hosts.start(name, node)
+    hosts.wait_for("iteration 2:", "second")
+    viewer = ["--status", "hosts", "--rdzv-endpoint", hosts.endpoint]
+    status = hosts.start_command("status", "swift_ft.cli.run", *viewer)
+    hosts.wait_for("all workers start", "status")
+    hosts.processes["first"].send_signal(signal.SIGINT)
+    assert status.wait(60) == 0  # the journal says that the run has ended
+    for name in ("first", "second"):
+        hosts.processes[name].send_signal(signal.SIGINT)
+    assert hosts.end() == {"first": 130, "second": 130, "status": 0}
 
 
 @pytest.mark.thorough

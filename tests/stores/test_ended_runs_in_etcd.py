@@ -89,14 +89,13 @@ def test_a_launcher_never_joins_a_run_that_was_deleted(
 ) -> None:
     """It has read which run is the newest, and then all its keys go."""
     old = a_run(opened, "raced", ends=True)
-    has_ended = runs._has_ended
+    is_ended = runs.is_ended
 
-    def deleted_before(open_: Open, run_id: str) -> bool:
-        if run_id == old:
-            delete_run(StoreAddress.etcd(etcd.endpoints), old)
-        return has_ended(open_, run_id)
+    def deleted_before(open_: Callable[[], RendezvousStore]) -> bool:
+        delete_run(StoreAddress.etcd(etcd.endpoints), old)
+        return is_ended(open_)
 
-    monkeypatch.setattr(runs, "_has_ended", deleted_before)
+    monkeypatch.setattr(runs, "is_ended", deleted_before)
     new = find_run(opened, "raced")
     assert new != old
     assert find_run(opened, "raced") == new
