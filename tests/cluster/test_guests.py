@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.cluster import (
-    DEADLINE_S,
     SLOW_UNTIL_TOLD,
     ClusterRun,
     assert_clean,
     assert_identical,
-    command,
     run_cluster,
+    run_launcher,
     training,
 )
 from tests.support.hosts import Hosts
@@ -69,22 +65,8 @@ def test_a_guest_alone_is_lost(tmp_path: Path, references: Any) -> None:
 def test_the_host_lets_its_guest_end(tmp_path: Path) -> None:
     """A guest that was killed in its last write would leave a begun file of the journal in the store."""
     inject = "kill machine=1 iteration=4 point=forward microbatch=3"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.cluster.scripts.slow_guests",
-            *command(tmp_path, inject=inject, machines=2, flags=ALONE)[3:],
-        ],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "SWIFT_TEST_FOLDER": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "machine 0 runs the workers of machine 1, too" in done.stderr
-    assert_clean(ClusterRun(tmp_path, 0, done.stdout, {}))
+    run = run_launcher("tests.cluster.scripts.slow_guests", tmp_path, inject=inject, machines=2, flags=ALONE)
+    assert "machine 0 runs the workers of machine 1, too" in run.output
 
 
 @pytest.mark.thorough

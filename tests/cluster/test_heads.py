@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import KILLS_OTHERS, ClusterRun, assert_identical, at_once, run_cluster, training
+from tests.support.cluster import (
+    KILLS_OTHERS,
+    ClusterRun,
+    assert_identical,
+    at_once,
+    run_cluster,
+    run_launcher,
+    training,
+)
 
 HEADS = ["--relay-fanout", "2", "--spares", "2"]
 FREEZES_AGENT = KILLS_OTHERS.with_name("freezes_agent.py")
@@ -70,3 +78,15 @@ def test_a_head_is_frozen_and_wakes_up(
     run = run_cluster(tmp_path, *long, flags=HEADS, script=training(tmp_path, FREEZES_AGENT))
     assert_identical(run, references(*long))
     assert_counted_once(run)
+
+
+def test_a_head_is_slow(tmp_path: Path, references: Any) -> None:
+    """It lives, and answers half a second late: machine 3 follows it through a loss."""
+    run = run_launcher(
+        "tests.cluster.scripts.slow_head", tmp_path, inject=f"kill machine=1 {MID}", flags=HEADS
+    )
+    assert_identical(run, references())
+    assert_counted_once(run)
+    assert [recovery["slots"] for recovery in run.recoveries] == [[1]]
+    late = [line.split() for line in (tmp_path / "late").read_text().splitlines()]
+    assert any(int(followers) for _, followers in late), late

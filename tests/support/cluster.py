@@ -157,6 +157,26 @@ def run_cluster(
     return run
 
 
+def run_launcher(
+    module: str, folder: Path, *, inject: str = "", machines: int = 4, flags: list[str] | None = None
+) -> ClusterRun:
+    """Runs to the end with another launcher than ``swift-run``: one in which a test has changed something."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *command(folder, inject=inject, machines=machines, flags=flags)[3:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "SWIFT_TEST_FOLDER": str(folder)},
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert not processes_of(folder)
+    run = ClusterRun(folder, 0, done.stdout, json.loads((folder / "events.json").read_text()))
+    assert_clean(run)
+    return run
+
+
 def recover(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs ``swift-recover``."""
     return subprocess.run(
