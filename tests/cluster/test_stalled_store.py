@@ -1,4 +1,7 @@
-"""While nothing fails, training does not wait for the rendezvous store: one that stalls costs no step."""
+"""While nothing fails, training does not wait for the rendezvous store: one that stalls costs no step.
+
+In a recovery each machine asks it for as much, however many there are.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Job:
     def __init__(self, script: Path, machines: int, *args: str, **env: str) -> None:
         self.script, self.machines, self.args, self.env = script, machines, args, env
 
-    def run(self, folder: Path, freeze: tuple[int, int] | None = None) -> ClusterRun:
+    def run(self, folder: Path, freeze: tuple[int, int] | None = None, inject: str = "") -> ClusterRun:
         watch = {"script": str(self.script), "since": SINCE, "freeze": freeze}
         command = training(folder, SCRIPTS / "watches_store.py", iterations=ITERATIONS)
         if self.script == BY_HAND:
@@ -37,9 +40,12 @@ class Job:
             for name, value in self.env.items():
                 environment.setenv(name, value.format(folder=folder))
             flags = ["--machine-silence", "30"]  # a busy machine is none that is lost
-            run = run_cluster(folder, *self.args, machines=self.machines, flags=flags, script=command)
+            machines = self.machines
+            run = run_cluster(
+                folder, *self.args, inject=inject, machines=machines, flags=flags, script=command
+            )
         assert run.code == 0, run.output[-6000:]
-        assert not run.recoveries
+        assert len(run.recoveries) == bool(inject)
         return run
 
     def seen(self, run: ClusterRun) -> Mapping[int, dict[str, Any]]:
@@ -98,3 +104,18 @@ def test_no_step_waits_for_a_store_that_stalls(kind: str, healthy: Healthy, tmp_
     assert_identical(run, healthy(kind))
     commits = {event["iteration"] for event in run.events("CheckpointCommitted")}
     assert ITERATIONS - ITERATIONS % 3 in commits, "the last checkpoint counts, though the store stalled"
+
+
+def test_a_recovery_asks_no_more_of_the_store_per_machine_where_there_are_more(tmp_path: Path) -> None:
+    """What the survivors' own threads ask for, from the loss until training continues; not what gloo does."""
+    asked = {}
+    for machines in (4, 6):
+        job = Job(EXAMPLES / "train_swift.py", machines)
+        run = job.run(
+            tmp_path / str(machines), inject="kill machine=1 iteration=5 point=forward microbatch=3"
+        )
+        seen = [noted["recoveries"] for rank, noted in job.seen(run).items() if rank != 1]
+        assert all(len(counts) == 2 for counts in seen), seen  # the start, and the recovery
+        asked[machines] = sum(counts[-1] for counts in seen)
+    assert asked[4] >= 3
+    assert asked[6] / 5 <= asked[4] / 3, asked

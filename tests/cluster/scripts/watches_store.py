@@ -2,7 +2,8 @@
 
 WATCH says as JSON: ``{"script": path, "since": n, "freeze": [m, k]}``. Calls count in live steps from
 iteration ``since`` on, and between them. Worker 0 stops the store's process when it begins iteration m, and
-lets it go on when it begins iteration k, or after a minute. ``store<rank>.json`` says what each worker saw.
+lets it go on when it begins iteration k, or after a minute. ``store<rank>.json`` says what each worker saw,
+and how often each of its recoveries asked: the first one is the start.
 """
 
 import functools
@@ -27,10 +28,18 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 WATCH = json.loads(os.environ["WATCH"])
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
 CONTEXT = WorkerContext.from_env()
-SEEN: dict[str, Any] = {"steps": 0, "elsewhere": 0, "calls": [], "thawed_in": None, "late": False}
+SEEN: dict[str, Any] = {
+    "steps": 0,
+    "elsewhere": 0,
+    "calls": [],
+    "thawed_in": None,
+    "late": False,
+    "recoveries": [],
+}
 METHODS = ("set", "get", "multi_get", "add", "check", "wait", "compare_set", "delete_key", "connection")
 PATIENCE_S = 60.0
 
+recovering = False
 training = False
 """The training thread is in a live step, or between two."""
 
@@ -43,6 +52,8 @@ def counted(method: Callable[..., Any]) -> Callable[..., Any]:
                 SEEN["calls"].append(traceback.format_stack(limit=8)[:-1])
             else:
                 SEEN["elsewhere"] += 1
+        if recovering:
+            SEEN["recoveries"][-1] += 1
         return method(*args, **options)
 
     return call
@@ -59,6 +70,20 @@ def outside(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(*args, **options)
         finally:
             training = before
+
+    return call
+
+
+def recovery(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
+        global recovering
+        SEEN["recoveries"].append(0)
+        recovering = True
+        try:
+            return method(*args, **options)
+        finally:
+            recovering = False
 
     return call
 
@@ -106,7 +131,7 @@ def store() -> int:
 for name in METHODS:
     setattr(RendezvousStore, name, counted(getattr(RendezvousStore, name)))
 Iterations.finish = outside(Iterations.finish)
-Executor.recover = outside(Executor.recover)
+Executor.recover = recovery(outside(Executor.recover))
 assert store_client  # its clients are counted, too
 swift_ft.Session = Session  # type: ignore[misc]  # for the script that runs now
 sys.argv[0] = WATCH["script"]
