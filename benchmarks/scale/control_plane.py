@@ -4,6 +4,9 @@ All machines of a job are on this host, many in one process, with real sockets a
 do not train. One machine is killed by a signal, and a waiting spare takes its slot. Measured is the time from
 the signal to the last order to go live, of all agents and all workers, and what all processes use until then.
 
+In a job of ``--of`` machines ``--lost`` are killed at once, too. Their losses are found one after the other.
+A new worker then takes half a second to start, as a real one does: until then all losses are known.
+
 ``--json`` for programs, ``--update`` for a section in RESULTS.md.
 """
 
@@ -33,6 +36,7 @@ WALL_LIMIT_S = 3.0
 EXPONENT_LIMIT = 1.2
 _FORMING_S, _RECOVERY_S = 600.0, 300.0
 _IDLE_S = 2.0
+_START_S = 0.5
 _NOISE = 1.05
 
 
@@ -42,6 +46,7 @@ class Row:
 
     Attributes:
         machines: of one worker each.
+        lost: machines, at once.
         wall_s: from the loss to the last order to go live.
         agents_s: to the last agent's.
         cpu_s: of all processes but the store.
@@ -53,9 +58,13 @@ class Row:
         spare_cpu_s: of the machine that takes the slot, which has one, too.
         idle_cpu: CPU seconds per second of all processes, the store's included, before the loss.
         forming_s: until all were live for the first time.
+        events: in the journal, from the loss on.
+        reports: of workers' status among them.
+        blocks: in which they were written.
     """
 
     machines: int
+    lost: int
     wall_s: float
     agents_s: float
     cpu_s: float
@@ -67,6 +76,9 @@ class Row:
     spare_cpu_s: float
     idle_cpu: float
     forming_s: float
+    events: int
+    reports: int
+    blocks: int
 
     @property
     def total_cpu_s(self) -> float:
@@ -74,34 +86,37 @@ class Row:
         return self.cpu_s + self.store_cpu_s
 
 
-def measure(machines: int, processes: int) -> Row:
-    """Form a job of this size, kill one machine, and wait until all are live again.
+def measure(machines: int, processes: int, lost: int = 1) -> Row:
+    """Form a job of this size, kill some machines at once, and wait until all are live again.
 
-    That is done twice, and the second time counts: the first time a forked process does something, it copies
-    the memory that this touches.
+    Before that, one machine is killed, which does not count: the first time a forked process does something,
+    it copies the memory that this touches.
     """
     store = StoreService("127.0.0.1", 0)
-    job = Job(store.address, f"scale-{machines}", machines, JobSecret.generated())
+    start_s = _START_S if lost > 1 else 0.0
+    job = Job(store.address, f"scale-{machines}-{lost}", machines, JobSecret.generated(), start_s)
     gc.freeze()  # as agents and standbys do: to look through all modules takes a forked process 0.2 s
-    head, alone, victims = 0, machines // 2 + 1, (machines // 2 + 3, machines // 2 + 4)
+    head, alone, first = 0, machines // 2 + 1, machines // 2 + 3
+    victims = range(first, first + 1 + lost)
     rest = sorted({*range(machines)} - {head, alone, *victims})
     parts = [rest[number::processes] for number in range(processes)]
-    lost = [Host(job, [at]) for at in victims]
+    doomed = [Host(job, [at]) for at in victims]
     spares = [Host(job, [None]) for _ in victims]
     survivors = [Host(job, [head]), Host(job, [alone])]
     survivors += [Host(job, part, shares=True) for part in parts if part]
     try:
         began = time.monotonic()
-        for host in [*survivors, *lost]:
+        for host in [*survivors, *doomed]:
             host.begin()
-        for host in [*survivors, *lost]:
+        for host in [*survivors, *doomed]:
             host.live(1, _FORMING_S)
         forming_s = time.monotonic() - began
-        _lose(lost[0], spares[0], [*survivors, lost[1]], 2, store.pid)
-        seen = _lose(lost[1], spares[1], [*survivors, spares[0]], 3, store.pid)
-        total = _sum(seen.used)
+        _lose(doomed[:1], spares[:1], [*survivors, *doomed[1:]], 2, store.pid)
+        seen = _lose(doomed[1:], spares[1:], [*survivors, spares[0]], 2 + lost, store.pid)
+        total, written = _sum(seen.used), survivors[0].journal(1)
         return Row(
             machines=machines,
+            lost=lost,
             wall_s=seen.workers_s,
             agents_s=seen.agents_s,
             cpu_s=total.cpu_s,
@@ -113,16 +128,19 @@ def measure(machines: int, processes: int) -> Row:
             spare_cpu_s=seen.used[-1].cpu_s,
             idle_cpu=seen.idle_cpu,
             forming_s=forming_s,
+            events=written.all,
+            reports=written.reports,
+            blocks=written.blocks,
         )
     finally:
-        for host in [*survivors, *spares, *lost]:
+        for host in [*survivors, *spares, *doomed]:
             host.close()
         store.close()
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """One loss: when the last ones were live, and what all used until then."""
+    """One recovery: when the last ones were live, and what all used until then."""
 
     agents_s: float
     workers_s: float
@@ -131,16 +149,19 @@ class _Seen:
     idle_cpu: float
 
 
-def _lose(victim: Host, spare: Host, others: Sequence[Host], generation: int, store: int) -> _Seen:
-    """Kill a machine whose slot a spare takes, which waits already."""
-    spare.begin()
-    hosts = [*others, spare]
-    time.sleep(_IDLE_S)  # the spare joins; then what all use while nothing happens
+def _lose(
+    victims: Sequence[Host], spares: Sequence[Host], others: Sequence[Host], generation: int, store: int
+) -> _Seen:
+    """Kill machines whose slots spares take, which wait already. Each loss opens a generation."""
+    for spare in spares:
+        spare.begin()
+    hosts = [*others, *spares]
+    time.sleep(_IDLE_S)  # the spares join; then what all use while nothing happens
     calm, calm_store, calm_at = [h.costs() for h in hosts], _cpu_of(store), time.monotonic()
     time.sleep(_IDLE_S)
     before, before_store, now = [h.costs() for h in hosts], _cpu_of(store), time.monotonic()
     idle_s = _sum(b.since(a) for a, b in zip(calm, before, strict=True)).cpu_s + before_store - calm_store
-    killed = victim.kill()
+    killed = min([victim.kill() for victim in victims])
     lives = [host.live(generation, _RECOVERY_S) for host in hosts]
     return _Seen(
         agents_s=max(live["agent"] for live in lives) - killed,
@@ -168,6 +189,7 @@ def _cpu_of(pid: int) -> float:
 
 HEAD = (
     "machines",
+    "lost at once",
     "loss to the last order",
     "CPU, all",
     "of it the store",
@@ -178,12 +200,16 @@ HEAD = (
     "of a head",
     "of the spare",
     "idle CPU/s",
+    "events",
+    "reports",
+    "blocks",
 )
 
 
 def _cells(row: Row) -> list[str]:
     return [
         f"{row.machines:,}",
+        f"{row.lost}",
         f"{row.wall_s:.2f} s",
         f"{row.total_cpu_s:.2f} s",
         f"{row.store_cpu_s:.3f} s",
@@ -194,11 +220,29 @@ def _cells(row: Row) -> list[str]:
         f"{row.head_cpu_s * 1e3:.0f} ms",
         f"{row.spare_cpu_s * 1e3:.0f} ms",
         f"{row.idle_cpu:.3f}",
+        f"{row.events:,}",
+        f"{row.reports:,}",
+        f"{row.blocks:,}",
     ]
 
 
-def targets(rows: Sequence[Row]) -> list[Target]:
+def targets(measured: Sequence[Row]) -> list[Target]:
     """The targets, met or missed, by what was measured."""
+    at_once = [
+        Target(
+            f"reports, {row.lost} of {row.machines:,} machines lost at once: one of each worker",
+            f"{row.machines:,}",
+            f"{row.reports:,}",
+            row.reports <= row.machines,
+        )
+        for row in measured
+        if row.lost > 1
+    ]
+    rows = [row for row in measured if row.lost == 1]
+    return [*_by_size(rows), *at_once] if rows else at_once
+
+
+def _by_size(rows: Sequence[Row]) -> list[Target]:
     largest, smallest = rows[-1], rows[0]
     most, least = largest.operations / largest.machines, smallest.operations / smallest.machines
     found = [
@@ -242,17 +286,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
+    parser.add_argument("--lost", type=int, nargs="+", default=[8], metavar="K", help="default: %(default)s")
+    parser.add_argument("--of", type=int, default=128, metavar="N", help="machines (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=4, metavar="N", help="default: %(default)s")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write JSON there, for simulated.py")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--update", action="store_true", help="append a section to benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
     rows = []
-    for machines in sorted(args.machines):
-        rows.append(measure(machines, args.processes))
-        print(f"{machines:,} machines: {rows[-1].wall_s:.2f} s", file=sys.stderr)
+    for machines, lost in [*((n, 1) for n in sorted(args.machines)), *((args.of, k) for k in args.lost)]:
+        rows.append(measure(machines, args.processes, lost))
+        print(f"{lost} of {machines:,} machines: {rows[-1].wall_s:.2f} s", file=sys.stderr)
     if args.out is not None:
-        args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        args.out.write_text(json.dumps([asdict(row) for row in rows if row.lost == 1], indent=1))
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:

@@ -11,15 +11,19 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 from benchmarks.scale.machine import SILENCE_S, Job, Machine, join
 from benchmarks.scale.shared import be_patient, share
 from benchmarks.scale.store_traffic import StoreTraffic
+from swift_ft.coordination.journal import open_journal
+from swift_ft.coordination.store_client import connect
+from swift_ft.recovery import events as ev
 from swift_ft.torch_adapters import connections
 
-__all__ = ["Costs", "Host"]
+__all__ = ["Costs", "Events", "Host"]
 
 _STACK_BYTES = 1 << 18
 _STARTERS = 8
@@ -47,6 +51,21 @@ class Costs:
         return Costs(
             self.cpu_s - before.cpu_s, self.operations - before.operations, self.bytes - before.bytes
         )
+
+
+@dataclass(frozen=True)
+class Events:
+    """A part of the journal.
+
+    Attributes:
+        all: how many events.
+        reports: of them, of workers' status.
+        blocks: in which they came.
+    """
+
+    all: int
+    reports: int
+    blocks: int
 
 
 class Host:
@@ -98,6 +117,15 @@ class Host:
         costs = self._line.recv()
         assert isinstance(costs, Costs)
         return costs
+
+    def journal(self, losses: int) -> Events:
+        """What was written into the journal from the next loss on, after so many."""
+        self._line.send(("journal", losses))
+        if not self._line.poll(60):
+            raise TimeoutError(f"process {self.pid} does not answer")
+        events = self._line.recv()
+        assert isinstance(events, Events)
+        return events
 
     def kill(self) -> float:
         """SIGKILL it; returns when, by the clock that all processes share."""
@@ -170,6 +198,22 @@ def _serve(line: Connection, job: Job, indices: tuple[int | None, ...], shares: 
             join(machines, job)
         elif message == "costs":
             line.send(Costs(time.process_time(), traffic.operations(), traffic.bytes()))
+        elif message[0] == "journal":
+            line.send(_journal(job, message[1]))
         else:
             _, generation, timeout_s = message
             line.send(tally.wait(generation, timeout_s))
+
+
+def _journal(job: Job, losses: int) -> Events:
+    journal = open_journal(partial(connect, job.store, job.run_id), by="benchmark")
+    lost: set[str] = set()
+    number = events = reports = blocks = 0
+    while (block := journal.read(number, 0.0)) is not None:
+        number += 1
+        lost.update(stamped.event.machine for stamped in block if isinstance(stamped.event, ev.MachineLost))
+        if len(lost) > losses:
+            events += len(block)
+            reports += sum(isinstance(stamped.event, ev.StatusReported) for stamped in block)
+            blocks += 1
+    return Events(events, reports, blocks)

@@ -56,12 +56,14 @@ class Job:
         run_id: name of the run.
         machines: number of slots; one worker on each machine.
         secret: that all machines hold.
+        start_s: how long a worker takes to start after a loss.
     """
 
     store: StoreAddress
     run_id: str
     machines: int
     secret: JobSecret
+    start_s: float = 0.0
 
 
 def status_of(rank: int, generation: int, *, fresh: bool) -> ev.StatusReported:
@@ -72,7 +74,7 @@ def status_of(rank: int, generation: int, *, fresh: bool) -> ev.StatusReported:
     Args:
         rank: the worker.
         generation: that asks.
-        fresh: the worker was started in this generation and has no state.
+        fresh: the worker was started since the last plan and has no state.
     """
     return ev.StatusReported(
         rank=rank,
@@ -232,6 +234,8 @@ class Machine:
         """Follow orders as the runtime does, with nothing to compute."""
         started_in = self._rendezvous.started_in
         assert started_in is not None
+        if started_in > 1:
+            time.sleep(self._job.start_s)
         context = WorkerContext(
             run_id=self._job.run_id,
             store=self._job.store,
@@ -270,7 +274,7 @@ class Machine:
         generation = state.generation
         match order:
             case WorkerOrder.REPORT:
-                fresh = generation == context.started_in
+                fresh = context.started_in >= state.round.asked_in
                 participant.append(status_of(context.rank, generation, fresh=fresh))
             case WorkerOrder.EXECUTE:
                 participant.append(ev.WorkerReady(rank=context.rank, generation=generation))
