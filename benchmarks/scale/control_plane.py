@@ -189,7 +189,6 @@ def _cpu_of(pid: int) -> float:
 
 HEAD = (
     "machines",
-    "lost at once",
     "loss to the last order",
     "CPU, all",
     "of it the store",
@@ -200,6 +199,14 @@ HEAD = (
     "of a head",
     "of the spare",
     "idle CPU/s",
+)
+HEAD_AT_ONCE = (
+    "lost at once",
+    "of machines",
+    "loss to the last order",
+    "CPU, all",
+    "store operations",
+    "kB",
     "events",
     "reports",
     "blocks",
@@ -209,7 +216,6 @@ HEAD = (
 def _cells(row: Row) -> list[str]:
     return [
         f"{row.machines:,}",
-        f"{row.lost}",
         f"{row.wall_s:.2f} s",
         f"{row.total_cpu_s:.2f} s",
         f"{row.store_cpu_s:.3f} s",
@@ -220,9 +226,29 @@ def _cells(row: Row) -> list[str]:
         f"{row.head_cpu_s * 1e3:.0f} ms",
         f"{row.spare_cpu_s * 1e3:.0f} ms",
         f"{row.idle_cpu:.3f}",
+    ]
+
+
+def _cells_at_once(row: Row) -> list[str]:
+    return [
+        f"{row.lost:,}",
+        f"{row.machines:,}",
+        f"{row.wall_s:.2f} s",
+        f"{row.total_cpu_s:.2f} s",
+        f"{row.operations:,}",
+        f"{row.bytes / 1e3:,.0f}",
         f"{row.events:,}",
         f"{row.reports:,}",
         f"{row.blocks:,}",
+    ]
+
+
+def _tables(rows: Sequence[Row]) -> list[tuple[tuple[str, ...], list[list[str]]]]:
+    """By job size; and by how many were lost, beside one loss in a job of the same size."""
+    several = {row.machines for row in rows if row.lost > 1}
+    return [
+        (HEAD, [_cells(row) for row in rows if row.lost == 1]),
+        (HEAD_AT_ONCE, [_cells_at_once(row) for row in rows if row.machines in several]),
     ]
 
 
@@ -304,16 +330,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         _print(rows)
     if args.update:
-        body = f"{table(HEAD, [_cells(row) for row in rows])}\n\n{target_table(targets(rows))}"
+        parts = [table(head, cells) for head, cells in _tables(rows)]
+        body = "\n\n".join([*parts, target_table(targets(rows))])
         append_results("The control plane, by job size", body)
 
 
 def _print(rows: Sequence[Row]) -> None:
-    shown = Table(*HEAD, title="From a loss to the last order to go live")
-    for row in rows:
-        shown.add_row(*_cells(row))
     console = Console()
-    console.print(shown)
+    for head, lines in _tables(rows):
+        shown = Table(*head, title="From a loss to the last order to go live")
+        for cells in lines:
+            shown.add_row(*cells)
+        console.print(shown)
     for target in targets(rows):
         console.print(
             f"{'met   ' if target.met else 'missed'}  {target.name}: {target.measured} (asked {target.limit})"
