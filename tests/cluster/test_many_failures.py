@@ -15,7 +15,9 @@ from tests.support.cluster import (
     KILLS_OTHERS,
     ClusterRun,
     assert_identical,
+    assert_reported_once,
     at_once,
+    in_turn,
     one_line,
     run_cluster,
     training,
@@ -93,15 +95,12 @@ def test_machines_that_are_lost_in_turn_cost_one_report_of_each_survivor(
 ) -> None:
     """Half of six machines, each when all survivors have reported the loss of the one before."""
     lost = (1, 2, 4)
-    monkeypatch.setenv("KILLS", json.dumps(lost))
+    monkeypatch.setenv("KILLS", in_turn(*lost))
     script = training(tmp_path / "run", KILLS_IN_TURN)
     run = run_cluster(tmp_path / "run", machines=6, flags=["--spares", str(spares)], script=script)
     assert_identical(run, run_cluster(tmp_path / "undisturbed", machines=6))
     assert_replays(run, [*lost], 1)
-    reports = [event for event in run.events("StatusReported") if event["generation"] > 1]
-    of_survivors = [(event["rank"], event["generation"]) for event in reports if event["rank"] not in lost]
-    assert sorted(of_survivors) == [(0, 2), (3, 2), (5, 2)]
-    assert run.recoveries[0]["generation"] > 2
+    assert_reported_once(run, 0, 3, 5)
 
 
 @pytest.mark.thorough

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import (
+    KILLS_IN_TURN,
     KILLS_OTHERS,
     ClusterRun,
     assert_identical,
+    assert_reported_once,
     at_once,
+    in_turn,
     one_line,
     recover,
     run_cluster,
@@ -113,6 +116,16 @@ def test_a_worker_and_its_holder_are_lost(
     run = run_by_hand(tmp_path, "--settle", *every, machines=3, script=KILLS_OTHERS)
     assert_identical(run, of_three)
     assert [mode for mode, _ in ways(run)] == ["fallback"], run.output[-3000:]
+
+
+def test_one_more_is_lost_before_all_have_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies that survivors reported once are those to which all return."""
+    reference = run_by_hand(tmp_path / "undisturbed", machines=4)
+    monkeypatch.setenv("KILLS", in_turn(1, 3, iteration=12, example="by_hand"))
+    run = run_by_hand(tmp_path / "lost", "--settle", machines=4, script=KILLS_IN_TURN)
+    assert_identical(run, reference)
+    assert ways(run) == [("memory", 10)], run.output[-3000:]
+    assert_reported_once(run, 0, 2)
 
 
 def test_all_machines_of_a_failure_domain_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,9 @@ from tests.support.cluster import (
     ClusterRun,
     assert_clean,
     assert_identical,
+    assert_reported_once,
     at_once,
+    in_turn,
     run_cluster,
     training,
 )
@@ -162,6 +164,16 @@ def test_broken_network(tmp_path: Path, undisturbed: Reference) -> None:
     run = run_replicas(tmp_path, 3, inject="break worker=1 iteration=5 point=reduce bucket=4")
     assert_identical(run, undisturbed(3))
     assert {recovery["mode"] for recovery in run.recoveries} <= {"continue", "replica"}
+
+
+def test_replicas_are_lost_in_turn(
+    tmp_path: Path, undisturbed: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each when the survivors have reported how far they are, which they do once."""
+    monkeypatch.setenv("KILLS", in_turn(1, 3, example="train_ddp"))
+    run = run_replicas(tmp_path, 4, script="kills_in_turn.py")
+    assert_restored(run, undisturbed(4), 1, 3)
+    assert_reported_once(run, 0, 2)
 
 
 def test_all_replicas_are_lost(

@@ -89,6 +89,20 @@ def at_once(
     return json.dumps({**when, "victims": victims, "example": example, "signal": by_signal.name})
 
 
+def in_turn(*victims: int, iteration: int = 5, example: str = "train_swift") -> str:
+    """For ``scripts/kills_in_turn.py`` (KILLS): machines are killed when worker 0 has begun a step."""
+    return json.dumps({"victims": victims, "iteration": iteration, "example": example})
+
+
+def assert_reported_once(run: ClusterRun, *survivors: int) -> None:
+    """Checks that further losses did not make these workers report again, before the plan of one recovery."""
+    (recovery,) = run.recoveries
+    reports = [event for event in run.events("StatusReported") if event["generation"] > 1]
+    of_survivors = [(event["rank"], event["generation"]) for event in reports if event["rank"] in survivors]
+    assert sorted(of_survivors) == [(rank, 2) for rank in survivors]
+    assert recovery["generation"] > 2
+
+
 def training(folder: Path, script: Path = EXAMPLE, *, iterations: int = ITERATIONS) -> list[str]:
     """The example training, small, with its store and weights in a folder."""
     options = ["--iterations", str(iterations), "--checkpoint-every", str(CHECKPOINT_EVERY)]

@@ -1,7 +1,8 @@
-"""The example training. Machines are killed one after the other, each when all survivors have reported.
+"""An example training. Machines are killed one after the other, each when all survivors have reported.
 
-KILLS names their ranks as JSON. Worker 0 kills them in a thread of its own, while its training thread
-recovers. New machines wait until all are killed, so that no plan is made before.
+KILLS says as JSON which, in which step that begins, and the example: ``{"victims": [ranks], "iteration": n,
+"example": "train_swift"}``. Worker 0 kills them in a thread of its own, while its training thread recovers.
+New machines wait until all are killed, so that no plan is made before.
 """
 
 import json
@@ -19,16 +20,16 @@ from swift_ft.recovery.job_state import State
 
 CONTEXT = WorkerContext.from_env()
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
-VICTIMS: list[int] = json.loads(os.environ["KILLS"])
+KILLS = json.loads(os.environ["KILLS"])
+VICTIMS: list[int] = KILLS["victims"]
 ALL_KILLED = FOLDER / "all-killed"
-ITERATION = 5
 DEADLINE_S = 60.0
 
 
 class Session(swift_ft.Session):
     def steps(self, iterations: int) -> Iterator[swift_ft.Step]:
         for step in super().steps(iterations):
-            if CONTEXT.rank == 0 and step.index == ITERATION and not ALL_KILLED.exists():
+            if CONTEXT.rank == 0 and step.index == KILLS["iteration"] and not ALL_KILLED.exists():
                 threading.Thread(target=self.kill_in_turn, daemon=True).start()
             yield step
 
@@ -66,4 +67,4 @@ if CONTEXT.started_in == 1:
 else:
     wait_until(ALL_KILLED.exists)
 swift_ft.Session = Session  # type: ignore[misc]
-runpy.run_module("train_swift", run_name="__main__")
+runpy.run_module(KILLS["example"], run_name="__main__")
