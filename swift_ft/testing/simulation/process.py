@@ -56,6 +56,7 @@ class Process:
         position: events that it has read.
         unwritten_event: an event that it decided to append, and has not appended yet.
         unanswered: its events that are on their way. It waits for them.
+        answered_at: the length of the journal when the last of them was in it.
         content: its state, if it has any.
         active_generation: the generation whose group it is in.
         joining_generation: the generation whose group it is about to form.
@@ -76,6 +77,7 @@ class Process:
         self.frozen = False
         self.unwritten_event: ev.Event | None = None
         self.unanswered = 0
+        self.answered_at = 0
         self.content: Content | None = None
         self.active_generation: int | None = None
         self.joining_generation: int | None = None
@@ -172,7 +174,8 @@ class Process:
         return position is None or self.read(position)
 
     def answered(self, position: int) -> None:
-        """Its event is in the journal."""
+        """Its event is in the journal. A process that is frozen reads it when it goes on."""
+        self.answered_at = position
         if self.alive and not self.frozen:
             self.read(position)
 

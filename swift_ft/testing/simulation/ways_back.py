@@ -80,7 +80,7 @@ def _ended_by(state: State, plan: Plan, event: ev.Event) -> list[str]:
             return ["the state"]
         case ev.DeadlinePassed():
             return ["a deadline"]
-        case ev.MachineLost():
+        case ev.MachineLost(on_request=False):
             slot = state.slot_of(event.machine)
             ranks = range(0) if slot is None else state.ranks_of(slot)
             return [f"slot {slot}"] if any(not plan.tasks[rank].idle for rank in ranks) else []

@@ -66,7 +66,7 @@ class Worker(ReplayingProcess):
         """Take one small step. False if there was nothing to do."""
         if self.unanswered:
             return False
-        if not self.read(self.position):
+        if not self.read(max(self.position, self.answered_at)):
             return True
         background = self.saves or self.commits or self.cleanups
         if background and self.world.rng.random() < self.world.settings.background_rate:
