@@ -12,7 +12,7 @@ from typing import NamedTuple
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 
-__all__ = ["Told", "awaited", "told"]
+__all__ = ["Told", "awaited", "is_known", "told"]
 
 
 class Told(NamedTuple):
@@ -41,6 +41,11 @@ def told(event: ev.Event) -> Told | None:
         case ev.ScriptExited(rank=int()):
             return Told(ev.ScriptExited, 0)
     return None
+
+
+def is_known(state: State, event: ev.Event) -> bool:
+    """Whether an event that is urgent elsewhere says nothing new here: each machine has several watchers."""
+    return isinstance(event, ev.MachineLost) and event.machine in state.membership.fenced
 
 
 def awaited(state: State, what: Told, slots: range) -> set[int]:

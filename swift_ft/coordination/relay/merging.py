@@ -5,8 +5,10 @@ has all that the phase still expects from them: no one waits for one of them alo
 a linger, since a machine whose report is held looks late to all others. An urgent event takes along what is
 held.
 
-The linger is measured from the first event that is held. A first version had a linger of five milliseconds,
-and wrote a block for nearly each worker: survivors of a loss report within tens of milliseconds.
+While events keep coming the linger begins anew with each, up to a bound from the first that is held: each
+block wakes all participants of a job, so one block less is worth a wait. A first version had a linger of five
+milliseconds, and wrote a block for nearly each worker, since survivors of a loss report within tens of
+milliseconds. The second one measured it from the first event, and wrote the more blocks the larger the job.
 """
 
 from __future__ import annotations
@@ -15,16 +17,18 @@ import math
 from collections.abc import Callable, Iterable
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.awaited import Told, awaited, told
+from swift_ft.recovery.awaited import Told, awaited, is_known, told
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.job_state import State
 
-__all__ = ["LINGER_S", "PARTS_LINGER_S", "Merging"]
+__all__ = ["LINGER_S", "LONGEST_LINGER_S", "PARTS_LINGER_S", "Merging"]
 
 LINGER_S = 0.1
-"""How long events of a phase are held at most."""
+"""How long events of a phase are held after the newest one came."""
+LONGEST_LINGER_S = 0.4
+"""How long they are held at most."""
 PARTS_LINGER_S = 0.5
-"""The same for parts of a checkpoint: nothing waits for its commit."""
+"""How long parts of a checkpoint are held: nothing waits for its commit."""
 
 
 class Merging:
@@ -38,24 +42,35 @@ class Merging:
         self._now = now
         self._held: dict[tuple[str, int], Stamped] = {}
         self._due_at = math.inf
+        self._latest = math.inf  # what is held is due then, whatever comes
         self._ranks: dict[Told, set[int]] = {}  # what of it is held
         self._missing: dict[Told, set[int]] = {}  # and what is still to come, in the state of the last look
         self._looked_at: tuple[State, range] | None = None
 
-    def hold(self, events: Iterable[Stamped]) -> None:
-        """Keep events until they are due."""
+    def hold(self, state: State, events: Iterable[Stamped]) -> None:
+        """Keep events until they are due, in a state of the job."""
         for stamped in events:
             self._held[stamped.origin, stamped.serial] = stamped
             what = told(stamped.event)
             if what is None:
-                self._due_at = -math.inf
+                if is_known(state, stamped.event):
+                    self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
+                else:
+                    self._due_at = -math.inf
                 continue
             rank: int = stamped.event.rank  # type: ignore[union-attr, assignment]  # what all tell has one
             self._ranks.setdefault(what, set()).add(rank)
             if (missing := self._missing.get(what)) is not None:
                 missing.discard(rank)
-            linger_s = PARTS_LINGER_S if what.kind is ev.PartPersisted else LINGER_S
-            self._due_at = min(self._due_at, self._now() + linger_s)
+            if what.kind is ev.PartPersisted:
+                self._wait_for_more(PARTS_LINGER_S, PARTS_LINGER_S)
+            else:
+                self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
+
+    def _wait_for_more(self, linger_s: float, longest_s: float) -> None:
+        self._latest = min(self._latest, self._now() + longest_s)
+        if self._due_at > -math.inf:
+            self._due_at = min(self._latest, self._now() + linger_s)
 
     def due_at(self, state: State, slots: range) -> float:
         """When to pass on what is held, on the clock: infinite if nothing is.
@@ -75,14 +90,14 @@ class Merging:
         for what, ranks in self._ranks.items():
             if what not in self._missing:
                 self._missing[what] = awaited(state, what, slots) - ranks
-        return not any(self._missing.values())
+        return bool(self._ranks) and not any(self._missing.values())
 
     def take(self) -> Block:
         """All that is held, in the order in which it came. Nothing is held then."""
         held = tuple(self._held.values())
         self._held = {}
         self._ranks, self._missing, self._looked_at = {}, {}, None
-        self._due_at = math.inf
+        self._due_at = self._latest = math.inf
         return held
 
     def __contains__(self, stamped: Stamped) -> bool:

@@ -18,7 +18,8 @@ from swift_ft.waits import waiting
 
 __all__ = ["Outgoing", "Stamper"]
 
-_ALLOWED_S = 1.0
+_ALLOWED_S = 2.5
+"""Each relay on the way may hold an event for 0.4 s (`merging.py`), and the longest way has four."""
 _PARTS_ALLOWED_S = 3.0
 """Parts of checkpoints are held for longer, by each relay on the way."""
 

@@ -103,7 +103,7 @@ class Relay:
             block = self._stamper.stamp(events)
             self._outgoing.add(block)
             with self._changed:
-                self._merging.hold(block)
+                self._merging.hold(self._state, block)
                 self._changed.notify_all()
         return block[-1]
 
@@ -203,7 +203,8 @@ class Relay:
     def _pass_on(self, block: Block) -> None:
         """Take events from below."""
         with self._changed:
-            self._merging.hold(s for s in block if s not in self._merging and s not in self._outgoing)
+            fresh = (s for s in block if s not in self._merging and s not in self._outgoing)
+            self._merging.hold(self._state, fresh)
             self._changed.notify_all()
 
     def _due_in(self) -> float:

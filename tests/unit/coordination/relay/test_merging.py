@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from swift_ft.coordination.relay.merging import LINGER_S, PARTS_LINGER_S, Merging
+from swift_ft.coordination.relay.merging import LINGER_S, LONGEST_LINGER_S, PARTS_LINGER_S, Merging
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Stamped
 from swift_ft.recovery.job_state import Phase, State
@@ -59,9 +59,9 @@ def test_nothing_is_due_where_nothing_is_held(clock: Clock, agreeing: State) -> 
 def test_reports_are_held_until_the_last_one_of_the_group(clock: Clock, agreeing: State) -> None:
     merging, slots = Merging(clock), range(2)
     for rank in range(3):
-        merging.hold(stamped(report(rank), origin=f"o{rank}"))
+        merging.hold(agreeing, stamped(report(rank), origin=f"o{rank}"))
         assert merging.due_at(agreeing, slots) == clock.now + LINGER_S
-    merging.hold(stamped(report(3), origin="o3"))
+    merging.hold(agreeing, stamped(report(3), origin="o3"))
     assert merging.due_at(agreeing, slots) <= clock.now
     assert [s.event.rank for s in merging.take()] == [0, 1, 2, 3]  # type: ignore[union-attr]
     assert merging.due_at(agreeing, slots) == math.inf
@@ -71,30 +71,33 @@ def test_those_that_the_state_has_are_not_waited_for(clock: Clock, agreeing: Sta
     merging = Merging(clock)
     for rank in range(3):
         agreeing = step(agreeing, report(rank))
-    merging.hold(stamped(report(3)))
+    merging.hold(agreeing, stamped(report(3)))
     assert merging.due_at(agreeing, range(2)) <= clock.now
 
 
 def test_what_another_relay_passes_on_meanwhile_is_not_waited_for(clock: Clock, agreeing: State) -> None:
     merging = Merging(clock)
-    merging.hold(stamped(report(0), report(1), report(2)))
+    merging.hold(agreeing, stamped(report(0), report(1), report(2)))
     assert merging.due_at(agreeing, range(2)) > clock.now
     assert merging.due_at(step(agreeing, report(3)), range(2)) <= clock.now
 
 
-def test_a_linger_ends_from_the_first_event_on(clock: Clock, agreeing: State) -> None:
-    merging = Merging(clock)
-    merging.hold(stamped(report(0)))
-    due_at = clock.now + LINGER_S
-    clock.now += LINGER_S / 2
-    merging.hold(stamped(report(1)))
-    assert merging.due_at(agreeing, range(2)) == due_at
+def test_a_linger_begins_anew_with_each_event_but_ends_in_time(clock: Clock, agreeing: State) -> None:
+    merging, latest = Merging(clock), clock.now + LONGEST_LINGER_S
+    for serial in range(1, 20):
+        merging.hold(agreeing, stamped(report(0), first=serial))
+        assert merging.due_at(agreeing, range(2)) == min(clock.now + LINGER_S, latest)
+        clock.now += LINGER_S / 2
+    assert clock.now > latest
+    merging.take()
+    merging.hold(agreeing, stamped(report(1)))
+    assert merging.due_at(agreeing, range(2)) == clock.now + LINGER_S
 
 
 def test_an_urgent_event_takes_along_what_is_held_and_keeps_the_order(clock: Clock, agreeing: State) -> None:
     merging = Merging(clock)
-    merging.hold(stamped(report(0)))
-    merging.hold(stamped(ev.MachineLost(machine="m3", reason="?"), first=2))
+    merging.hold(agreeing, stamped(report(0)))
+    merging.hold(agreeing, stamped(ev.MachineLost(machine="m3", reason="?"), first=2))
     assert merging.due_at(agreeing, range(4)) == -math.inf
     assert [s.serial for s in merging.take()] == [1, 2]
 
@@ -106,9 +109,19 @@ def after_a_loss(agreeing: State) -> State:
     return joined
 
 
+def test_a_loss_that_the_state_knows_hurries_nobody(clock: Clock, agreeing: State) -> None:
+    merging, slots, joined = Merging(clock), range(2), after_a_loss(agreeing)
+    merging.hold(joined, stamped(ev.MachineLost(machine="m3", reason="?", reporter="m1")))
+    assert merging.due_at(joined, slots) == clock.now + LINGER_S
+    merging.hold(joined, stamped(report(0, generation=2), origin="o1"))
+    assert merging.due_at(joined, slots) == clock.now + LINGER_S
+    merging.hold(joined, stamped(ev.MachineLost(machine="m2", reason="?", reporter="m1"), first=2))
+    assert merging.due_at(joined, slots) == -math.inf
+
+
 def test_what_belongs_to_a_generation_that_is_over_is_held_no_longer(clock: Clock, agreeing: State) -> None:
     merging = Merging(clock)
-    merging.hold(stamped(ev.WorkerReady(rank=0, generation=1)))
+    merging.hold(agreeing, stamped(ev.WorkerReady(rank=0, generation=1)))
     assert merging.due_at(after_a_loss(agreeing), range(2)) <= clock.now
 
 
@@ -116,36 +129,36 @@ def test_reports_that_count_on_are_held_with_those_of_the_next_generation(
     clock: Clock, agreeing: State
 ) -> None:
     merging, joined = Merging(clock), after_a_loss(agreeing)
-    merging.hold(stamped(report(0), report(1)))
+    merging.hold(agreeing, stamped(report(0), report(1)))
     assert merging.due_at(joined, range(2)) == clock.now + LINGER_S
-    merging.hold(stamped(report(2, generation=2), report(3, generation=2), origin="o2"))
+    merging.hold(agreeing, stamped(report(2, generation=2), report(3, generation=2), origin="o2"))
     assert merging.due_at(joined, range(2)) <= clock.now
 
 
 def test_a_report_of_a_generation_that_is_still_to_come_lingers(clock: Clock, agreeing: State) -> None:
     """The worker has read a block that its agent has not stepped through yet."""
     merging = Merging(clock)
-    merging.hold(stamped(report(0, generation=2)))
+    merging.hold(agreeing, stamped(report(0, generation=2)))
     assert merging.due_at(agreeing, range(2)) == clock.now + LINGER_S
 
 
 def test_parts_of_a_checkpoint_linger_for_longer(clock: Clock, agreeing: State) -> None:
     merging, live = Merging(clock), replace(agreeing, phase=Phase.LIVE)
-    merging.hold(stamped(persisted(0), persisted(1), persisted(2)))
+    merging.hold(agreeing, stamped(persisted(0), persisted(1), persisted(2)))
     assert merging.due_at(live, range(2)) == clock.now + PARTS_LINGER_S
-    merging.hold(stamped(persisted(3), origin="o3"))
+    merging.hold(agreeing, stamped(persisted(3), origin="o3"))
     assert merging.due_at(live, range(2)) <= clock.now
 
 
 def test_of_two_checkpoints_both_must_be_complete(clock: Clock, agreeing: State) -> None:
     merging, live = Merging(clock), replace(agreeing, phase=Phase.LIVE)
-    merging.hold(stamped(persisted(0), persisted(1), persisted(0, 6)))
+    merging.hold(agreeing, stamped(persisted(0), persisted(1), persisted(0, 6)))
     assert merging.due_at(live, range(1)) > clock.now
-    merging.hold(stamped(persisted(1, 6), origin="o1"))
+    merging.hold(agreeing, stamped(persisted(1, 6), origin="o1"))
     assert merging.due_at(live, range(1)) <= clock.now
 
 
 def test_machines_without_a_slot_hold_nothing_back(clock: Clock, agreeing: State) -> None:
     merging = Merging(clock)
-    merging.hold(stamped(report(0)))
+    merging.hold(agreeing, stamped(report(0)))
     assert merging.due_at(agreeing, range(0)) <= clock.now
