@@ -130,14 +130,14 @@ def _stamped(run: dict[str, Any]) -> Iterator[Stamped]:
     same: dict[str, Any] = run["same"]
     each: dict[str, list[Any]] = run.get("each", {})
     count: int = run.get("count", 1)
-    columns: dict[str, Iterable[Any]] = {name: itertools.repeat(_tupled(same[name]), count) for name in same}
-    columns |= {name: map(_tupled, values) for name, values in each.items()}
+    tuples = _TUPLES[kind]
+    columns: dict[str, Iterable[Any]] = {
+        name: itertools.repeat(tuple(value) if name in tuples else value, count)
+        for name, value in same.items()
+    }
+    columns |= {name: map(tuple, values) if name in tuples else values for name, values in each.items()}
     stamps = [columns[name] for name in _STAMP]
     return map(Stamped._make, zip(made(kind, count, columns), *stamps, strict=True))
-
-
-def _tupled(value: Any) -> Any:
-    return tuple(value) if type(value) is list else value
 
 
 _REQUIRED = object()
@@ -150,3 +150,9 @@ def _fields_of(kind: type[Event]) -> tuple[tuple[str, Any], ...]:
 
 _FIELDS: dict[type[Any], tuple[tuple[str, Any], ...]] = {kind: _fields_of(kind) for kind in EVENTS.values()}
 """Names and defaults of each event's fields."""
+
+_TUPLES: dict[type[Any], frozenset[str]] = {
+    kind: frozenset(f.name for f in dataclasses.fields(kind) if str(f.type).startswith("tuple["))
+    for kind in EVENTS.values()
+}
+"""Which of the fields are tuples, that are lists in JSON. The others have no lists."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 from immutables import Map
 
 from swift_ft.errors import SwiftError
+from swift_ft.recovery import blocks
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Block, Sequencer, Stamped, block_from_text, block_to_text
 from tests.support.journals import RECOVERED
@@ -97,3 +99,11 @@ def test_entries_do_not_depend_on_how_events_fall_into_blocks(cut: int) -> None:
         sequencer, new = sequencer.admit_all(block)
         entries += new
     assert (sequencer, entries) == whole
+
+
+def test_a_field_of_an_event_that_is_a_tuple_is_known_by_its_type() -> None:
+    """A list in JSON becomes a tuple in these fields, and in no others."""
+    for kind, tuples in blocks._TUPLES.items():
+        for name, hint in get_type_hints(kind).items():
+            assert (get_origin(hint) is tuple) == (name in tuples), (kind, name)
+            assert tuple not in map(get_origin, get_args(hint)), (kind, name)
