@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import threading
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from benchmarks.recovery.protocol import pipeline
-from benchmarks.scale.machine import status_of
+from benchmarks.scale.host import Host
+from benchmarks.scale.machine import Job, status_of
 from benchmarks.scale.model import Costs
+from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect as connect_to_store
 from swift_ft.launch.store_service import StoreService
 from swift_ft.network import Channel, JobSecret, Port, connect
@@ -24,10 +27,12 @@ __all__ = ["calibrated"]
 _MACHINES = 1024
 _GROUP = 32
 _HOST = "127.0.0.1"
+_FEW, _BLOCKS, _PAUSE_S = 64, 10, 1.0
 
 
 def calibrated() -> Costs:
     """All costs that can be measured without a job; those of processes that start are left at nothing."""
+    wake_s = _wake()  # first: it forks, while this process has a single thread
     store_s, trip_s, client_s = _store()
     hop_s, send_s, receive_s, per_byte_s = _hop()
     decode_s, encode_s, event_bytes, block_bytes = _codec()
@@ -44,7 +49,7 @@ def calibrated() -> Costs:
         encode_s=encode_s,
         apply_s=apply_s,
         plan_s=plan_s,
-        wake_s=_wake(),
+        wake_s=max(0.0, wake_s - send_s - receive_s),
         event_bytes=event_bytes,
         block_bytes=block_bytes,
     )
@@ -186,23 +191,33 @@ def _asked() -> State:
     return state
 
 
-def _wake(times: int = 500) -> float:
-    """To wake a thread that waits for a condition, as a new state does."""
-    changed, turn, done = threading.Condition(), [0], threading.Event()
+def _wake() -> float:
+    """What a small block costs one participant in a job, beside its way there: what wakes, and looks.
 
-    def wait() -> None:
-        for number in range(times):
-            with changed:
-                changed.wait_for(lambda number=number: turn[0] > number, 10.0)  # type: ignore[misc]
-        done.set()
+    A loop over one wait finds a fifth of that: here a participant has several threads, none of which is in a
+    processor's caches, and which take turns with those of all others.
+    """
+    service = StoreService(_HOST, 0)
+    job = Job(service.address, "calibration", _FEW, JobSecret.generated())
+    gc.freeze()
+    host = Host(job, range(_FEW), shares=True)
+    try:
+        host.begin()
+        host.live(1, 300.0)
+        journal = open_journal(partial(connect_to_store, job.store, job.run_id), by="calibration")
 
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    began = time.process_time()
-    for _ in range(times):
-        with changed:
-            turn[0] += 1
-            changed.notify_all()
-        time.sleep(0)
-    done.wait(10.0)
-    return (time.process_time() - began) / times
+        def round_of(number: int) -> float:
+            time.sleep(_PAUSE_S)
+            idle, calm = host.costs().cpu_s, time.monotonic()
+            time.sleep(_PAUSE_S)
+            before, began = host.costs().cpu_s, time.monotonic()
+            for block in range(_BLOCKS):
+                journal.append(ev.FaultInjected(fault=f"{number}-{block}"))
+                time.sleep(_PAUSE_S / _BLOCKS)
+            used, took = host.costs().cpu_s - before, time.monotonic() - began
+            return used - (before - idle) / (began - calm) * took
+
+        return min(round_of(number) for number in range(3)) / _BLOCKS / _FEW / 2
+    finally:
+        host.close()
+        service.close()

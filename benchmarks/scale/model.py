@@ -12,10 +12,13 @@ merging are the project's own.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+
+from swift_ft.recovery.orders import WATCHED_EACH
 
 __all__ = ["Costs", "Outcome", "Tree", "checkpoint", "recovery"]
 
@@ -36,7 +39,7 @@ class Costs:
         encode_s: to encode one.
         apply_s: to apply one.
         plan_s: for each worker of the job, to make the plan once all have reported.
-        wake_s: to look for orders after a block.
+        wake_s: to wake all threads of a participant that a block concerns; as much for an event that goes up.
         event_bytes: of an event in a block of many.
         block_bytes: of a block, without its events.
         seen_s: wall, from the loss until another machine has noticed it.
@@ -44,7 +47,8 @@ class Costs:
             and the most.
         start_s: wall, from the order to start the newcomer's workers until its session reports.
         snapshot_s: for each machine of the job, to read the snapshot with which a newcomer begins.
-        linger_s: how long a relay holds events of a phase that is not complete.
+        linger_s: how long a relay holds events of a phase that is not complete, after the newest came.
+        longest_linger_s: how long it holds them at most.
         parts_linger_s: the same for parts of a checkpoint.
     """
 
@@ -67,6 +71,7 @@ class Costs:
     start_s: float = 0.0
     snapshot_s: float = 0.0
     linger_s: float = 0.1
+    longest_linger_s: float = 0.4
     parts_linger_s: float = 0.5
 
 
@@ -131,7 +136,8 @@ class _Relay:
 
     held: int = 0
     told: int = 0
-    due: bool = False
+    latest: float = math.inf
+    due_at: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -296,14 +302,17 @@ class _Job:
         relay.told += told
         if kind in ("lost", "ready") or relay.told >= self.tree.served[machine]:
             self._pass_on(machine, kind)
-        elif not relay.due:
-            relay.due = True
-            linger_s = costs.parts_linger_s if kind == "part" else costs.linger_s
-            self.at(self.now + linger_s, lambda: self._pass_on(machine, kind))
+            return
+        linger_s, longest_s = costs.linger_s, costs.longest_linger_s
+        if kind == "part":
+            linger_s = longest_s = costs.parts_linger_s
+        relay.latest = min(relay.latest, self.now + longest_s)
+        relay.due_at = min(relay.latest, self.now + linger_s)
+        self.at(relay.due_at, lambda: self._pass_on(machine, kind) if self.now >= relay.due_at else None)
 
     def _pass_on(self, machine: int, kind: str) -> None:
         costs, relay = self.costs, self._relays[kind, machine]
-        events, relay.held, relay.due = relay.held, 0, False
+        events, relay.held, relay.latest, relay.due_at = relay.held, 0, math.inf, math.inf
         if not events:
             return
         nbytes = costs.block_bytes + events * costs.event_bytes
@@ -315,7 +324,8 @@ class _Job:
             return
 
         def arrive() -> None:
-            received = self.compute("agent", parent, costs.receive_s + events * costs.decode_s)
+            cpu = costs.receive_s + costs.wake_s + events * costs.decode_s
+            received = self.compute("agent", parent, cpu)
             self.at(received, lambda: self.post(parent, kind, events, told=events))
 
         self.at(done + costs.hop_s, arrive)
@@ -338,8 +348,10 @@ def recovery(
     last: dict[tuple[str, str], float] = {}
     told: set[tuple[str, int]] = set()
 
-    def report(machine: int) -> None:
-        job.at(job.now + costs.hop_s, lambda: job.post(machine, "report"))
+    def report(machine: int, kind: str = "report") -> None:
+        sent = job.compute("worker", machine, costs.send_s + costs.encode_s)
+        taken = job.compute("agent", machine, costs.receive_s + costs.wake_s + costs.decode_s)
+        job.at(max(sent, taken) + costs.hop_s, lambda: job.post(machine, kind))
 
     def on_block(machine: int, who: str, block: _Block) -> None:
         if not block.opens:
@@ -354,14 +366,15 @@ def recovery(
                 wait_s = costs.start_s + job.compute("worker", machine, costs.snapshot_s * machines) - job.now
             job.at(job.now + wait_s, lambda: report(machine))
         if block.opens == "report" and machine == lost:
-            job.at(job.now + costs.hop_s, lambda: job.post(machine, "ready"))
+            report(machine, "ready")
 
     job.on_block = on_block
     for machine, parent in enumerate(tree.parents):
         if parent is None:
             job.read(machine, 0)
-    watcher = (lost - 1) % machines
-    job.at(costs.seen_s, lambda: job.post(watcher, "lost"))
+    job.at(costs.seen_s, lambda: job.post((lost - 1) % machines, "lost"))
+    # Its other watchers see it, too. What they say comes while the first block is written, and is one more.
+    job.at(costs.seen_s, lambda: job.post((lost - 2) % machines, "lost", WATCHED_EACH - 1))
     job.run()
     outcome = job.finish()
     outcome.phases = {

@@ -106,4 +106,4 @@ def test_a_field_of_an_event_that_is_a_tuple_is_known_by_its_type() -> None:
     for kind, tuples in blocks._TUPLES.items():
         for name, hint in get_type_hints(kind).items():
             assert (get_origin(hint) is tuple) == (name in tuples), (kind, name)
-            assert tuple not in map(get_origin, get_args(hint)), (kind, name)
+            assert all(get_origin(part) is not tuple for part in get_args(hint)), (kind, name)
