@@ -1,9 +1,10 @@
 """Notes: facts of which only the newest value counts, such as a worker's progress.
 
 A worker gives them to its agent, the agent to its head, and so on, at most once a second and merged on the
-way. The last machine on the way writes them into the store: one key for each group of machines, so that a
-reader needs few questions, however many workers there are. Losing a note is harmless, since the next one
-replaces it. A machine that takes another way sends all that it knows again.
+way. The last machine on the way writes them into the store: one key for each group of machines, of which
+there are at most :data:`MOST_KEYS`. So neither it nor a reader asks more of the store in a larger job. Losing
+a note is harmless, since the next one replaces it. A machine that takes another way sends all that it knows
+again.
 
 In a job without heads each machine writes a key of its own.
 """
@@ -19,7 +20,10 @@ from swift_ft.recovery.heads import FANOUT, levels_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.waits import waiting
 
-__all__ = ["Facts", "Notes", "NotesReader", "write_notes"]
+__all__ = ["MOST_KEYS", "Facts", "Notes", "NotesReader", "write_notes"]
+
+MOST_KEYS = 64
+"""With 16,384 machines of eight workers a key has 2,048 notes, some 0.3 MB. An etcd takes 1.5 MB."""
 
 Facts = dict[str, dict[str, Any]]
 """By key, what is known; JSON-ready."""
@@ -76,8 +80,9 @@ def write_notes(
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
     """
     if levels_of(machines, fanout):
-        for group in sorted({slot // FANOUT for slot in changed}):
-            _write(store, _of_group(group), notes.of(range(group * FANOUT, (group + 1) * FANOUT)))
+        width = _width(machines)
+        for group in sorted({slot // width for slot in changed}):
+            _write(store, _of_group(group), notes.of(range(group * width, (group + 1) * width)))
     else:
         for slot in changed:
             _write(store, _of_slot(slot), notes.of([slot]))
@@ -100,7 +105,7 @@ class NotesReader:
         Args:
             machines: slots of the job.
         """
-        keys = [_of_group(group) for group in range(-(-machines // FANOUT))]
+        keys = [_of_group(group) for group in range(-(-machines // _width(machines)))]
         keys += [_of_slot(slot) for slot in range(machines if machines <= FANOUT else 0)]
         self._look_for([key for key in keys if key not in self._known])
         if not self._known:
@@ -117,6 +122,11 @@ class NotesReader:
             self._known |= {*keys}
         else:
             self._known |= {key for key in keys if self._store.check([key])}
+
+
+def _width(machines: int) -> int:
+    """Machines of a group."""
+    return FANOUT * max(1, -(-machines // (FANOUT * MOST_KEYS)))
 
 
 def _of_group(group: int) -> str:

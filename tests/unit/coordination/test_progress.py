@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
+import pytest
 from torch._C._distributed_c10d import HashStore
 
 from swift_ft.coordination.agent_channel import AgentChannel, channel_pair, receive
 from swift_ft.coordination.progress import ProgressBoard, ProgressReader, progress_key
-from swift_ft.coordination.relay.notes import Notes, write_notes
+from swift_ft.coordination.relay.notes import MOST_KEYS, Notes, write_notes
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 
@@ -52,6 +53,30 @@ def test_a_job_of_heads_has_one_key_for_each_group_of_machines() -> None:
     assert store.calls == {"check": 1, "multi_get": 1}
     assert len(reader.read(100)) == 100
     assert store.calls == {"check": 1, "multi_get": 2}
+
+
+def test_a_larger_job_has_no_more_keys() -> None:
+    store, notes = CountingStore(), Notes()
+    for rank in range(16_384):
+        show(notes, rank, 7)
+    write_notes(store, notes, notes.take(), machines=16_384)
+    assert store.calls == {f"notes/group/{group}": 1 for group in range(MOST_KEYS)}
+    assert sorted(ProgressReader(store).read(16_384)) == list(range(16_384))
+    store.calls.clear()
+    show(notes, 16_383, 8)
+    write_notes(store, notes, notes.take(), machines=16_384)
+    assert store.calls == {f"notes/group/{MOST_KEYS - 1}": 1}
+    assert ProgressReader(store).read(16_384)[16_383]["iteration"] == 8
+
+
+@pytest.mark.parametrize("machines", [33, 2047, 2048, 2049, 5000])
+def test_all_notes_are_found_in_a_job_of_any_size(machines: int) -> None:
+    store, notes = CountingStore(), Notes()
+    for rank in range(machines):
+        show(notes, rank, 7)
+    write_notes(store, notes, notes.take(), machines=machines)
+    assert len(store.calls) <= MOST_KEYS
+    assert sorted(ProgressReader(store).read(machines)) == list(range(machines))
 
 
 def test_only_groups_in_which_something_changed_are_written() -> None:
