@@ -95,6 +95,7 @@ def _serve_child(host: str, port: int, report_w: int, lifeline_r: int, until_ove
     """Serve until the lifeline closes, or until the run is over and its machines have read so."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # the lifeline decides: no machine loses the store too early
+    inherited = tcp_connections()
     try:
         store = serve_store(host, port)
     except (OSError, DistError, RuntimeError) as error:
@@ -106,7 +107,9 @@ def _serve_child(host: str, port: int, report_w: int, lifeline_r: int, until_ove
         os.read(lifeline_r, 1)
     else:
         own = StoreAddress.tcp(_own_host(host), store.port)
-        close_after_run(partial(_patient_client, own), until_over, partial(_wait_until_over, store.port))
+        close_after_run(
+            partial(_patient_client, own), until_over, partial(_wait_until_over, store.port, inherited)
+        )
     os._exit(0)
 
 
@@ -121,7 +124,7 @@ def _patient_client(address: StoreAddress, run_id: str) -> RendezvousStore:
     return client
 
 
-def _wait_until_over(port: int, store: RendezvousStore) -> None:
+def _wait_until_over(port: int, inherited: dict[int, str], store: RendezvousStore) -> None:
     """Wait until the machines of a run no longer need the store, or none of them is left.
 
     Machines that were killed all at once, by a second Ctrl-C for instance, say nothing. New ones may come and
@@ -130,7 +133,7 @@ def _wait_until_over(port: int, store: RendezvousStore) -> None:
     alone_since: float | None = None
     has_ended = False
     while not store.check([_OVER]):
-        if _others_are_connected(port):
+        if _others_are_connected(port, inherited):
             alone_since = None
         elif alone_since is None:
             alone_since, has_ended = time.monotonic(), is_ended(lambda: store)
@@ -140,6 +143,10 @@ def _wait_until_over(port: int, store: RendezvousStore) -> None:
     time.sleep(_LINGER_S)
 
 
-def _others_are_connected(port: int) -> bool:
-    """Whether this process has connections at a port but those to itself, of which it has both ends."""
-    return len(tcp_connections()) > 2 * len(connections_to(port))
+def _others_are_connected(port: int, inherited: dict[int, str]) -> bool:
+    """Whether this process has connections at a port but those to itself, of which it has both ends.
+
+    Those of the parent, which the fork has left open here, do not count.
+    """
+    to_itself = connections_to(port).items() - inherited.items()
+    return len(tcp_connections().items() - inherited.items()) > 2 * len(to_itself)

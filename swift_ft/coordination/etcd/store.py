@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import DistStoreError
 
 from swift_ft.coordination.etcd.block_log import EtcdBlockLog
-from swift_ft.coordination.etcd.client import Compacted, EtcdClient, decoded, encoded, prefix_end
+from swift_ft.coordination.etcd.client import Compacted, EtcdClient, decoded, encoded
 from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import Store
 
@@ -185,12 +185,6 @@ class EtcdStore(Store):
     def block_log(self) -> EtcdBlockLog:
         """The journal's blocks among these names."""
         return EtcdBlockLog(self._address, self._prefix, answer_s=self._silence_s)
-
-    def delete_all(self) -> None:
-        """Delete all keys with this store's prefix."""
-        prefix = f"{self._prefix}/"
-        request = {"key": encoded(prefix), "range_end": encoded(prefix_end(prefix))}
-        self._client.call("/kv/deleterange", request, self._deadline())
 
     # ------------------------------------------------------------------------------------------------ reading
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,10 +47,17 @@ def made() -> Iterator[list[StoreService]]:
 def test_it_ends_after_machines_that_say_nothing(
     how: str, linger_s: float, abandoned_s: float, made: list[StoreService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether their run has ended or not. As long as one of them is connected, it serves."""
+    """Whether their run has ended or not. As long as one of them is connected, it serves.
+
+    A connection that the process had which has started it is none of theirs.
+    """
     for name, seconds in (("_LOOK_S", 0.05), ("_LINGER_S", linger_s), ("_ABANDONED_S", abandoned_s)):
         monkeypatch.setattr(store_service, name, seconds)
-    service = StoreService("127.0.0.1", 0, until_over="job")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
+        service = StoreService("127.0.0.1", 0, until_over="job")
     made.append(service)
     command = [sys.executable, "-c", LAUNCHER, str(service.address), how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
