@@ -125,6 +125,8 @@ MEANINGS = {
     "store_waited_for": "The store is full, not writable, gone, or does not answer, and is tried again.",
     "worker_history_not_written": "What a worker did is not in the store yet. It is tried again later.",
     "worker_history_left": "A worker ends before it has noted its last steps in the store.",
+    "recording_not_written": "The store does not say what a process did in a recovery: its trace says less.",
+    "recordings_not_read": "The report of --events-out is without what processes did in recoveries.",
     "profile_not_archived": "The store does not say what a worker measured: estimates say less.",
     "worker_record_not_written": "The store does not say which stages a worker has: no offline replay.",
     "worker_fenced": "A worker found that it has been replaced, and ended.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from swift_ft.config import RunConfig, WorkerContext
 from swift_ft.coordination.journal import EventLog, open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard, ProgressReader
+from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import RELAY, LocalLine, local_pair
 from swift_ft.coordination.relay.worker_journal import WorkerJournal
 from swift_ft.coordination.store_client import connect
@@ -32,6 +34,7 @@ from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order, neighbours_of
 from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.spans import Recorder
 from swift_ft.store_address import StoreAddress
 
 __all__ = ["COMMITTED", "SILENCE_S", "Job", "Machine", "join", "status_of"]
@@ -139,6 +142,11 @@ def join(machines: Sequence[Machine], job: Job) -> None:
         machine.start()
 
 
+def _no_trace() -> RecoveryTrace:
+    """Many machines share this process, and its recorder is of one."""
+    return RecoveryTrace("", lambda recording, generation: None, until_live=True, own=Recorder())
+
+
 class Machine:
     """The control plane of one machine, in threads of this process. It has to be offered, and started.
 
@@ -158,12 +166,14 @@ class Machine:
         self._connect = partial(connect, job.store, job.run_id)
         self._rendezvous = _JoinsTogether(
             self._connect,
+            name=f"m-{uuid.uuid4().hex[:8]}",
             address=_HOST,
             run_id=job.run_id,
             opened=ev.JobOpened(machines=job.machines, checkpoint=COMMITTED),
             preferred_slot=index,
             join_s=_FORMING_S,
             on_change=self._on_change,
+            trace=_no_trace(),
             setup=lambda: ("benchmark: control plane",),
             reach=partial(reach, secret=job.secret, purpose=RELAY, timeout_s=SILENCE_S),
             append_s=self._config.rendezvous_timeout_s,
@@ -260,7 +270,7 @@ class Machine:
             on_agent_lost=lambda: None,
         )
         progress = ProgressBoard(None, ProgressReader(self._rendezvous.store), rank)
-        participant = Participant(context, journal, progress)
+        participant = Participant(context, journal, progress, _no_trace())
         participant.start()
         try:
             while True:

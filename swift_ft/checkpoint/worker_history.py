@@ -9,7 +9,7 @@ interrupted, or ends. A worker that is killed leaves what it had written before.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.json")
+_BY_WORKER = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.(?:trace\.)?json")
+_BY_AGENT = re.compile(r"agent-(.+)\.g\d{4,}\.trace\.json")
 _PROFILE = re.compile(r"rank-(\d{5,})\.profile\.json")
 
 
@@ -107,21 +109,27 @@ def read_history(store: Store, run_id: str, name: str) -> WorkerHistory:
     return WorkerHistory(content["run_id"], content["rank"], content["started_in"], works)
 
 
-def sweep_histories(store: Store, run_id: str, started_in: Mapping[int, int]) -> None:
+def sweep_histories(
+    store: Store, run_id: str, started_in: Mapping[int, int], machines: Collection[str] = ()
+) -> None:
     """Remove what killed workers left that were writing. Those that live may write meanwhile.
 
-    What a lost worker measured may have been left unfinished as well.
+    What a lost worker measured may have been left unfinished as well, and what it or its agent did in a
+    recovery (`checkpoint/recording_file.py`).
 
     Args:
         store: of the run.
         run_id: the run.
         started_in: by rank, the generation in which the worker's present process was started.
+        machines: whose agents live.
     """
 
     def is_dead(name: str) -> bool:
         if profile := _PROFILE.match(name):
             return started_in.get(int(profile[1]), 1) > 1  # the worker was replaced
-        found = _NAME.match(name)
+        if agent := _BY_AGENT.match(name):
+            return agent[1] not in machines
+        found = _BY_WORKER.match(name)
         return found is not None and int(found[2]) < started_in.get(int(found[1]), 0)
 
     store.sweep(history_directory(run_id), is_dead)

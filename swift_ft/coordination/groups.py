@@ -23,6 +23,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.waits import named
+from swift_ft.spans import recorder
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.waits import waiting
 
@@ -59,7 +60,9 @@ class Groups:
     def enter(self, generation: int) -> bool:
         """Form the group of a generation. False if that failed and another generation is due."""
         ranks = range(self._world_size)
-        if not self._all_come(ranks, generation, WorkerOrder.RUN, self._timeout_s):
+        with recorder.span("wait for members"):
+            all_come = self._all_come(ranks, generation, WorkerOrder.RUN, self._timeout_s)
+        if not all_come:
             return False
         return self._join(ranks, lambda: self._group.join(generation))
 
@@ -73,7 +76,9 @@ class Groups:
             replay_group: their ranks.
             with_helpers: also form a group of only these workers, for their collectives.
         """
-        if not self._all_come(replay_group, generation, WorkerOrder.EXECUTE):
+        with recorder.span("wait for members", replay_group=replay_group):
+            all_come = self._all_come(replay_group, generation, WorkerOrder.EXECUTE)
+        if not all_come:
             return False
         join = partial(
             self._group.join_replay_group, str(generation), replay_group, with_helpers=with_helpers
@@ -149,7 +154,10 @@ class Groups:
     def _join(self, ranks: Sequence[int], join: Callable[[], None]) -> bool:
         cause = ""
         try:
-            with waiting("all workers of a group to connect", self._timeout_s, flag="--group-timeout"):
+            with (
+                recorder.span("connect"),
+                waiting("all workers of a group to connect", self._timeout_s, flag="--group-timeout"),
+            ):
                 join()
         except (DistError, RuntimeError) as error:
             cause = f"the group could not be formed: {first_line(error)}"

@@ -17,10 +17,13 @@ from swift_ft.coordination.archive import JournalArchiver
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import EventLog
 from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.errors import JobEndedError
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder, worker_order
+from swift_ft.spans import recorder
 from swift_ft.waits import waiting
 
 __all__ = ["Participant"]
@@ -44,6 +47,7 @@ class Participant:
         context: the worker's place.
         journal: the job's journal.
         progress: what all workers publish; a replay that advances is not given up.
+        trace: learns of each change before anything else here does.
         archiver: archives the journal, if that is this worker's duty.
 
     Attributes:
@@ -56,8 +60,11 @@ class Participant:
         context: WorkerContext,
         journal: EventLog,
         progress: ProgressBoard,
+        trace: RecoveryTrace,
         archiver: JournalArchiver | None = None,
     ) -> None:
+        self._trace = trace
+        self._archiver = archiver
         self.context = context
         self.active = ActiveGeneration()
         self._progress = progress
@@ -66,7 +73,7 @@ class Participant:
         self._follower = Follower(
             journal,
             on_change=self._on_change,
-            on_entry=archiver.on_entry if archiver is not None else None,
+            on_entry=self._on_entry,
             on_snapshot=archiver.on_snapshot if archiver is not None else None,
         )
 
@@ -77,12 +84,20 @@ class Participant:
             listeners: called in the journal thread with each new state, in this order. They must return soon.
         """
         self._listeners = listeners
+        self._trace.start()
         self._follower.start()
         if (channel := agent_channel()) is not None:
             channel.send(session=True)
 
-    def _on_change(self, _before: State, after: State) -> None:
+    def _on_entry(self, entry: Entry) -> None:
+        """Called in the journal thread, and before it begins."""
+        self._trace.on_entry(entry)
+        if self._archiver is not None:
+            self._archiver.on_entry(entry)
+
+    def _on_change(self, before: State, after: State) -> None:
         """Called in the journal thread."""
+        self._trace.on_change(before, after)
         if self.order(after) == WorkerOrder.DIE:
             _logger.warning(
                 "worker %d was replaced and ends here",
@@ -102,7 +117,8 @@ class Participant:
 
     def append(self, event: ev.Event) -> State:
         """Append an event to the journal, and return the state that follows from it."""
-        return self._follower.append(event)
+        with recorder.span("append", event=type(event).__name__):
+            return self._follower.append(event)
 
     def post(self, event: ev.Event) -> None:
         """Have an event written, before all that is appended later. Relays may hold it for a while."""
@@ -200,7 +216,10 @@ class Participant:
         """
         limit_s = self._loss_known_after_s(cause) + _LOSS_MARGIN_S
         generation = self.active.number
-        with waiting("the journal to say why its connections broke", limit_s):
+        with (
+            recorder.span("confirm the loss"),
+            waiting("the journal to say why its connections broke", limit_s),
+        ):
             known = self.wait_for(lambda s: self.generation_over(s) or bool(s.membership.ended), limit_s)
         if (known is None or not self.generation_over(known)) and generation is not None:
             self.append(ev.CommunicationFailed(rank=self.context.rank, generation=generation, reason=cause))

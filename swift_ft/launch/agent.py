@@ -43,6 +43,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import possible_hosts
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order, neighbours_of
+from swift_ft.spans import recorder
 from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent
 
@@ -265,9 +266,11 @@ class MachineAgent(ElasticAgent):
             case AgentTodo.LAUNCH if self._joins_others(state, order.generation) and membership.has_changed():
                 self._watch.report_loss("its script or its setup has changed since it joined")
             case AgentTodo.LAUNCH:
-                self._stop()
+                with recorder.span("stop the workers before"):
+                    self._stop()
                 with contextlib.suppress(RendezvousClosedError, RendezvousStateError):  # outdated
-                    self.start_workers()
+                    with recorder.span("start workers", generation=order.generation):
+                        self.start_workers()
                     assert self._processes is not None
                     self._heard.open(self._processes.channels)
                     membership.serve(self._processes.lines.values())
@@ -407,11 +410,13 @@ class MachineAgent(ElasticAgent):
         with contextlib.suppress(RendezvousLostError):  # then the agent's own thread sees it, and ends
             state, reporter = self._membership.follower.state, self._membership.machine
             if lost.machine not in state.membership.fenced and state.phase != Phase.ENDED:
-                self._membership.journal.append(
-                    ev.MachineLost(
-                        machine=lost.machine, reason=lost.reason, reporter=reporter, silent=lost.silent
+                recorder.begin(recorder.now() - lost.known_ns)
+                with recorder.span("detect", machine=lost.machine, known_ns=lost.known_ns):
+                    self._membership.journal.append(
+                        ev.MachineLost(
+                            machine=lost.machine, reason=lost.reason, reporter=reporter, silent=lost.silent
+                        )
                     )
-                )
 
     def _report_sessionless(self, state: State) -> None:
         """Workers without a session cannot report their own status when a generation begins."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import sys
 import time
@@ -54,10 +55,11 @@ _SIGNALLED = 128
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult:
-    """How a standalone run ended, and what its journal tells."""
+    """How a standalone run ended, what its journal tells, and the session's store if one is known."""
 
     verdict: Verdict
     history: History
+    store: str
 
 
 class Cluster:
@@ -71,6 +73,9 @@ class Cluster:
     def __init__(self, job: MachineJob) -> None:
         preload()  # once for all machines, which are forked from here
         self._lifeline_r, self._lifeline_w = os.pipe()
+        self._told_r, told_w = os.pipe()  # the machines say which store the session has
+        os.set_blocking(self._told_r, False)
+        os.set_blocking(told_w, False)
         embedded = job.settings.store.backend == TCP
         self._service = StoreService("127.0.0.1", 0) if embedded else None
         store = job.settings.store if self._service is None else self._service.address
@@ -82,6 +87,7 @@ class Cluster:
             run_id=run_id,
             lifeline=self._lifeline_r,
             keeps_journal=bool(settings.config.events_out),
+            on_store=partial(_tell, told_w),
         )
         self._agents: dict[int, int] = {}  # number of the machine on this host, by process
 
@@ -237,7 +243,19 @@ class Cluster:
         history = History()
         follower = Follower(self._journal(), on_entry=history.on_entry, on_snapshot=history.on_snapshot)
         verdict = follower.state.verdict or Verdict(False, "all machines ended before the job did", 1)
-        return ClusterResult(verdict, history)
+        return ClusterResult(verdict, history, self._told_store())
+
+    def _told_store(self) -> str:
+        try:
+            return os.read(self._told_r, select.PIPE_BUF).decode().partition("\n")[0]
+        except BlockingIOError:  # no script has made a session
+            return ""
+
+
+def _tell(pipe: int, url: str) -> None:
+    """Called in machines. One of them is enough, so a full pipe says it already."""
+    with contextlib.suppress(BlockingIOError):
+        os.write(pipe, f"{url}\n".encode())
 
 
 def _kill_group(pid: int) -> None:

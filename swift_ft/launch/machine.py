@@ -7,6 +7,8 @@ import logging
 import os
 import socket
 import sys
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
@@ -16,12 +18,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig
 
 from swift_ft.coordination.journal_reader import History
+from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.coordination.relay.upstream import SILENCE_S
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
 from swift_ft.launch.agent import AgentSettings, MachineAgent
 from swift_ft.launch.agent_endpoint import AgentEndpoint
+from swift_ft.launch.agent_recordings import AgentRecordings
 from swift_ft.launch.agent_status import AgentStatus
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.run_end import RunEnd
@@ -41,6 +45,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import State, Verdict
 from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.spans import recorder
 from swift_ft.store_address import ETCD
 from swift_ft.torch_adapters.connections import connections_to, shut_down
 
@@ -67,6 +72,7 @@ class MachineJob:
         keeps_journal: no entry of the journal is deleted: the launcher reads all of them in the end.
         index: number of this machine among those of this host.
         host: the machine on which this one is a guest; empty for a machine of its own.
+        on_store: called with the URL of the session's store, each time that a worker here says it.
     """
 
     launch_config: LaunchConfig
@@ -79,6 +85,7 @@ class MachineJob:
     keeps_journal: bool = False
     index: int = 0
     host: str = ""
+    on_store: Callable[[str], None] = lambda _: None
 
 
 def run_machine(job: MachineJob) -> Verdict:
@@ -94,13 +101,23 @@ def run_machine(job: MachineJob) -> Verdict:
     wake_r, wake_w = socket.socketpair()
     wake_w.setblocking(False)
 
+    started = recorder.now()
+
     def on_change(before: State, after: State) -> None:
         try:
             wake_w.send(b"j")
         except BlockingIOError:
             return  # bytes that wake the agent wait there already
 
-    run_end = RunEnd(job.run_id)
+    name = f"m-{uuid.uuid4().hex[:8]}"
+    recordings = AgentRecordings(job.run_id, f"agent {name}", lambda: _place(handler))
+    trace = RecoveryTrace(f"agent {name}", recordings.take, until_live=True)
+
+    def on_store(url: str) -> None:
+        recordings.found(url)
+        job.on_store(url)
+
+    run_end = RunEnd(job.run_id, on_store)
     status = _status(job)
 
     def on_entry(entry: Entry) -> None:
@@ -129,12 +146,14 @@ def run_machine(job: MachineJob) -> Verdict:
     assert settings.secret is not None  # agreed on before
     handler = JournalRendezvous(
         connect_to_store,
+        name=name,
         address=settings.address,
         run_id=job.run_id,
         opened=job.opened,
         preferred_slot=job.preferred_slot,
         join_s=settings.config.join_timeout_s,
         on_change=on_change,
+        trace=trace,
         on_entry=on_entry,
         on_snapshot=on_snapshot,
         compacts=not job.keeps_journal,
@@ -155,6 +174,7 @@ def run_machine(job: MachineJob) -> Verdict:
     try:
         raise_stop_signals()
         _wait_until_opened(handler)
+        trace.joined(handler.follower.state, started)
         spec = WorkerSpec(
             role=launch_config.role,
             local_world_size=launch_config.nproc_per_node,
@@ -172,6 +192,7 @@ def run_machine(job: MachineJob) -> Verdict:
             spec, launch_config.logs_specs, settings, standby, wake_r, run_end, job.lifeline, status
         )
         agent.run()
+        recordings.drain(settings.shutdown_s)
         if agent.run_is_over:
             run_is_over(connect(settings.store, job.run_id))
     except ChildFailedError as error:
@@ -185,6 +206,10 @@ def run_machine(job: MachineJob) -> Verdict:
             endpoint.close()
         standby.close()
     return agent.verdict or Verdict(False, "the agent ended without a verdict", 1)
+
+
+def _place(handler: JournalRendezvous) -> tuple[str, int | None]:
+    return handler.machine, handler.follower.state.slot_of(handler.machine)
 
 
 def _end_connections(port: int) -> None:

@@ -17,6 +17,7 @@ from swift_ft.coordination.agent_channel import channel_pair
 from swift_ft.coordination.relay.lines import LocalLine, local_pair
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.worker import WorkerJob
+from swift_ft.spans import recorder
 from swift_ft.waits import waiting
 
 __all__ = ["StandbyContext", "is_stopped", "process_state"]
@@ -71,6 +72,10 @@ class StandbyContext(PContext):
         self.exit_codes: dict[int, int] = {}
 
     def _start(self) -> None:
+        with recorder.span("fork workers"):
+            self._fork()
+
+    def _fork(self) -> None:
         for local_rank, job in self._jobs.items():
             ours, theirs = channel_pair()
             self.channels[local_rank] = ours

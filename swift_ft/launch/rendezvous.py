@@ -6,7 +6,6 @@ A machine that keeps its slot keeps its ranks; a newcomer fills the slot that a 
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +22,7 @@ from swift_ft.coordination.block_log import block_log_in
 from swift_ft.coordination.compaction import ArchivedPosition, Compactor
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import EventLog, open_journal
+from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import Line
 from swift_ft.coordination.relay.notes import write_notes
 from swift_ft.coordination.relay.outgoing import Outgoing
@@ -45,12 +45,14 @@ class JournalRendezvous(RendezvousHandler):
 
     Args:
         connect: opens a client of the rendezvous store.
+        name: of this machine, unlike any other; it joins as ``name.0``, and after a loss as ``name.1``.
         address: this host, as the other machines reach it.
         run_id: name of the run.
         opened: the job's shape; the first machine writes it, all others must agree.
         preferred_slot: the slot to ask for.
         join_s: how long :meth:`next_rendezvous` waits for a slot.
         on_change: called in the follower's thread at every change of state.
+        trace: learns of each change before all others do.
         setup: what this machine must have in common with all others, as it is now.
         domain: this machine's failure domain; empty if it is one of its own.
         on_entry: called in the follower's thread with each entry of the journal.
@@ -71,12 +73,14 @@ class JournalRendezvous(RendezvousHandler):
         self,
         connect: Callable[[], RendezvousStore],
         *,
+        name: str,
         address: str,
         run_id: str,
         opened: ev.JobOpened,
         preferred_slot: int | None,
         join_s: float,
         on_change: Callable[[State, State], None],
+        trace: RecoveryTrace,
         setup: Callable[[], tuple[str, ...]],
         domain: str = "",
         host: str = "",
@@ -96,11 +100,11 @@ class JournalRendezvous(RendezvousHandler):
         self._domain = domain
         self.host = host
         self._joined_with = setup()
-        self._base_name = f"m-{uuid.uuid4().hex[:8]}"
+        self._base_name = name
         self._incarnation = 0
         self.machine = f"{self._base_name}.0"
         self.started_in: int | None = None
-        by = f"agent {self._base_name}"
+        by = f"agent {name}"
         in_store = open_journal(connect, by=by)
         if in_store.is_empty():
             in_store.append(replace(opened, setup=self._joined_with))
@@ -118,7 +122,13 @@ class JournalRendezvous(RendezvousHandler):
             ),
         )
 
+        def on_new_entry(entry: Entry) -> None:
+            trace.on_entry(entry)
+            if on_entry is not None:
+                on_entry(entry)
+
         def on_new_state(before: State, after: State) -> None:
+            trace.on_change(before, after)
             self.relay.look(after, self.machine)
             on_change(before, after)
 
@@ -131,11 +141,12 @@ class JournalRendezvous(RendezvousHandler):
         self.follower = Follower(
             self.relay,
             on_change=on_new_state,
-            on_entry=on_entry,
+            on_entry=on_new_entry,
             on_snapshot=on_snapshot,
             on_block=compactor.on_block if compacts else None,
         )
         self.relay.look(self.follower.state, self.machine)
+        trace.start()
         self.follower.start()
 
     @property

@@ -37,10 +37,12 @@ class RunEnd:
 
     Args:
         run_id: the run.
+        on_store: called in the agent's thread with the URL of the session's store, once it is known.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, on_store: Callable[[str], None] = lambda _: None) -> None:
         self._run_id = run_id
+        self._on_store = on_store
         self._lock = threading.Lock()
         self._tail: deque[Entry] = deque(maxlen=_TAIL)  # guarded by the lock
         # Owner of these two: the agent's thread, until the run is over.
@@ -61,7 +63,9 @@ class RunEnd:
         """Note what a worker says about its store and its log."""
         if "log" in message:
             self._logs.add(Path(message["log"]))
-        self._store = message.get("store", self._store)
+        if "store" in message:
+            self._store = message["store"]
+            self._on_store(self._store)
 
     def tidy(self, state: State, slot: int | None, limit_s: float) -> None:
         """The job has ended, and so have the workers.

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from swift_ft.launch.worker import WorkerJob, run_worker
+from swift_ft.spans import recorder
 
 __all__ = ["Standby", "preload"]
 
@@ -191,6 +192,7 @@ def _fork_child(
     name = "guest" if "guest" in request else "local_rank"
     pid = os.fork()
     if pid == 0:
+        forked = recorder.now()
         agent.close()
         signal.set_wakeup_fd(-1)
         for fd in wake:
@@ -200,14 +202,14 @@ def _fork_child(
         if name == "guest":
             assert become_guest is not None
             become_guest(request["guest"], request["host"])
-        _become_worker(request, fds)
+        _become_worker(request, fds, forked)
     for fd in fds:
         os.close(fd)
     agent.send(json.dumps({"started": pid, name: request[name]}).encode())
     return pid
 
 
-def _become_worker(request: dict[str, object], fds: list[int]) -> NoReturn:
+def _become_worker(request: dict[str, object], fds: list[int], forked: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream, fd in (("stdout", 1), ("stderr", 2)):
         if path := str(request[stream]):
@@ -219,4 +221,4 @@ def _become_worker(request: dict[str, object], fds: list[int]) -> NoReturn:
     job = request["job"]
     assert isinstance(job, dict)
     channel, *line = (socket.socket(fileno=fd) for fd in fds)
-    run_worker(WorkerJob.from_dict(job), channel, line[0] if line else None)
+    run_worker(WorkerJob.from_dict(job), channel, line[0] if line else None, forked)

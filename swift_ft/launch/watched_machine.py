@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["END_STEP_S", "FIRST_CONTACT", "SILENCE_SHARES", "LostMachine", "WatchedMachine"]
 
@@ -26,11 +26,13 @@ class LostMachine:
         machine: its name.
         reason: why, in words.
         silent: it said nothing, though its connection lived. It may only have been frozen.
+        known_ns: for how long its end is known by now, in nanoseconds: others report it first.
     """
 
     machine: str
     reason: str
     silent: bool = False
+    known_ns: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ class WatchedMachine:
     def as_lost(self, now: float) -> LostMachine:
         """What to report of it."""
         if self.ended:
-            return LostMachine(self.machine, self.ended)
+            return LostMachine(self.machine, self.ended, known_ns=round((now - self.ended_at) * 1e9))
         if self.connected:
             reason = f"its agent was silent for {now - self.heard_at:.1f} s"
             return LostMachine(self.machine, reason, silent=True)

@@ -25,6 +25,7 @@ from swift_ft.errors import GaveUpError, JobEndedError, UsageError
 from swift_ft.launch.console_log import show_log
 from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE
+from swift_ft.spans import recorder
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp import construct_within, join_without_sync
 from swift_ft.torch_adapters.distribution import distribute_within
@@ -71,13 +72,16 @@ class WorkerJob:
         return cls(**{**data, "args": tuple(data["args"])})
 
 
-def run_worker(job: WorkerJob, connection: socket.socket, line: socket.socket | None) -> NoReturn:
+def run_worker(
+    job: WorkerJob, connection: socket.socket, line: socket.socket | None, forked: int
+) -> NoReturn:
     """Run the script and end the process with its exit code.
 
     Args:
         job: what it runs.
         connection: the worker's end of its channel to the agent.
         line: the worker's end of its line to the agent's relay, where there is one.
+        forked: when this process began, by the clock of `spans.py`.
     """
     os.environ.update(job.env)
     if job.secret:
@@ -85,6 +89,10 @@ def run_worker(job: WorkerJob, connection: socket.socket, line: socket.socket | 
     if job.kind == "program":
         os.set_inheritable(connection.fileno(), True)  # it closes when the program ends
         os.execvp(job.target, [job.target, *job.args])
+    if WorkerContext.from_env().started_in > 1:  # a recovery has started it
+        recorder.begin(forked, awake=True)
+        recorder.add("be forked", forked)
+        recorder.lap("make ready for the script")
     if job.joins:  # process groups formed before the session must not wait for the others
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
         join_without_sync()
@@ -102,6 +110,7 @@ def run_worker(job: WorkerJob, connection: socket.socket, line: socket.socket | 
     set_agent_channel(channel)
     if line is not None:
         set_line_of_worker(line)
+    recorder.lap("script before its session")
     try:
         code = _run_script(job, channel)
     except KeyboardInterrupt:  # the signal is this worker's failure, and the agent sees which one it was

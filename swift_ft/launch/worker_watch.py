@@ -12,6 +12,7 @@ from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.stopped_workers import LOOKS, StoppedWorkers
 from swift_ft.launch.worker_channels import WorkerChannels
 from swift_ft.recovery import events as ev
+from swift_ft.spans import recorder
 
 __all__ = ["WorkerWatch"]
 
@@ -51,7 +52,10 @@ class WorkerWatch:
 
     def report_loss(self, reason: str) -> None:
         """Report this machine's loss at once, so that the other machines need not detect it."""
-        self._membership.journal.append(ev.MachineLost(machine=self._membership.machine, reason=reason))
+        machine = self._membership.machine
+        recorder.begin()
+        with recorder.span("detect", machine=machine):
+            self._membership.journal.append(ev.MachineLost(machine=machine, reason=reason))
 
     def ended(self, local_rank: int, rank: int, code: int) -> None:
         """Report a worker's end.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from swift_ft.checkpoint.recording_file import StoredRecording
 from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory, history_names, read_history
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.offline.archive import ArchivedJournal, read_journal
 from swift_ft.offline.lost_time import Cause, Goodput, Works, account, regrouped
+from swift_ft.offline.recovery_spans import TracedRecovery, read_recordings, trace_recoveries
 from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
@@ -33,6 +35,7 @@ class RecoveryReport:
         back: when the last worker began its first step after it; None if no worker noted that.
         seconds: by cause, from the detection until ``back``, or as far as the run is known.
         total_s: the sum.
+        traced: what each process did in it; None if it did not end, or before a gap in the journal.
     """
 
     number: int
@@ -40,6 +43,7 @@ class RecoveryReport:
     back: float | None
     seconds: Mapping[Cause, float]
     total_s: float
+    traced: TracedRecovery | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,9 @@ def run_timeline(
     whole = len(states) == len(journal.entries)  # what happened in a gap is unknown
     occupied = occupancy(states, began, until=max(signs, default=0.0) if whole else 0.0)
     found = recoveries(entry for entry, _ in states)
+    ended = {recovery.generation for recovery in found if recovery.live is not None}
+    recordings, torn = _recordings(run, run_id, ended, on_file)
+    traced = trace_recoveries((entry for entry, _ in states), recordings)
     return RunTimeline(
         url=run.store.url,
         run_id=run_id,
@@ -178,7 +185,7 @@ def run_timeline(
         until=occupied.phases[-1].until if occupied.phases else None,
         entries=len(journal.entries),
         goodput=account(occupied, found, works),
-        recoveries=tuple(_reports(found, occupied, works)),
+        recoveries=tuple(_reports(found, occupied, works, traced)),
         occupancy=occupied,
         totals=tuple(_totals(state, occupied, histories)),
         checkpoints=tuple(
@@ -186,7 +193,7 @@ def run_timeline(
             for entry, _ in states
             if isinstance(entry.event, ev.CheckpointCommitted)
         ),
-        problems=(*_missing(journal), *journal.problems, *damage),
+        problems=(*_missing(journal), *journal.problems, *damage, *torn),
         unknown=tuple(_unknown(journal, state, occupied, works, len(states))),
     )
 
@@ -212,6 +219,18 @@ def _histories(
     )
 
 
+def _recordings(
+    run: RunStore, run_id: str, generations: Collection[int], on_file: Callable[[int], None]
+) -> tuple[list[StoredRecording], list[str]]:
+    """What the processes of a run recorded in its recoveries, and what of that is damaged."""
+    if not generations:
+        return [], []
+    with store_errors(run.store):
+        recordings, damage = read_recordings(run.store, run_id, generations)
+    on_file(len(recordings) + len(damage))
+    return recordings, damage
+
+
 def _by_generation(histories: Sequence[WorkerHistory]) -> Works:
     found: dict[int, list[tuple[int, GenerationWork]]] = defaultdict(list)
     for history in histories:
@@ -226,7 +245,9 @@ def _times(work: GenerationWork) -> Iterator[float]:
             yield at
 
 
-def _reports(found: Sequence[Recovery], occupied: Occupancy, works: Works) -> Iterator[RecoveryReport]:
+def _reports(
+    found: Sequence[Recovery], occupied: Occupancy, works: Works, traced: Mapping[int, TracedRecovery]
+) -> Iterator[RecoveryReport]:
     causes = {
         Phase.FORMING: Cause.NO_MACHINE,
         Phase.AGREEING: Cause.AGREEING,
@@ -245,7 +266,8 @@ def _reports(found: Sequence[Recovery], occupied: Occupancy, works: Works) -> It
         if recovery.live is not None and any(work.began is not None for _, work in group):
             back = regrouped(recovery.live, occupied.phases[-1].until, group)
             seconds[Cause.REGROUPING] = back - recovery.live
-        yield RecoveryReport(number, recovery, back, seconds, sum(seconds.values()))
+        course = traced.get(recovery.generation) if recovery.live is not None else None
+        yield RecoveryReport(number, recovery, back, seconds, sum(seconds.values()), course)
 
 
 def _totals(state: State, occupied: Occupancy, histories: Sequence[WorkerHistory]) -> Iterator[WorkerTotals]:

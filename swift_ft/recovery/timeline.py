@@ -13,7 +13,7 @@ from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.topology import replica_sets
 
-__all__ = ["Recovery", "Timeline", "lost_statistics", "recoveries"]
+__all__ = ["INTERRUPTIONS", "Recovery", "Timeline", "interrupts", "lost_statistics", "recoveries"]
 
 
 @dataclass(slots=True)
@@ -89,9 +89,7 @@ class Timeline:
 
     def apply(self, before: State, state: State, entry: Entry) -> Recovery | None:
         """Note one entry, with the state before and after it; returns the recovery that ends with it."""
-        begins = before.phase in (Phase.LIVE, Phase.AGREEING, Phase.RECOVERING) and before.generation > 0
-        left_live = begins and state.phase in (Phase.FORMING, Phase.AGREEING) and state != before
-        if self._current is None and left_live and isinstance(entry.event, _INTERRUPTIONS):
+        if self._current is None and interrupts(before, state) and isinstance(entry.event, INTERRUPTIONS):
             self._current = Recovery(detected=entry.at)
             self.recoveries.append(self._current)
         if (current := self._current) is None:
@@ -105,13 +103,20 @@ class Timeline:
         return current
 
 
-_INTERRUPTIONS = (
+INTERRUPTIONS = (
     ev.MachineLost,
     ev.CommunicationFailed,
     ev.ReplayFailed,
     ev.CheckpointDamaged,
     ev.DeadlinePassed,
 )
+"""What a recovery may begin with. Whatever else opens a generation is no loss."""
+
+
+def interrupts(before: State, state: State) -> bool:
+    """Whether one of these events, between two states, has interrupted the job."""
+    begins = before.phase in (Phase.LIVE, Phase.AGREEING, Phase.RECOVERING) and before.generation > 0
+    return begins and state.phase in (Phase.FORMING, Phase.AGREEING) and state != before
 
 
 def recoveries(entries: Iterable[Entry], began: State | None = None) -> list[Recovery]:

@@ -17,6 +17,7 @@ from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.part_files import LocalParts
+from swift_ft.checkpoint.recording_file import StoredRecording, clock_of_host
 from swift_ft.checkpoint.step_rollback import Rollback
 from swift_ft.checkpoint.store_claim import open_store
 from swift_ft.checkpoint.training_state import TrainingState
@@ -30,6 +31,7 @@ from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard, ProgressReader
+from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.worker_journal import journal_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.coordination.store_client import connect
@@ -80,6 +82,7 @@ from swift_ft.runtime.work_history import WorkHistory
 from swift_ft.runtime.work_sharing import new_layer_costs, new_rebalance, new_reshare
 from swift_ft.runtime.worker_records import WorkerRecords
 from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.spans import Recording, recorder
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.ddp import constructed
 from swift_ft.torch_adapters.distribution import communicate_again
@@ -124,11 +127,15 @@ class Assembly:
         self._costs: LayerCosts | None = None
         self._dealt: DealtBatches | None = None
         self._setup: dict[str, str] = {}
-        self._connect()
-        self._open_store()
+        recorder.lap("make the session")
+        with recorder.span("connect to the job"):
+            self._connect()
+        with recorder.span("open the store"):
+            self._open_store()
         self._keep()
         self._protect()
         self._participant.start(*self._listeners())
+        recorder.lap("script before its first step")
 
     def _connect(self) -> None:
         """What connects the worker to the job."""
@@ -153,7 +160,8 @@ class Assembly:
         )
         self._background = ThreadPoolExecutor(1, thread_name_prefix="swift-housekeeper")
         self._archiver = self._new_archiver()
-        self._participant = Participant(context, journal, self._progress, self._archiver)
+        self._trace = RecoveryTrace(by, self._write_recording, until_live=False)
+        self._participant = Participant(context, journal, self._progress, self._trace, self._archiver)
         self._group = GenerationGroup(
             self._rendezvous,
             rank=context.rank,
@@ -170,6 +178,21 @@ class Assembly:
         archived.note(0)
         archive = JournalArchive(self._store, self._context.run_id)
         return JournalArchiver(archive, self._background, archived.note)
+
+    def _write_recording(self, recording: Recording, generation: int) -> None:
+        context = self._context
+        self._records.write_recording(
+            StoredRecording(
+                run_id=context.run_id,
+                generation=generation,
+                by=f"worker {context.rank}",
+                rank=context.rank,
+                machine=context.machine,
+                slot=context.slot,
+                clock=clock_of_host(),
+                recording=recording,
+            )
+        )
 
     def _open_store(self) -> None:
         open_store(self._store, self._context, self._rendezvous)
@@ -445,6 +468,7 @@ class Assembly:
 
     def start(self) -> Iterations:
         """Become part of the job, once all is attached."""
+        recorder.lap("join the job")
         script_groups.complete()
         communicate_again()
         if constructed() > 1:
@@ -500,6 +524,7 @@ class Assembly:
             recovery_group=self._settings.recovery_groups[self._context.slot],
             status=self.status,
             participant=self._participant,
+            trace=self._trace,
             groups=self._groups,
             progress=self._progress,
             writer=self._writer,

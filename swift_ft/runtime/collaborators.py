@@ -13,6 +13,7 @@ from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.runtime.between import Between
 from swift_ft.runtime.checkpointing import Saver
 from swift_ft.runtime.commits import Commits
@@ -49,6 +50,7 @@ class Collaborators:
         recovery_group: the group of its machine; machines of one group recover together.
         status: of the worker's state.
         participant: its part in the job: events, orders, waits.
+        trace: ends the recording of a recovery.
         groups: the process groups of generations.
         progress: where it publishes what it does.
         writer: notes what its replacement needs, while training goes on.
@@ -84,6 +86,7 @@ class Collaborators:
     recovery_group: int
     status: WorkerStatus
     participant: Participant
+    trace: RecoveryTrace
     groups: Groups
     progress: ProgressBoard
     writer: BackgroundWriter

@@ -19,10 +19,18 @@ from swift_ft.recovery.plan import Plan, RecoveryMode, Task
 from swift_ft.recovery.timeline import lost_statistics
 from swift_ft.runtime.collaborators import Collaborators
 from swift_ft.runtime.report import failure_event, status_report
+from swift_ft.spans import recorder
 
 __all__ = ["Executor"]
 
 _logger = logging.getLogger(__name__)
+
+_WAITS_FOR = {
+    WorkerOrder.REPORT: "wait for a generation",
+    WorkerOrder.EXECUTE: "wait for the plan",
+    WorkerOrder.RUN: "wait until all are ready",
+}
+"""What an order ends: a span of a recovery's trace."""
 
 
 class Executor:
@@ -59,23 +67,35 @@ class Executor:
 
     def recover(self) -> None:
         """Follow orders until there is a step to run, live or in a replay."""
-        self._groups.leave_generation()
+        recorder.woke()
+        recorder.lap()
+        with recorder.span("leave the group"):
+            self._groups.leave_generation()
         hit(Point.LEAVE, self._status.iteration)
         has_step = False
         while not has_step:
+            began = recorder.now()
             order, state = self._participant.next_order()
+            recorder.add(_WAITS_FOR.get(order, ""), began)
             match order:
                 case WorkerOrder.REPORT:
-                    self._report(state)
+                    with recorder.span("report", generation=state.generation):
+                        self._report(state)
                 case WorkerOrder.EXECUTE:
-                    has_step = self._execute(state)
+                    with recorder.span("do the task"):
+                        has_step = self._execute(state)
+                    if has_step:
+                        recorder.lap("replay", begin=self._status.iteration)
                 case WorkerOrder.RUN:
-                    has_step = self._run(state)
+                    with recorder.span("go live"):
+                        has_step = self._run(state)
 
     def end_replay(self) -> None:
         """The state has reached the consensus iteration: go live with the others."""
         assert self._pipeline is not None
-        self._log.flush()
+        recorder.lap()
+        with recorder.span("flush the log"):
+            self._log.flush()
         self._pipeline.end_replay()
         self._groups.keep()
         self._ready(self._log.generation)
@@ -102,12 +122,15 @@ class Executor:
             self._repartition.settle(state)
         script = self._pipeline is not None and self._pipeline.script.logged
         if self._part_peers is not None:
-            self._part_peers.offer(state.round.asked_in)
-        self._log.seal_and_offer(state.round.asked_in, uploaded=self._replicas.attached or script)
+            with recorder.span("offer parts"):
+                self._part_peers.offer(state.round.asked_in)
+        with recorder.span("seal the log"):
+            self._log.seal_and_offer(state.round.asked_in, uploaded=self._replicas.attached or script)
         if self._pipeline is not None:
             self._pipeline.end_replay()
         self._progress.publish(self._status.iteration, "waiting")
-        self._writer.flush(self._context.config.report_timeout_s)  # a replacement reads what was noted
+        with recorder.span("flush notes"):  # a replacement reads what was noted
+            self._writer.flush(self._context.config.report_timeout_s)
         self._participant.append(
             status_report(
                 self._context,
@@ -140,10 +163,12 @@ class Executor:
                 if not self._repartition.move(state):
                     return False
             if task.load is not None:
-                self._load(state, task.load, task)
+                with recorder.span("load", iteration=task.load, memory=task.holder is not None):
+                    self._load(state, task.load, task)
                 self._status.parts_done = None  # a checkpoint comes after them
             self._status.iteration = task.begin
-            self._log.open(state.generation, since=state.checkpoints.log_since, begin=task.begin)
+            with recorder.span("open own log"):
+                self._log.open(state.generation, since=state.checkpoints.log_since, begin=task.begin)
             if task.begin < task.replay_until:
                 assert self._replays is not None
                 return self._replays.begin(state, task, shared)
@@ -156,7 +181,9 @@ class Executor:
 
     def _help(self, state: State, shared: ParallelReplay) -> None:
         assert self._replays is not None
-        if self._replays.help(state, shared, self._status.iteration):
+        with recorder.span("help", owners=shared.owners):
+            done = self._replays.help(state, shared, self._status.iteration)
+        if done:
             self._ready(state.generation)
 
     def _load(self, state: State, iteration: int, task: Task) -> None:
@@ -225,17 +252,21 @@ class Executor:
         elif self._repartition is not None:  # all that belongs here is about to come
             self._repartition.adopt(state)
         if task.undo:
-            self._undo(task)
+            with recorder.span("undo", parameters=len(task.undo)):
+                self._undo(task)
         if plan.parts_from is not None and self._status.iteration == plan.resume:
             self._between.go_back(plan.resume, plan.parts_from)
         if self._pipeline is not None:
-            self._pipeline.prepare(state, plan)
-        self._log.open(state.generation, since=state.checkpoints.log_since, begin=self._status.iteration)
+            with recorder.span("prepare the pipeline"):
+                self._pipeline.prepare(state, plan)
+        with recorder.span("open own log"):
+            self._log.open(state.generation, since=state.checkpoints.log_since, begin=self._status.iteration)
         self._dealt.follow(state.layouts.shares)
         hit(Point.JOIN, self._status.iteration)
         if not self._groups.enter(state.generation):
             return False
-        self._replicas.reset(plan.resume)
+        with recorder.span("reset replicas"):
+            self._replicas.reset(plan.resume)
         if (cause := self._communicate(state, plan, task)) is not None:
             self._groups.on_connection_broken(cause)
             return False
@@ -277,9 +308,11 @@ class Executor:
 
     def _communicate(self, state: State, plan: Plan, task: Task) -> str | None:
         """All that workers exchange before the first step. Returns why it was interrupted, or None."""
-        cause = self._state_sync.apply_transfers(plan)
+        with recorder.span("make replicas equal", transfers=len(plan.transfers)):
+            cause = self._state_sync.apply_transfers(plan)
         if cause is None and plan.mode == RecoveryMode.START:
             cause = self._profiler.measure()
         if cause is None and task.resend_from_log and self._pipeline is not None:
-            cause = self._pipeline.resend_from_log(state, plan)
+            with recorder.span("resend"):
+                cause = self._pipeline.resend_from_log(state, plan)
         return cause

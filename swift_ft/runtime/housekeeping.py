@@ -109,7 +109,8 @@ class Housekeeping:
                 per_machine, started_in = state.shape.workers_per_machine, state.membership.started_in
                 ranks = range(state.world_size)
                 of_ranks = {rank: started_in[rank // per_machine] for rank in ranks}
-                sweep_histories(self._folder.store, self._run_id, of_ranks)
+                machines = {*state.membership.slots, *state.membership.spares}
+                sweep_histories(self._folder.store, self._run_id, of_ranks, machines)
         except Exception as error:
             _logger.warning(
                 "Cleaning up after the last iteration failed: %s", error, extra={"event": "cleanup_failed"}

@@ -27,6 +27,7 @@ from swift_ft.runtime.link_meter import LinkMeter
 from swift_ft.runtime.report import failure_event
 from swift_ft.runtime.script_phases import Phase
 from swift_ft.runtime.stall_watch import StallWatch
+from swift_ft.spans import FIRST_ITERATION, recorder
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -58,6 +59,7 @@ class Iterations:
         self._own_s: deque[float] = deque(maxlen=_REMEMBERED)  # of the last iterations, without waits
         self._step_s: deque[float] = deque(maxlen=_REMEMBERED)  # with them
         self._next: int | None = None  # the iteration that is about to begin, or runs
+        self._began = 0  # when the last one began, by the clock of the trace
 
     @property
     def iteration(self) -> int:
@@ -101,6 +103,7 @@ class Iterations:
             _logger.info("parallel recovery is off: %s", reason, extra={"event": "parallel_recovery_off"})
         check_remade(self._c.completeness, rendezvous, self._rank)
         self._c.completeness.watch()
+        recorder.lap()
         self._executor.recover()
 
     def _archive_journal(self, store: Store) -> None:
@@ -171,9 +174,11 @@ class Iterations:
         alike = c.pipeline is not None and not c.replicas.attached and not c.sharded
         seed_step(self._seed, iteration, None if alike else self._rank)
         c.history.begin(c.log.generation, replaying=self.replaying)
+        self._began = recorder.now()
         if self.replaying:
             hit(Point.REPLAY, iteration)
         else:
+            recorder.lap(FIRST_ITERATION, iteration=iteration)  # the only one in a recording
             self._stalls.begin(iteration)
         until = c.replays.until if c.replays is not None else 0
         own_s = median(self._own_s) if len(self._own_s) == _REMEMBERED else None
@@ -204,8 +209,11 @@ class Iterations:
             own_s -= c.replicas.take_since_averages_s()
         own_s = max(0.0, own_s)
         if self.replaying:
+            recorder.add("replay an iteration", self._began, detail=True, iteration=self.iteration - 1)
             self._complete_replayed()
             return
+        if recorder.active:
+            c.trace.end(c.log.generation)
         self._own_s.append(own_s)
         self._step_s.append(stats.step_s)
         c.profiler.add(stats, c.pipeline.sent if c.pipeline is not None else None)
@@ -340,6 +348,12 @@ class Iterations:
         c = self._c
         c.between.check()
         self._stalls.pause()
+        pending, self._next = c.participant.state.layouts.pending, None
+        others_stop = pending is not None and pending.iteration == self.iteration
+        if not others_stop:
+            recorder.begin()  # the journal may not have the loss yet
+        recorder.woke()
+        recorder.lap("tear down")
         c.groups.abort()
         c.log.messages.interrupted()
         c.batches.interrupted()
@@ -357,8 +371,6 @@ class Iterations:
         if c.pipeline is not None:
             c.pipeline.reset()
         c.rollback.back()
-        pending, self._next = c.participant.state.layouts.pending, None
-        others_stop = pending is not None and pending.iteration == self.iteration
         if failure is None and others_stop and self._stop_for_layout():
             return
         if failure is not None:
@@ -375,6 +387,8 @@ class Iterations:
         if c.participant.generation_over(state):
             self._executor.recover()
             return False
+        if recorder.active:  # there was no iteration left to do
+            c.trace.end(state.generation)
         c.log.flush()
         c.history.write()
         c.saver.wait_for_part()

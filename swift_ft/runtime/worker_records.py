@@ -6,6 +6,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from swift_ft.checkpoint.recording_file import StoredRecording, write_recording
 from swift_ft.checkpoint.worker_history import WorkerHistory, write_history
 from swift_ft.checkpoint.worker_profile import write_profile
 from swift_ft.checkpoint.worker_record import WorkerRecord, write_record
@@ -18,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 class WorkerRecords:
-    """Writes the record of one worker, what it measured, and the history of its work.
+    """Writes the record of one worker, what it measured, the history of its work, and its part in recoveries.
 
     Args:
         store: of the run.
@@ -81,6 +82,23 @@ class WorkerRecords:
                     self._store.redacted(error),
                     extra={"event": "worker_history_not_written", "rank": self._rank},
                 )
+
+    def write_recording(self, stored: StoredRecording) -> None:
+        """Write soon what this process did in a recovery. Returns at once."""
+        self._background.submit(self._write_recording, stored)
+
+    def _write_recording(self, stored: StoredRecording) -> None:
+        try:
+            write_recording(self._store, stored)
+        except Exception as error:  # training needs none of it
+            _logger.warning(
+                "What worker %d did in a recovery could not be written to %s: %s. The trace of that recovery "
+                "is without it.",
+                self._rank,
+                self._store.url,
+                self._store.redacted(error),
+                extra={"event": "recording_not_written", "rank": self._rank},
+            )
 
     def write_profile(self, measured: Worker) -> None:
         """Write soon what the worker has measured. Returns at once."""

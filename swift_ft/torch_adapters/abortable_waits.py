@@ -19,6 +19,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
+from swift_ft.spans import recorder
+
 __all__ = ["AbortableWaits"]
 
 _GRACE_S = 0.5
@@ -81,7 +83,8 @@ class AbortableWaits:
             RuntimeError: as they do, or because they were aborted and do not end.
         """
         if works:
-            self.call_or_abort(functools.partial(wait_for_works, works))
+            with recorder.while_waiting():
+                self.call_or_abort(functools.partial(wait_for_works, works))
 
     def call_or_abort(
         self,

@@ -37,6 +37,7 @@ from torch.utils.hooks import RemovableHandle
 
 from swift_ft.errors import UnsupportedError, first_line
 from swift_ft.failpoints import Point, hit
+from swift_ft.spans import recorder
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
 from swift_ft.torch_adapters.fsdp import is_sharded
 from swift_ft.torch_adapters.wrappers import unwrapped_model
@@ -210,11 +211,15 @@ class DataParallelHook:
                 self._share_buffers()
             gradients = bucket.buffer()
             gradients.mul_(1.0 / self.group.size())
+            on_end = recorder.on_collective(recorder.now()) if recorder.active else None
             work = dist.all_reduce(gradients, group=self.group, async_op=True)
         except RuntimeError as error:
             self.broken = first_line(error)
             raise
-        return self._averaged(bucket, work.get_future())
+        future = work.get_future()
+        if on_end is not None:
+            future.add_done_callback(on_end)
+        return self._averaged(bucket, future)
 
     def _share_buffers(self) -> None:
         """Begin to send the first replica's buffers: who completes the iteration has them."""

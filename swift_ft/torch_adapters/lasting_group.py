@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from swift_ft.spans import recorder
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.script_operations import (
     ALIKE,
@@ -152,7 +153,8 @@ class LastingWork(dist.Work):
         if waits is None or not (self._on_host and in_training) or self._native.is_completed():
             ended = _wait(self._native, timeout)
         else:
-            waits.call_or_abort(partial(_wait, self._native, timeout))
+            with recorder.while_waiting():
+                waits.call_or_abort(partial(_wait, self._native, timeout))
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end()

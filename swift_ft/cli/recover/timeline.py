@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +14,15 @@ from swift_ft.cli.recover.progress import file_progress
 from swift_ft.cli.timeline.chart import in_words
 from swift_ft.cli.timeline.page import html_of
 from swift_ft.cli.timeline.picture import draw
-from swift_ft.cli.timeline.words import goodput_in_words, in_seconds, lost_in_words, outcome, place_in_words
+from swift_ft.cli.timeline.trace_events import trace_events
+from swift_ft.cli.timeline.words import (
+    goodput_in_words,
+    in_seconds,
+    lost_in_words,
+    outcome,
+    path_in_words,
+    place_in_words,
+)
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.errors import UsageError, first_line
 from swift_ft.offline.run_store import open_run_store
@@ -37,6 +46,13 @@ def _declare(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write a picture (.png, .svg or .pdf; needs swift-ft[plot]) or a report for a browser (.html)",
     )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write what each process did in the recoveries, span by span, in the format that Perfetto "
+        "(ui.perfetto.dev) and Chrome (about:tracing) open",
+    )
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
@@ -47,12 +63,16 @@ def _run(args: argparse.Namespace) -> ExitCode:
         timeline = run_timeline(open_run_store(args.store), args.run_id, on_file)
     if plot is not None:
         _write(timeline, plot)
+    if args.trace is not None:
+        traced = [report.traced for report in timeline.recoveries if report.traced is not None]
+        _write_text(args.trace, json.dumps(trace_events(traced)))
     if args.json:
         print_json(timeline.to_dict())
     else:
         _print(timeline)
-        if plot is not None:
-            print(f"{plot} is written")
+        for path in (plot, args.trace):
+            if path is not None:
+                print(f"{path} is written")
     return ExitCode.FINDINGS if timeline.problems else ExitCode.OK
 
 
@@ -60,9 +80,13 @@ def _write(timeline: RunTimeline, path: Path) -> None:
     if path.suffix != _PAGE:
         draw(timeline, path)
         return
+    _write_text(path, html_of(timeline, datetime.now(UTC)))
+
+
+def _write_text(path: Path, text: str) -> None:
     draft = path.with_name(f"{path.name}.tmp")
     try:
-        draft.write_text(html_of(timeline, datetime.now(UTC)), encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({first_line(error)}): give another place") from error
@@ -77,6 +101,10 @@ def _print(timeline: RunTimeline) -> None:
         console.print(_lost_time(timeline))
         if timeline.recoveries:
             console.print(_recoveries(timeline))
+            for report in timeline.recoveries:
+                if report.traced is not None and report.traced.path:
+                    line = path_in_words(report.traced.path)
+                    console.print(f"recovery {report.number} waited for: {line}", soft_wrap=True)
         console.print(_places(timeline, timeline.began))
         console.print(_work(timeline))
     for unknown in timeline.unknown:

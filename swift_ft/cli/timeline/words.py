@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from swift_ft.cli.narrate import counted
 from swift_ft.offline.lost_time import Cause
+from swift_ft.offline.recovery_spans import PathSegment
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.recovery.occupancy import Doing, Tenure
 from swift_ft.units import format_seconds
@@ -17,8 +18,13 @@ __all__ = [
     "in_seconds",
     "lost_in_words",
     "outcome",
+    "path_in_words",
     "place_in_words",
 ]
+
+_LONGEST = 4
+_WORTH_MS = 1.0
+"""What of a part of a recovery a line names: so many spans at most, and none that is shorter."""
 
 EXPLAINED: dict[Cause, str] = {
     Cause.STARTING: "until all workers had begun their first iteration",
@@ -72,6 +78,16 @@ def lost_in_words(report: RecoveryReport) -> str:
     if recovery.restored:
         said.append(f"replicas restored {_numbers(recovery.restored)}")
     return ", ".join(said)
+
+
+def path_in_words(path: Sequence[PathSegment]) -> str:
+    """What a recovery waited for, in one line: each part, who was last, and what that one did meanwhile."""
+    said = []
+    for part in path:
+        longest = sorted(part.spans.items(), key=lambda item: -item[1])[:_LONGEST]
+        spans = ", ".join(f"{name} {ms:.1f}" for name, ms in longest if ms >= _WORTH_MS)
+        said.append(f"{part.name} {part.ms:.1f} ms ({part.by}{f': {spans}' if spans else ''})")
+    return " > ".join(said)
 
 
 def place_in_words(timeline: RunTimeline, place: Tenure) -> str:

@@ -13,6 +13,7 @@ from swift_ft.logging.format.record import Direction, MessageKey, Record, Record
 from swift_ft.logging.format.segment import SegmentName, format_segment_name, gaps, parse_segment_name
 from swift_ft.logging.reading.prefetcher import Prefetcher
 from swift_ft.logging.reading.segment_provider import FetchStats, Opened, PeerSources, SegmentProvider
+from swift_ft.spans import recorder
 from swift_ft.storage.store import Store
 
 __all__ = ["LogReader"]
@@ -122,6 +123,10 @@ class LogReader:
             LogCorruptError: its payload does not match its checksum.
             DivergenceError: two copies of it differ.
         """
+        with recorder.span("read the log", detail=True, iteration=key.iteration):
+            return self._message(key)
+
+    def _message(self, key: MessageKey) -> Record:
         self._load_iteration(key.iteration)
         if key.iteration != self._prefetched_iteration:
             self._prefetch_messages(key.iteration)

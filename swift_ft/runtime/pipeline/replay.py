@@ -17,6 +17,7 @@ from swift_ft.recovery.plan import Task
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.spans import recorder
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 
 __all__ = ["Replays"]
@@ -73,7 +74,8 @@ class Replays:
             RecoveryError: if a log does not have what is needed.
         """
         self.replayed = 0
-        self._pipeline.begin_replay(state, task)
+        with recorder.span("open logs"):
+            self._pipeline.begin_replay(state, task)
         self.until = task.replay_until
         assert state.plan is not None
         self.parts_from = state.plan.parts_from
