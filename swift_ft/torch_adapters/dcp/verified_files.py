@@ -1,4 +1,8 @@
-"""The files of a part, opened for DCP if all their bytes are those that were written."""
+"""The files of a part, opened for DCP if all their bytes are those that were written.
+
+Private part used (tested on torch 2.13): ``torch.distributed.checkpoint._fsspec_filesystem.FileSystem``, with
+its ``create_stream``.
+"""
 
 from __future__ import annotations
 
