@@ -37,7 +37,8 @@ pipelining/schedule_order.py            a schedule's list of actions            
 pipelining/stage_metadata.py            the exchange of shapes                      test_pipelining.py
 ======================================  ==========================================  ==========================
 
-``dcp/errors.py``, ``layer_stack.py``, ``link_times.py``, ``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``,
-``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py`` and ``script_operations.py`` use public
-parts only. ``core/`` stands on the ground floor, because ``undo/`` and ``logging/`` use it.
+``dcp/errors.py``, ``layer_stack.py``, ``link_times.py``, ``pipelining/gradient_tree.py``,
+``pipelining/interceptor.py``, ``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py`` and
+``script_operations.py`` use public parts only. ``core/`` stands on the ground floor, because ``undo/`` and
+``logging/`` use it.
 """
