@@ -78,7 +78,7 @@ def test_a_machine_with_another_script_is_refused_and_the_job_goes_on(tmp_path: 
     other.write_text(BARE.read_text() + "# changed\n")
     flags = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"]
     launcher = [sys.executable, "-m", "swift_ft.cli.run", *flags, "--log-dir", str(tmp_path / "logs")]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "SWIFT_FT_TOKEN": "a secret of this job"}
     first = subprocess.Popen(
         [*launcher, str(BARE)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     )
