@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_ft.planning.layout.makespan import StageTime, makespan_ns
@@ -23,6 +23,7 @@ TIMES = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 90)), min_size=6, 
 
 
 @pytest.mark.parametrize(("schedule", "workers", "chunks"), SIZES)
+@settings(deadline=None)
 @given(times=TIMES)
 def test_with_a_machine_for_each_worker_it_is_the_makespan(
     schedule: Schedule, workers: int, chunks: int, times: list[tuple[int, int]]
@@ -36,6 +37,7 @@ def test_with_a_machine_for_each_worker_it_is_the_makespan(
 
 
 @pytest.mark.parametrize(("schedule", "workers", "chunks"), SIZES)
+@settings(deadline=None)
 @given(times=TIMES)
 def test_on_one_machine_it_is_the_sum(
     schedule: Schedule, workers: int, chunks: int, times: list[tuple[int, int]]
@@ -45,6 +47,7 @@ def test_on_one_machine_it_is_the_sum(
     assert shared_makespan_ns(stages, ["a"] * len(stages), 6, schedule, workers=workers) == total
 
 
+@settings(deadline=None)
 @given(times=TIMES)
 def test_between_the_two(times: list[tuple[int, int]]) -> None:
     stages = [StageTime(*one) for one in times]
