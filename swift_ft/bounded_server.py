@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
@@ -30,7 +31,7 @@ class Stranger:
     deadline: float
 
 
-class BoundedServer(ThreadingHTTPServer):
+class BoundedServer(ThreadingHTTPServer, ABC):
     """Answers requests in threads, until it is closed.
 
     Args:
@@ -134,6 +135,6 @@ class BoundedServer(ThreadingHTTPServer):
         if error is not None and not isinstance(error, OSError):
             self.log_failure(client_address, error)
 
+    @abstractmethod
     def log_failure(self, client_address: object, error: BaseException) -> None:
         """Log that a request could not be answered."""
-        raise NotImplementedError

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from swift_ft.checkpoint.store_claim import history_directory
-from swift_ft.errors import SwiftError
+from swift_ft.checkpoint.worker_history import read_sealed
 from swift_ft.spans import Recording, Span
-from swift_ft.storage.digest import sealed, unsealed
+from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 
 __all__ = [
@@ -84,11 +84,7 @@ def read_recording(store: Store, run_id: str, name: str) -> StoredRecording:
     Raises:
         SwiftError: it is not what was written, or it is gone.
     """
-    path = f"{history_directory(run_id)}/{name}"
-    found = store.read_json(path)
-    content = unsealed(found) if found is not None else None
-    if content is None:
-        raise SwiftError(f"the file {path} does not match its digest", path=path)
+    content = read_sealed(store, run_id, name)
     recorded: dict[str, Any] = content["recording"]
     recording = Recording(
         **{

@@ -41,6 +41,7 @@ __all__ = [
     "log_directory",
     "open_store",
     "read_record",
+    "store_of_run",
     "tidy_store",
 ]
 
@@ -155,6 +156,20 @@ def claim_store(
         rendezvous.set(CLAIMED, json.dumps({"checkpoints": checkpoints}))
     store.anchor(RECORD)
     return checkpoints
+
+
+def store_of_run(url: str, run_id: str, patience_s: float) -> Store | None:
+    """A run's store, for what is not one of its workers; None if it was deleted, or is another run's by now.
+
+    Raises:
+        Exception: what the store's client raises.
+    """
+    store = Store(url, patience_s=patience_s)
+    record = store.read_json(RECORD)
+    if record is None or record["run_id"] != run_id:
+        return None
+    store.anchor(RECORD)
+    return store
 
 
 def tidy_store(store: Store) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "WorkerHistory",
     "history_names",
     "read_history",
+    "read_sealed",
     "sweep_histories",
     "write_history",
 ]
@@ -100,13 +101,23 @@ def read_history(store: Store, run_id: str, name: str) -> WorkerHistory:
     Raises:
         SwiftError: it is not what was written, or it is gone.
     """
+    content = read_sealed(store, run_id, name)
+    works = tuple(GenerationWork(**_known(data)) for data in content["generations"])
+    return WorkerHistory(content["run_id"], content["rank"], content["started_in"], works)
+
+
+def read_sealed(store: Store, run_id: str, name: str) -> dict[str, Any]:
+    """What a process of a run wrote into one of its files, with a digest.
+
+    Raises:
+        SwiftError: it is not what was written, or it is gone.
+    """
     path = f"{history_directory(run_id)}/{name}"
     found = store.read_json(path)
     content = unsealed(found) if found is not None else None
     if content is None:
         raise SwiftError(f"the file {path} does not match its digest", path=path)
-    works = tuple(GenerationWork(**_known(data)) for data in content["generations"])
-    return WorkerHistory(content["run_id"], content["rank"], content["started_in"], works)
+    return content
 
 
 def sweep_histories(

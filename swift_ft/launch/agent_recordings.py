@@ -12,10 +12,9 @@ from collections import deque
 from collections.abc import Callable
 
 from swift_ft.checkpoint.recording_file import StoredRecording, clock_of_host, write_recording
-from swift_ft.checkpoint.store_claim import RECORD
+from swift_ft.checkpoint.store_claim import store_of_run
 from swift_ft.errors import first_line
 from swift_ft.spans import Recording
-from swift_ft.storage.store import Store
 from swift_ft.waits import waiting
 
 __all__ = ["AgentRecordings"]
@@ -84,12 +83,8 @@ class AgentRecordings:
                     return
                 url, stored = self._url, self._waiting.popleft()
             try:
-                store = Store(url, patience_s=_PATIENCE_S)
-                record = store.read_json(RECORD)
-                if record is None or record["run_id"] != self._run_id:  # deleted, or another run has it
-                    continue
-                store.anchor(RECORD)
-                write_recording(store, stored)
+                if (store := store_of_run(url, self._run_id, _PATIENCE_S)) is not None:
+                    write_recording(store, stored)
             except Exception as error:  # no recovery needs it
                 _logger.warning(
                     "What this machine's agent did in a recovery could not be written: %s. The trace of that "

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swift_ft.checkpoint.store_claim import RECORD
+from swift_ft.checkpoint.store_claim import store_of_run
 from swift_ft.coordination.archive import JournalArchive, end_of
 from swift_ft.errors import first_line
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import State
-from swift_ft.storage.store import TEMPORARY_SUFFIX, Store
+from swift_ft.storage.store import TEMPORARY_SUFFIX
 
 __all__ = ["RunEnd"]
 
@@ -98,11 +98,9 @@ class RunEnd:
         if not self._store:
             return
         try:
-            store = Store(self._store, patience_s=limit_s)
-            record = store.read_json(RECORD)
-            if record is None or record["run_id"] != self._run_id:  # it was deleted, or another run has it
+            store = store_of_run(self._store, self._run_id, limit_s)
+            if store is None:
                 return
-            store.anchor(RECORD)
             archive = JournalArchive(store, self._run_id)
             end = end_of(archive.spans())
             with self._lock:

@@ -15,17 +15,7 @@ from swift_ft.recovery.orders import WorkerOrder, worker_order
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.values import replace
 from swift_ft.testing.simulation import JobKind, Violation, process, simulate
-from tests.support.simulation import run_seeds
-
-SHAPES = {
-    JobKind.PIPELINE: (4, 1),
-    JobKind.ADJACENT: (5, 1),
-    JobKind.REPLICATED: (3, 1),
-    JobKind.STAGED: (4, 1),
-    JobKind.MEMORY: (4, 1),
-    JobKind.LAYERED: (4, 1),
-    JobKind.PIPELINES: (4, 1),
-}
+from tests.support.simulation import SHAPES, run_seeds
 
 
 @pytest.mark.parametrize("heads", [False, True], ids=["alone", "with heads"])

@@ -12,18 +12,8 @@ import pytest
 
 from swift_ft.recovery.job_state import Phase
 from swift_ft.testing.simulation import JobKind, simulate
-from tests.support.simulation import run_seeds
+from tests.support.simulation import SHAPES, run_seeds
 
-SHAPES = {
-    JobKind.PIPELINE: (4, 1),
-    JobKind.ADJACENT: (5, 1),
-    JobKind.REPLICATED: (3, 1),
-    JobKind.STAGED: (4, 1),
-    JobKind.MEMORY: (4, 1),
-    JobKind.LAYERED: (4, 1),
-    JobKind.PIPELINES: (4, 1),
-}
-"""All but those without a session, whose workers tell nothing."""
 WHAT_HEADS_DO = (
     "a head stalled",
     "a head woke up",

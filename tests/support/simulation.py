@@ -10,6 +10,17 @@ from swift_ft.testing.simulation import JobKind, simulate
 OF_OTHER_JOBS = frozenset({RecoveryMode.MEMORY, RecoveryMode.LAYOUT})
 """Ways that only jobs with copies, or with layers that move, can take."""
 
+SHAPES = {
+    JobKind.PIPELINE: (4, 1),
+    JobKind.ADJACENT: (5, 1),
+    JobKind.REPLICATED: (3, 1),
+    JobKind.STAGED: (4, 1),
+    JobKind.MEMORY: (4, 1),
+    JobKind.LAYERED: (4, 1),
+    JobKind.PIPELINES: (4, 1),
+}
+"""Machines, and workers of each: of all jobs but those without a session, whose workers tell nothing."""
+
 
 def run_seeds(
     kind: JobKind, machines: int, workers: int, seeds: int, first_seed: int = 0, *, heads: bool = False

@@ -1,7 +1,7 @@
 """The runs that a cluster of etcd holds, and how those that have ended are deleted.
 
 Nothing of a run is deleted by itself: a machine that was frozen at the end still reads in the journal that it
-has ended, and so does whoever looks at it.
+has ended, and so does anyone who looks at it.
 """
 
 from __future__ import annotations
