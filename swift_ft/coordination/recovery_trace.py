@@ -44,6 +44,7 @@ class RecoveryTrace:
         self._started = False
         self._losses: list[tuple[Entry, tuple[int, int]]] = []  # in this block, and when they were seen
         self._recovers = own.active  # a replacement is started in a recovery
+        self._lost_in = 0  # the generation that the newest loss ended
 
     def start(self) -> None:
         """The journal thread is about to start. What was read until now is history."""
@@ -62,6 +63,7 @@ class RecoveryTrace:
         if losses and interrupts(before, after):
             if before.phase == Phase.LIVE:
                 self.end(before.generation)  # its first iteration did not complete
+            self._lost_in = before.generation
             self._recorder.begin(losses[0][1][0])
             self._recovers = True
         elif losses and not self._recovers and after.phase == Phase.LIVE:
@@ -91,9 +93,10 @@ class RecoveryTrace:
     def end(self, generation: int) -> None:
         """All that was recorded belongs to the recovery after which this generation went live.
 
-        From any thread; a recording is given away once.
+        From any thread; a recording is given away once. A worker may complete the iteration that it is in
+        when the journal has a loss already: that is the end of no recovery.
         """
-        if not self._recovers:
+        if not self._recovers or generation <= self._lost_in:
             return
         recording = self._recorder.take()
         if recording is not None:

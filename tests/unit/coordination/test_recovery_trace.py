@@ -89,6 +89,19 @@ def test_a_worker_records_until_its_first_iteration() -> None:
     assert not process.recorder.active
 
 
+def test_an_iteration_that_the_loss_did_not_interrupt_ends_no_recording() -> None:
+    process = live()
+    process.follow(RECOVERED[LOSS])
+    process.trace.end(1)  # nobody waits for the lost one in it
+    assert (process.recorder.active, process.written) == (True, [])
+    for event in RECOVERED[LOSS + 1 :]:
+        process.follow(event)
+    process.trace.end(2)
+    ((recording, generation),) = process.written
+    assert generation == 2
+    assert LOSS in seen_in(recording)
+
+
 def test_what_it_appended_is_not_later_than_what_it_saw() -> None:
     process = live()
     process.recorder.begin()  # its connections broke before the journal had the loss
