@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from swift_ft.checkpoint.store_claim import RECORD
+from swift_ft.checkpoint.worker_history import read_history
 from swift_ft.spans import FIRST_ITERATION
+from swift_ft.storage.store import Store
 from tests.support.cluster import EXAMPLES, ClusterRun, assert_identical, recover, run_cluster, training
 from tests.support.trace_events import assert_is_trace
 
@@ -24,7 +27,7 @@ CLOSE = 0.1
 """Milliseconds: as close as a process can read its two clocks."""
 
 GOES_LIVE = ("go live", "wait for members", "connect", FIRST_ITERATION, "first collective")
-SURVIVES = ("wake", "tear down", "report", "seal the log", "append", "wait until all are ready", *GOES_LIVE)
+SURVIVES = ("wake", "report", "seal the log", "append", "wait until all are ready", *GOES_LIVE)
 REPLACES = (
     *("be forked", "script before its session", "make the session", "join the job", "report"),
     *("wait until all are ready", *GOES_LIVE),
@@ -75,6 +78,8 @@ def assert_whole(run: ClusterRun, replaced: int, machines: int) -> dict[str, Any
         spans = of(trace, f"worker {rank}")
         names = REPLACES if rank == replaced else SURVIVES
         assert {*names} <= spans.keys(), rank
+        # Who is an iteration behind when the loss is known completes it, and tears nothing down.
+        assert ("tear down" in spans) == (rank != replaced and was_interrupted(run, rank)), rank
         assert_in_order(spans, ("report", "wait until all are ready", "go live", FIRST_ITERATION))
         live = spans["go live"][-1]
         assert all(live[0] <= begin <= end <= live[1] for begin, end in [spans["connect"][-1]])
@@ -88,6 +93,15 @@ def assert_whole(run: ClusterRun, replaced: int, machines: int) -> dict[str, Any
     assert_path(trace, killed)
     assert all(part["name"] in recovery["path"] for part in trace["path"])
     return trace
+
+
+def was_interrupted(run: ClusterRun, rank: int) -> bool:
+    """Whether a worker's first process says that the loss interrupted an iteration of it."""
+    store = Store(str(run.store))
+    record = store.read_json(RECORD)
+    assert record is not None
+    (first, *_) = read_history(store, record["run_id"], f"rank-{rank:05d}.g0001.json").generations
+    return first.interrupted is not None
 
 
 def assert_path(trace: dict[str, Any], killed: float) -> None:
