@@ -20,6 +20,11 @@ from tests.support.waiting import free_port, wait_until
 MACHINES = 2
 
 
+def pod_ip(number: int) -> str:
+    """Where the kubelet asks, too."""
+    return f"127.0.0.{2 + number}"
+
+
 class Pods:
     """Two machines and a spare, with the rendezvous store that the Deployment would run."""
 
@@ -55,7 +60,7 @@ class Pods:
             WORKERS="1",
             RUN="run7",
             STAY="yes",
-            POD_IP=f"127.0.0.{2 + number}",
+            POD_IP=pod_ip(number),
             STATE=str(state),
             RENDEZVOUS=f"127.0.0.1:{self._store_port}",
             METRICS_PORT=str(self.metrics[number]),
@@ -79,7 +84,7 @@ class Pods:
         """What a probe gets; empty if there is no answer."""
         try:
             with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.metrics[number]}/healthz", timeout=10
+                f"http://{pod_ip(number)}:{self.metrics[number]}/healthz", timeout=10
             ) as answer:
                 return str(answer.read().decode()).strip()
         except OSError:
