@@ -1,7 +1,8 @@
 """The same failure under swift-run, with a replay, and under torchrun, with a DCP checkpoint.
 
-A machine gets SIGKILL in the middle of an iteration's forward. The times are read from outside: for swift-run
-from its journal and the workers' progress, for torchrun from the trace of ``train_plain.py``.
+A machine gets SIGKILL in the middle of an iteration's forward. The times are what processes recorded: for
+swift-run the recovery's trace in its report and the work of each worker in the store, for torchrun the trace
+of ``train_plain.py``.
 """
 
 from __future__ import annotations
@@ -9,19 +10,24 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from examples.commands import EXAMPLES, CommandError, check, finished, started, swift_run, torchrun
+from swift_ft.checkpoint.store_claim import RECORD
+from swift_ft.checkpoint.worker_history import GenerationWork, history_names, read_history
 from swift_ft.cli.watch import Progress, View, Watch
+from swift_ft.spans import FIRST_ITERATION
+from swift_ft.storage.store import Store
 from swift_ft.store_address import StoreAddress
 
 Show = Callable[[Watch, Callable[[], bool]], None]
 """Polls the watch, and may show the run, until the run ends."""
 ProgressLog = list[tuple[int, Progress]]
-"""The progress that each rank reported, in order of time."""
+"""The progress that each rank reported, in order of time: at most once a second, so not each iteration."""
+Works = tuple[GenerationWork, ...]
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,8 @@ class SwiftOutcome:
         loaded: when the replacement had its checkpoint and began to replay.
         live: when the last worker began the interrupted iteration again.
         done: when the last worker had completed it.
-        bytes_logged: by rank, as each worker reported at its end.
-        iteration_s: mean time of an iteration before the kill, without the first one.
+        bytes_logged: by rank, by the process that was its last.
+        iteration_s: mean time of worker 0's iterations before the kill.
         progress: what the workers reported, by rank.
     """
 
@@ -125,7 +131,7 @@ def swift(
     """
     inject = failure.fault if kill else ""
     report, progress = train(failure, iterations, folder, inject=inject, show=show, env=env)
-    return _outcome(failure, report, progress)
+    return _outcome(failure, report, progress, Store(str(folder / "store")))
 
 
 def train(
@@ -187,41 +193,48 @@ def _poll(watch: Watch, running: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def _outcome(failure: Failure, report: dict[str, Any], progress: ProgressLog) -> SwiftOutcome:
+def _outcome(failure: Failure, report: dict[str, Any], progress: ProgressLog, store: Store) -> SwiftOutcome:
     outcome = SwiftOutcome(report["recoveries"], progress=progress)
-    outcome.bytes_logged = {rank: p.bytes_logged for rank, p in progress if p.bytes_logged is not None}
+    first, last = _works(store, failure.machines)
+    outcome.bytes_logged = {rank: sum(work.log_bytes for work in works) for rank, works in last.items()}
     faults = [entry["at"] for entry in report["events"] if entry["event"] == "FaultInjected"]
-    if not faults or not outcome.recoveries or outcome.recoveries[0]["replayed"] is None:
+    if not faults or not outcome.recoveries or (trace := outcome.recoveries[0]["trace"]) is None:
         return outcome
     outcome.killed = faults[0]
-    after = [(rank, p) for rank, p in progress if p.at > outcome.recoveries[0]["detected"]]
-    outcome.loaded = min((p.at for rank, p in after if p.mode == "replay"), default=None)
-    ranks = range(failure.machines)
-    interrupted = failure.kill_iteration
-    begins = [
-        _first(p.at for rank, p in progress if rank == 0 and p.mode == "live" and p.iteration == i)
-        for i in (1, interrupted)
-    ]
-    if begins[0] is not None and begins[1] is not None:
-        outcome.iteration_s = (begins[1] - begins[0]) / (interrupted - 1)
-    outcome.live = _last(
-        _first(p.at for r, p in after if r == rank and p.mode == "live" and p.iteration >= interrupted)
-        for rank in ranks
-    )
-    outcome.done = _last(
-        _first(p.at for r, p in after if r == rank and p.iteration > interrupted) for rank in ranks
-    )
+    before = first[0][0]
+    if before.began is not None and before.interrupted is not None and before.steps:
+        outcome.iteration_s = (before.interrupted - before.began) / before.steps
+    replays = [began for rank, began, _ in _spans(trace, "replay") if rank == failure.machine]
+    iterations = [*_spans(trace, FIRST_ITERATION)]
+    if replays and not trace["missing"] and len(iterations) == failure.machines:
+        outcome.loaded = replays[-1]
+        outcome.live = max(began for _, began, _ in iterations)
+        outcome.done = max(ended for _, _, ended in iterations)
     return outcome
 
 
-def _first(times: Iterable[float]) -> float | None:
-    return min(times, default=None)
+def _works(store: Store, workers: int) -> tuple[dict[int, Works], dict[int, Works]]:
+    """By rank, what its first process did in each generation, and what its last one did."""
+    record = store.read_json(RECORD)
+    if record is None:
+        raise CommandError(f"{store.url} belongs to no run")
+    run_id = record["run_id"]
+    histories = [read_history(store, run_id, name) for name in history_names(store, run_id)]
+    histories.sort(key=lambda history: history.started_in)
+    last = {history.rank: history.generations for history in histories}
+    first = {history.rank: history.generations for history in reversed(histories)}
+    if {*last} != {*range(workers)}:
+        raise CommandError(f"{store.url} tells of the work of workers {sorted(last)} only")
+    return first, last
 
 
-def _last(times: Iterable[float | None]) -> float | None:
-    """The last of all ranks' times; None if one of them has none."""
-    known = list(times)
-    return None if None in known else max(at for at in known if at is not None)
+def _spans(trace: Mapping[str, Any], name: str) -> Iterator[tuple[int, float, float]]:
+    """Of workers, the spans of that name: the rank, when it began, and when it ended, in Unix seconds."""
+    for one in trace["participants"]:
+        for span in one["spans"]:
+            if one["rank"] is not None and span["name"] == name:
+                began = trace["zero"] + span["began_ms"] / 1e3
+                yield one["rank"], began, began + span["ms"] / 1e3
 
 
 # ------------------------------------------------------------------------------------------------- torchrun

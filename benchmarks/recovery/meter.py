@@ -29,12 +29,10 @@ class Reading:
 class Meter:
     """Watches a run (:data:`examples.disturbed.Show`), and reads its use at the steps of the recovery.
 
-    Args:
-        owner: rank of the worker that is lost.
+    These are *detected*, *planned* (all have reported; loading and the replay follow), and *replayed*.
     """
 
-    def __init__(self, owner: int) -> None:
-        self._owner = owner
+    def __init__(self) -> None:
         self._readings: dict[str, Reading] = {}
 
     def __call__(self, watch: Watch, running: Callable[[], bool]) -> None:
@@ -51,9 +49,8 @@ class Meter:
         """The step that was taken since the last reading."""
         if "detected" not in self._readings:
             return "detected" if view.state.generation > 1 else None
-        if "loaded" not in self._readings:
-            progress = view.progress.get(self._owner)
-            return "loaded" if progress is not None and progress.mode == "replay" else None
+        if "planned" not in self._readings:
+            return "planned" if view.state.phase in (Phase.RECOVERING, Phase.LIVE) else None
         if "replayed" not in self._readings:
             return "replayed" if view.state.phase == Phase.LIVE else None
         return None
@@ -69,7 +66,7 @@ class Meter:
         Pages of files that it has mapped count.
         """
         before = self._readings["detected"].peak_bytes
-        later = [self._readings[step].peak_bytes for step in ("loaded", "replayed")]
+        later = [self._readings[step].peak_bytes for step in ("planned", "replayed")]
         grown = [
             max(reading.get(pid, 0) for reading in later) - peak
             for pid, peak in before.items()

@@ -234,7 +234,7 @@ def measure(variant: Variant, failure: Failure, reference: dict[str, torch.Tenso
         CommandError: if that was no replay with as many helpers as were asked for.
     """
     with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
-        folder, meter = Path(name), Meter(failure.machine)
+        folder, meter = Path(name), Meter()
         iterations = failure.kill_iteration + AFTER
         outcome = swift(variant.apply(failure), iterations, folder / "swift", show=meter)
         if not outcome.replayed or len(outcome.recoveries[0]["helpers"]) != variant.helpers:
@@ -247,14 +247,14 @@ def measure(variant: Variant, failure: Failure, reference: dict[str, torch.Tenso
             pure_compute(failure, failure.distance, folder, variant.members) if variant.helpers else pure
         )
     recovery, steps = outcome.recoveries[0], outcome.timeline()
-    in_replay, in_recovery = meter.spent("loaded"), meter.spent("detected")
+    in_replay, in_recovery = meter.spent("planned"), meter.spent("detected")
     return Run(
         replay_s=steps["replayed"] - steps["loaded"],
         recovery_s=recovery["live"] - recovery["detected"],
         cpu_s=sum(in_replay.values()),
         recovery_cpu_s=sum(in_recovery.values()),
         busiest_s=max(in_replay.values()),
-        sent_bytes=meter.sent_bytes("loaded"),
+        sent_bytes=meter.sent_bytes("planned"),
         pure_s=pure.wall_s,
         pure_cpu_s=together.cpu_s,
         identical=found.keys() == reference.keys()

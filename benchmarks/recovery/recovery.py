@@ -122,7 +122,7 @@ def measure(distance: int) -> tuple[dict[str, float], list[MeasuredRecovery]]:
         replayed = sum(alone.recoveries[0]["replayed_iterations"].values())
         pure_s = pure_compute(failure, replayed, folder).wall_s
         torchrun = plain(failure, folder / "torchrun")
-        meter = Meter(failure.machine)
+        meter = Meter()
         helped = _replayed(failure, folder / "helped", meter)
     ordinary = torchrun.timeline()
     steps = alone.timeline()
