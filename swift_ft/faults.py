@@ -17,6 +17,7 @@ __all__ = ["Action", "Fault", "Point", "check_faults", "fail_at", "parse_faults"
 
 
 _ANY = "any"
+_NUMBERS = ("microbatch", "bucket", "committed")
 
 
 class Action(StrEnum):
@@ -55,6 +56,8 @@ class Fault:
         point: where in the iteration.
         microbatch: for ``forward`` and ``backward``: before which microbatch; None for the first one.
         bucket: for points of a bucket of gradients or of a transfer: which bucket; None for the first one.
+        committed: the target waits at the point until the checkpoint of this iteration, or a later one, is
+            committed, so that what the fault costs does not depend on how fast the store is; None: no wait.
     """
 
     action: Action
@@ -64,6 +67,7 @@ class Fault:
     point: Point = Point.BETWEEN
     microbatch: int | None = None
     bucket: int | None = None
+    committed: int | None = None
 
     @property
     def part(self) -> int | None:
@@ -74,7 +78,7 @@ class Fault:
         """The text that :func:`parse_faults` reads."""
         iteration = _ANY if self.iteration is None else self.iteration
         text = f"{self.action} {self.target}={self.index} iteration={iteration} point={self.point}"
-        for name in ("microbatch", "bucket"):
+        for name in _NUMBERS:
             if (number := getattr(self, name)) is not None:
                 text += f" {name}={number}"
         return text
@@ -88,13 +92,14 @@ def fail_at(
     point: str = "forward",
     microbatch: int | None = None,
     bucket: int | None = None,
+    committed: int | None = None,
     action: str = "kill",
 ) -> Fault:
     """A fault, in words: ``fail_at(machine=1, iteration=8, point="forward", microbatch=3)``."""
     target, index = (Target.MACHINE, machine) if worker is None else (Target.WORKER, worker)
     if index is None:
         raise UsageError("A fault needs a machine or a worker.")
-    return Fault(Action(action), target, index, iteration, Point(point), microbatch, bucket)
+    return Fault(Action(action), target, index, iteration, Point(point), microbatch, bucket, committed)
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
@@ -143,8 +148,7 @@ def _parse_one(text: str) -> Fault:
             int(facts.pop(target)),
             _iteration(facts.pop("iteration")),
             Point(_known(Point, facts.pop("point", Point.BETWEEN), "point")),
-            int(facts.pop("microbatch")) if "microbatch" in facts else None,
-            int(facts.pop("bucket")) if "bucket" in facts else None,
+            **{name: int(facts.pop(name)) for name in _NUMBERS if name in facts},
         )
         if facts:
             raise ValueError(f"unknown word {next(iter(facts))!r}")  # noqa: TRY301  (handled below, with all others)

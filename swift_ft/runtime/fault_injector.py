@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ from swift_ft.errors import SwiftError
 from swift_ft.failpoints import Point, hit, listen
 from swift_ft.faults import Action, Fault, Target, parse_faults
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.collaborators import Collaborators
 
 __all__ = ["FaultInjector", "InjectedError", "inject_faults"]
@@ -29,6 +31,10 @@ _LIVE_ONLY = {
     Point.TRANSFER,
 }
 """Points that a replay passes once more: a fault there is meant for the original."""
+
+
+_COMMIT_S = 20.0
+logger = logging.getLogger(__name__)
 
 
 class InjectedError(Exception):
@@ -71,8 +77,20 @@ class FaultInjector:
             if fault.part is not None and fault.part != part:
                 continue
             self._faults.remove(fault)
+            if fault.committed is not None:
+                self._wait_for_commit(fault.committed)
             if self._announce(str(fault)):
                 self._strike(fault)
+
+    def _wait_for_commit(self, iteration: int) -> None:
+        """The fault strikes all the same if there is none in time: the store may be lost on purpose, too."""
+
+        def over(state: State) -> bool:
+            newest = state.checkpoints.committed
+            return (newest is not None and newest >= iteration) or state.phase != Phase.LIVE
+
+        if self._participant.wait_for(over, _COMMIT_S) is None:
+            logger.warning("no checkpoint of iteration %d is committed: the fault strikes now", iteration)
 
     def _announce(self, fault: str) -> bool:
         """Record the fault in the journal; False if it happened before, or cannot be recorded."""

@@ -10,7 +10,6 @@ class TestMyLog(BlockLogConformanceTests):
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -107,8 +106,10 @@ class BlockLogConformanceTests:
 
     def test_reading_waits_for_a_block(self, log: BlockLog, open_log: Callable[[], BlockLog]) -> None:
         writer = open_log()
-        threading.Thread(target=writer.append, args=("text", "name"), daemon=True).start()
-        assert _text(log.read(0, _LONG_S)) == "text"
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(writer.append, "text", "name")
+            assert _text(log.read(0, _LONG_S)) == "text"
+            writing.result(_LONG_S)
 
     def test_a_wait_ends_at_its_deadline(self, log: BlockLog) -> None:
         began = time.monotonic()

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from swift_ft.faults import Fault, Point, parse_faults
 from swift_ft.recovery.events import event_from_dict
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan
@@ -32,6 +33,8 @@ SLOW_UNTIL_TOLD = KILLS_OTHERS.with_name("slow_until_told.py")
 SMALL = ["--layers=8", "--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--microbatches=8"]
 ITERATIONS = 8
 CHECKPOINT_EVERY = 3
+LIVE_POINTS = {Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER, Point.BETWEEN}
+"""Where a fault waits for the checkpoint before it. Points of a recovery do not wait."""
 DEADLINE_S = 150
 
 
@@ -118,14 +121,28 @@ def command(
     flags: list[str] | None = None,
     script: list[str] | None = None,
 ) -> list[str]:
-    """The command line of one run."""
+    """The command line of one run. A fault strikes once the checkpoint before it is committed."""
+    options = script if script is not None else training(folder)
     launcher = [sys.executable, "-m", "swift_ft.cli.run", "--standalone", "--machines", str(machines)]
     launcher += ["--spares", "1"]
     launcher += ["--log-dir", str(folder / "logs"), "--events-out", str(folder / "events.json")]
     # A killed process is noticed at once. What is only silent on a busy machine shall not count as lost.
     launcher += ["--heartbeat-timeout", "10", "--machine-silence", "10"]
-    launcher += ["--inject", inject, "--helpers", "0", *(flags or [])]
-    return launcher + (script if script is not None else training(folder))
+    launcher += ["--inject", _after_commit(inject, options), "--helpers", "0", *(flags or [])]
+    return launcher + options
+
+
+def _after_commit(inject: str, options: Sequence[str]) -> str:
+    """These faults, each after the checkpoint that a user would expect by then, however slow the disk is."""
+    if "--checkpoint-every" not in options:
+        return inject
+    every = int(options[len(options) - options[::-1].index("--checkpoint-every")])  # the last one counts
+    return "; ".join(str(_after_checkpoint(fault, every)) for fault in parse_faults(inject))
+
+
+def _after_checkpoint(fault: Fault, every: int) -> Fault:
+    newest = ((fault.iteration or 0) - 1) // every * every
+    return replace(fault, committed=newest) if newest > 0 and fault.point in LIVE_POINTS else fault
 
 
 def run_cluster(
@@ -139,7 +156,8 @@ def run_cluster(
     """Runs to the end, and checks that no process (hence no port) and no temporary file is left."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix="swift-"))  # a short path: loaders have sockets there
-    full = [*command(folder, inject=inject, machines=machines, flags=flags, script=script), *args]
+    whole = [*(script if script is not None else training(folder)), *args]
+    full = command(folder, inject=inject, machines=machines, flags=flags, script=whole)
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

@@ -36,8 +36,8 @@ class Hosts:
         return self.start_command(name, self.module, *flags, *more, *self.script)
 
     def start_command(self, name: str, module: str, *arguments: str) -> subprocess.Popen[str]:
-        """Any command of the package, as a process of this run."""
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "SWIFT_TEST_FOLDER": str(self.folder)}
+        """Any command of the package, as a process of this run; it prints all, also where ``CI`` is set."""
+        env = {**os.environ, "CI": "", "OMP_NUM_THREADS": "1", "SWIFT_TEST_FOLDER": str(self.folder)}
         with (self.folder / f"{name}.txt").open("w") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],

@@ -152,6 +152,9 @@ def test_faults_read_what_they_print() -> None:
     assert both[0] == fault
     assert isinstance(both[1], Fault)
     assert parse_faults(" ; ".join(map(str, both))) == both
+    (late,) = parse_faults(f"{text} committed=45")
+    assert late == fail_at(machine=1, iteration=47, point="forward", microbatch=3, committed=45)
+    assert str(late) == f"{text} committed=45"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ import torch
 from swift_ft import failpoints
 from swift_ft.failpoints import Point, hit
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase
 from swift_ft.runtime.fault_injector import InjectedError, inject_faults
 from swift_ft.runtime.worker_status import WorkerStatus
 
@@ -85,3 +86,32 @@ def test_the_end_of_an_optimizers_step_is_a_point() -> None:
     worker = Worker("raise worker=2 iteration=5 point=optimizer")
     with pytest.raises(InjectedError, match="point=optimizer"):
         worker.optimizer.step()
+
+
+@pytest.mark.parametrize(("newest", "phase"), [(3, Phase.LIVE), (6, Phase.LIVE), (None, Phase.AGREEING)])
+def test_a_fault_waits_for_a_checkpoint(newest: int | None, phase: Phase) -> None:
+    """Or until another loss interrupts what it would interrupt."""
+    worker = Worker("break worker=2 iteration=5 point=forward committed=3")
+    asked: list[Callable[[Any], bool]] = []
+
+    def wait_for(condition: Callable[[Any], bool], timeout_s: float) -> object:
+        assert not worker.journal
+        asked.append(condition)
+        return worker.state
+
+    worker.participant.wait_for = wait_for
+    hit(Point.FORWARD, 5, 0)
+    (condition,) = asked
+    assert condition(SimpleNamespace(checkpoints=SimpleNamespace(committed=newest), phase=phase))
+    for before in (None, 2):
+        of = SimpleNamespace(committed=before)
+        assert not condition(SimpleNamespace(checkpoints=of, phase=Phase.LIVE))
+    assert worker.broken == 1
+
+
+def test_a_fault_strikes_also_without_a_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    worker = Worker("break worker=2 iteration=5 point=forward committed=3")
+    worker.participant.wait_for = lambda condition, timeout_s: None
+    hit(Point.FORWARD, 5, 0)
+    assert worker.broken == 1
+    assert "no checkpoint of iteration 3 is committed" in caplog.text
