@@ -199,8 +199,9 @@ def _print_side_by_side(report: dict[str, Any], console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     longest = max(t for t in times.values() if t)
     lost = report["torchrun"]["iterations_lost"]
+    helpers = len(report["recovery"]["helpers"])
     for name, words in (
-        ("swift_ft", f"one machine replays, {len(report['recovery']['helpers'])} help"),
+        ("swift_ft", f"one machine replays, {helpers} help{'s' * (helpers == 1)}"),
         ("torchrun", f"all repeat {lost} iterations"),
     ):
         if times[name]:

@@ -242,7 +242,8 @@ class RunConfig:
         Topic.FAILURES,
         None,
         "largest number of survivors that help to replay a lost machine, if the script says how to build its "
-        "stages (default: the number of microbatches)",
+        "stages (default: the number of microbatches; with --standalone on CPUs, as many as there are other "
+        "cores)",
         metavar="N",
         minimum=0,
     )

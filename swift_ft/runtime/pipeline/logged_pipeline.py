@@ -21,6 +21,7 @@ from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.runtime.helpers.member import GradientReduction, Helping, Member, own_random_state
 from swift_ft.runtime.helpers.offload import offload
+from swift_ft.runtime.helpers.shards import most_shards
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor, RetainedSends
 from swift_ft.runtime.pipeline.script_communication import Absence, GroupUse, ScriptCommunication
 from swift_ft.runtime.pipeline.script_partners import ScriptPartners
@@ -294,8 +295,7 @@ class LoggedPipeline:
         """Among how many workers a replay can be divided."""
         if self.why_no_helpers:
             return 1
-        limit = self._context.config.helpers
-        return min(self._hook.microbatches, self._hook.microbatches if limit is None else 1 + limit)
+        return most_shards(self._context.config, self._hook.microbatches, self._hook.device)
 
     def aside(self, aside: bool) -> None:
         """Whether the schedule is called between two steps: nothing of that is logged or replayed."""
