@@ -32,6 +32,8 @@ _PRELOAD = (
     "torch.distributed.pipelining",
     "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.state_dict",
+    "torch.utils.serialization",
+    "fsspec.implementations.chained",
     "swift_ft.session",
 )
 _MAX_PACKET = 1 << 20

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,6 +55,22 @@ def test_round_trip(store: Store) -> None:
     assert content(records) == content(sample())
     for record in records:
         verify(record)
+
+
+def test_no_pandas_is_imported(tmp_path: Path) -> None:
+    """Arrow imports it for many a call. That takes 0.2 s, in which a replacement's replay stands still."""
+    script = f"""
+import sys
+class Refuses:
+    def find_spec(self, name, *_):
+        assert name.partition(".")[0] != "pandas", "pandas is imported"
+sys.meta_path.insert(0, Refuses())
+from pathlib import Path
+from swift_ft.storage.store import Store
+from tests.unit.logging.format.test_segment import *
+test_round_trip(Store({str(tmp_path)!r}))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[4])
 
 
 def test_round_trip_of_all_dtypes_and_shapes(store: Store) -> None:
