@@ -127,6 +127,10 @@ class Groups:
         self._participant.active.leave()
         self._group.leave()
 
+    def destroy_left(self) -> None:
+        """Training goes on: destroy the groups that were left, if there are any."""
+        self._group.destroy_left()
+
     def _all_come(
         self, ranks: Sequence[int], generation: int, order: WorkerOrder, limit_s: float = math.inf
     ) -> bool:

@@ -214,6 +214,7 @@ class Iterations:
             return
         if recorder.active:
             c.trace.end(c.log.generation)
+        c.groups.destroy_left()
         self._own_s.append(own_s)
         self._step_s.append(stats.step_s)
         c.profiler.add(stats, c.pipeline.sent if c.pipeline is not None else None)

@@ -152,6 +152,8 @@ def hang():
     never.wait()  # as gloo's destructor does, rarely
 weakref.finalize(dist.group.WORLD.native, hang).atexit = False
 group.join(2)
+assert not destroyed.is_set()  # all others may wait for this worker now
+group.destroy_left()
 assert destroyed.wait(20)
 print("goes on")
 """
