@@ -91,11 +91,13 @@ class Executor:
                         has_step = self._run(state)
 
     def end_replay(self) -> None:
-        """The state has reached the consensus iteration: go live with the others."""
+        """The state has reached the consensus iteration: go live with the others.
+
+        The log's end is written meanwhile. Others need it after another loss only, and this worker's next
+        report waits for it.
+        """
         assert self._pipeline is not None
         recorder.lap()
-        with recorder.span("flush the log"):
-            self._log.flush()
         self._pipeline.end_replay()
         self._groups.keep()
         self._ready(self._log.generation)

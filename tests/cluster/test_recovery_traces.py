@@ -32,7 +32,7 @@ REPLACES = (
     *("be forked", "script before its session", "make the session", "join the job", "report"),
     *("wait until all are ready", *GOES_LIVE),
 )
-REPLAYS = ("load", "open own log", "open logs", "replay", "replay an iteration", "flush the log")
+REPLAYS = ("load", "open own log", "open logs", "replay", "replay an iteration")
 
 
 def of(trace: dict[str, Any], by: str) -> dict[str, list[tuple[float, float]]]:
@@ -125,15 +125,15 @@ def test_a_stage_is_replayed(tmp_path: Path) -> None:
     trace = assert_whole(run, 1, 4)
     spans = of(trace, "worker 1")
     assert {*REPLAYS} <= spans.keys()
-    assert_in_order(spans, ("report", "load", "open logs", "replay", "flush the log", "connect"))
+    assert_in_order(spans, ("report", "load", "open logs", "replay", "connect"))
     (replay,) = spans["replay"]
     assert len(spans["replay an iteration"]) == 2
     assert all(replay[0] <= begin <= end <= replay[1] for begin, end in spans["replay an iteration"])
     for rank in (0, 2, 3):
-        assert not {*REPLAYS[:-1]} - {"open own log"} & of(trace, f"worker {rank}").keys()
+        assert not {*REPLAYS} - {"open own log"} & of(trace, f"worker {rank}").keys()
     (rebuild,) = (part for part in trace["path"] if part["name"] == "rebuild")
     assert rebuild["by"] == "worker 1"
-    assert {"load", "open logs", "flush the log", "replay an iteration"} <= rebuild["spans"].keys()
+    assert {"load", "open logs", "replay an iteration"} <= rebuild["spans"].keys()
 
     shown = recover("timeline", str(run.store), "--trace", str(tmp_path / "trace.json"))
     assert shown.returncode == 0, shown.stderr

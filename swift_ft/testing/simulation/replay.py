@@ -248,7 +248,6 @@ class ReplayingProcess(ConnectedProcess):
 
     def _end_replay(self) -> None:
         """The state is at the consensus iteration. The replay group may still receive what was sent."""
-        self.flush()
         if self.replay_group:
             self.world.seen["replayed jointly"] += 1
             self.world.provoke_fault(0.6, (1, 2, 3))  # before the others are done
