@@ -241,7 +241,7 @@ class Session:
         """
         self._attach_once("pipeline")
         helping = Helping(build, choice("mode", mode, GradientReduction), helper_memory_bytes, self._local)
-        self._assembly.attach_pipeline(schedule, helping)
+        self._assembly.attached.attach_pipeline(schedule, helping)
 
     def tie(self, parameter: nn.Parameter, stages: Sequence[int]) -> None:
         """Declare that stages share a parameter, such as an embedding that is also the head.
@@ -258,7 +258,7 @@ class Session:
                 them, which move (:meth:`tie_layers`).
         """
         tied = self._tied()
-        if self._assembly.layered is not None:
+        if self._assembly.attached.layered is not None:
             raise UsageError("Layers of a LayerStack move: name them, as in session.tie_layers(...).")
         tied.tie(parameter, stages)
 
@@ -278,7 +278,7 @@ class Session:
             UsageError: they are no parameters of two layers, or the model is no LayerStack.
         """
         self._tied()
-        layered = self._assembly.layered
+        layered = self._assembly.attached.layered
         if layered is None or layered.tied_layers is None:
             raise UsageError("tie_layers() is for a LayerStack: for other stages there is session.tie().")
         layered.tied_layers.tie(first, second)
@@ -295,7 +295,7 @@ class Session:
         self._tied().sum_gradients(parameters)
 
     def _tied(self) -> TiedParameters:
-        if (tied := self._assembly.tied) is None:
+        if (tied := self._assembly.attached.tied) is None:
             raise NotAttachedError("Call session.attach_pipeline(schedule) before tying its parameters.")
         return tied
 
@@ -317,7 +317,7 @@ class Session:
             raise UnsupportedError(
                 "groups= is only for pipelines: replicas need no groups. Remove groups= or attach_ddp()."
             )
-        self._assembly.attach_ddp(model)
+        self._assembly.attached.attach_ddp(model)
 
     @with_named_arguments
     def attach_fsdp(self, model: Any) -> None:
@@ -335,7 +335,7 @@ class Session:
             model: the root module that ``fully_shard`` was applied to.
         """
         self._attach_once("FSDP model")
-        self._assembly.attach_fsdp(model)
+        self._assembly.attached.attach_fsdp(model)
 
     @with_named_arguments
     def between(
@@ -376,7 +376,7 @@ class Session:
                 "session.between(function, then=...) takes functions: write the name, without calling it."
             )
         part = Part(function, every, then, choice("on_loss", on_loss, OnLoss))
-        self._assembly.add_part(part)
+        self._assembly.attached.add_part(part)
 
     def stop(self) -> None:
         """End training before the next step, in what ``session.between(..., then=...)`` calls.
@@ -461,12 +461,12 @@ class Session:
     @property
     def replica(self) -> int:
         """The number of this worker among its replicas, from 0; 0 without a DDP model."""
-        return self._assembly.replica[0]
+        return self._assembly.attached.replica[0]
 
     @property
     def replicas(self) -> int:
         """Replicas of this worker's model, itself included; 1 without a DDP model."""
-        return self._assembly.replica[1]
+        return self._assembly.attached.replica[1]
 
     def metrics(self) -> SessionMetrics:
         """What this worker does, and what logging costs it. May be called from any thread."""

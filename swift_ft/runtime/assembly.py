@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
-from typing import Any
-
-import torch
-from torch import nn
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.completeness import Completeness
@@ -21,7 +16,6 @@ from swift_ft.checkpoint.recording_file import StoredRecording, clock_of_host
 from swift_ft.checkpoint.step_rollback import Rollback
 from swift_ft.checkpoint.store_claim import open_store
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.checkpoint.worker_record import WorkerRecord
 from swift_ft.config import WorkerContext
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.archive import JournalArchive, JournalArchiver
@@ -35,13 +29,13 @@ from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.worker_journal import journal_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.coordination.store_client import connect
-from swift_ft.errors import UnsupportedError, UsageError
-from swift_ft.planning.forecast import Forecast, forecast
+from swift_ft.errors import UsageError
+from swift_ft.planning.forecast import Forecast
 from swift_ft.planning.job import Worker
 from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.layout.stage_layers import even_layout
-from swift_ft.runtime.between import Between, Part
+from swift_ft.runtime.attachments import Attachments
+from swift_ft.runtime.between import Between
 from swift_ft.runtime.checkpointing import Saver
 from swift_ft.runtime.collaborators import Collaborators
 from swift_ft.runtime.commits import Commits
@@ -51,7 +45,7 @@ from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import share_files
 from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.fault_injector import inject_faults
-from swift_ft.runtime.helpers.member import Helping
+from swift_ft.runtime.forecasting import forecast_now
 from swift_ft.runtime.housekeeping import Housekeeping
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.layer_profiler import LayerCosts
@@ -59,22 +53,17 @@ from swift_ft.runtime.memory.interval import Interval
 from swift_ft.runtime.memory.snapshots import Snapshots
 from swift_ft.runtime.metrics import SessionMetrics
 from swift_ft.runtime.part_peers import PartPeers
-from swift_ft.runtime.pipeline.layer_copies import check_replicas
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
-from swift_ft.runtime.pipeline.noted_results import NotedResults
 from swift_ft.runtime.pipeline.replay import Replays
-from swift_ft.runtime.pipeline.script_partners import ScriptPartners, groups_of_script
-from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
 from swift_ft.runtime.repartition import Repartition
 from swift_ft.runtime.replicas.layer_sync import LayerSync
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
-from swift_ft.runtime.report import held_by
 from swift_ft.runtime.script_line import line_in
-from swift_ft.runtime.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.script_phases import ScriptPhases
 from swift_ft.runtime.settings import Settings
 from swift_ft.runtime.state_proof import StateProof
 from swift_ft.runtime.straggler_watch import StragglerWatch
@@ -86,10 +75,8 @@ from swift_ft.spans import Recording, recorder
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.ddp import constructed
 from swift_ft.torch_adapters.distribution import communicate_again
-from swift_ft.torch_adapters.fsdp import ShardedModels, is_sharded, place_of, replicas_of
+from swift_ft.torch_adapters.fsdp import ShardedModels
 from swift_ft.torch_adapters.lasting_group import LastingGroup
-from swift_ft.torch_adapters.layer_stack import LayerStack
-from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.script_groups import script_groups
 
@@ -113,6 +100,7 @@ class Assembly:
         profiler: measures its iterations.
         between: what its script does between two steps.
         phases: where its script is.
+        attached: what the script attaches.
     """
 
     def __init__(
@@ -122,11 +110,9 @@ class Assembly:
         self._store = store
         self._state = state
         self._settings = settings
-        self._pipeline: LoggedPipeline | None = None
         self._iterations: Iterations | None = None  # from the first step on, as are the next two
         self._costs: LayerCosts | None = None
         self._dealt: DealtBatches | None = None
-        self._setup: dict[str, str] = {}
         recorder.lap("make the session")
         with recorder.span("connect to the job"):
             self._connect()
@@ -300,169 +286,23 @@ class Assembly:
             lambda: snapshots.every,
             archive=self._records.write_profile,
         )
-
-    # -------------------------------------------------------------------------- attached by the script
-
-    def attach_pipeline(self, schedule: Any, helping: Helping) -> None:
-        """See :meth:`swift_ft.Session.attach_pipeline`."""
-        if self._replicas.sharded:
-            raise UsageError("Attach the pipeline first, and then the FSDP model of its stage.")
-        self._pipeline = LoggedPipeline(
-            schedule,
+        self.attached = Attachments(
             context=self._context,
-            recovery_groups=self._logged_groups(),
-            seed=self._settings.seed,
-            log=self.log,
+            settings=self._settings,
+            state=self._state,
             rendezvous=self._rendezvous,
+            writer=self._writer,
             group=self._group,
-            helping=helping,
-            partners=ScriptPartners(
-                self._rendezvous,
-                self._writer,
-                self._context.rank,
-                self._context.world_size,
-                self._lost_with,
-                lambda: self._replicas.attached,
-            ),
-            script_log_limit_bytes=self._settings.script_log_limit_bytes,
-            on_batch=self._batches.given,
-            on_shapes=self._record,
-            in_step=lambda: self.phases.phase == Phase.STEP,
+            log=self.log,
+            records=self._records,
+            batches=self._batches,
+            between=self.between,
+            phases=self.phases,
+            completeness=self._completeness,
+            sharded=self._sharded,
+            replicas=self._replicas,
+            profiler=self.profiler,
         )
-        script = self._pipeline.script
-        self.between.log = NotedResults(self._context.rank, self.log.messages, lambda: script.absence)
-        self._check_layers()
-        for index, module in self._pipeline.modules.items():
-            self._completeness.attach(f"stage {index}", module)
-        self.profiler.attach_stages(self._pipeline.modules)
-
-    def _logged_groups(self) -> Sequence[int]:
-        """The recovery group of each machine: one for all where nothing is replayed, so nothing is logged."""
-        groups = self._settings.recovery_groups
-        stacks = (module for module in self._state.modules.values() if isinstance(module, LayerStack))
-        return [0] * len(groups) if any(stack.pipelines > 1 for stack in stacks) else groups
-
-    def _check_layers(self) -> None:
-        """What a LayerStack cannot do yet is refused before the first step."""
-        pipeline = self._pipeline
-        assert pipeline is not None
-        if pipeline.stack is None:
-            return
-        if len({*pipeline.holders().values()}) * pipeline.stack.pipelines < self._context.world_size:
-            raise UnsupportedError(
-                "A LayerStack has all workers: for replicas say LayerStack(..., pipelines=2), without DDP. "
-                "Shards of its stages need stages whose layers stay where they are."
-            )
-        if pipeline.shared_layers is not None:
-            check_replicas(pipeline.stack, self._context.workers_per_machine)
-
-    def _lost_with(self, rank: int) -> list[int]:
-        groups, per_machine = self._settings.recovery_groups, self._context.workers_per_machine
-        every = range(self._context.world_size)
-        return [other for other in every if groups[other // per_machine] == groups[rank // per_machine]]
-
-    def _record(self, shapes: Mapping[int, dict[str, Any]]) -> None:
-        """Before the first message: a replay without the job must know the pipeline."""
-        self._records.write(self._own_record(shapes))
-
-    def _own_record(self, shapes: Mapping[int, dict[str, Any]]) -> WorkerRecord:
-        pipeline = self._pipeline
-        assert pipeline is not None
-        return WorkerRecord(
-            stages=pipeline.stages,
-            holds=self._holds(),
-            pipeline=pipeline.pipeline,
-            group=self._settings.recovery_groups[self._context.slot],
-            linked=pipeline.linked,
-            together=tuple(sorted(pipeline.script.together)),
-            microbatches=pipeline.microbatches,
-            shapes=shapes,
-            setup=self._setup,
-        )
-
-    def attach_ddp(self, model: Any) -> None:
-        """See :meth:`swift_ft.Session.attach_ddp`."""
-        self._completeness.attach("the DDP model", self._replicas.attach_ddp(model))
-        self._replicas.model.register_forward_pre_hook(self._check_forward)
-        if self._settings.check_data and self._pipeline is None:  # else the schedule is given the batches
-            self._replicas.watch_inputs(self._batches.given)
-
-    def attach_fsdp(self, model: Any) -> None:
-        """See :meth:`swift_ft.Session.attach_fsdp`."""
-        if not (isinstance(model, nn.Module) and is_sharded(model)):
-            raise UnsupportedError(
-                f"attach_fsdp() takes a model after torch.distributed.fsdp.fully_shard, not a {type(model)}."
-            )
-        self._sharded.begin()
-        place, stages = replicas_of([model]), self._pipeline.modules.values() if self._pipeline else ()
-        if any(stage is not model for stage in stages):
-            raise UnsupportedError(
-                "In a pipeline, attach_fsdp() takes the module of this worker's stage, and there must be no "
-                "second one: leave it out, and the workers of a sharded stage replay together."
-            )
-        if place[1] == 1 and stages:
-            raise UnsupportedError(
-                "Each shard of the stage is on one worker only: leave attach_fsdp() out. The workers of the "
-                "stage replay together. Shards within replicas (HSDP) would come from one another."
-            )
-        if place[1] == 1:
-            raise UnsupportedError(
-                "The model is sharded over all workers, so no other one holds what a lost one held: shard it "
-                "within replicas (HSDP), as in fully_shard(model, mesh=init_device_mesh(device, (2, "
-                'workers // 2), mesh_dim_names=("dp_replicate", "dp_shard"))). Or '
-                "attach nothing, and Session(snapshot_every=...) keeps shards in another machine's memory."
-            )
-        self._replicas.attach_fsdp(model, place)
-        self._completeness.attach("the FSDP model", model)
-        if self._settings.check_data and self._pipeline is None:
-            self._replicas.watch_inputs(self._batches.given)
-
-    def add_part(self, part: Part) -> None:
-        """See :meth:`swift_ft.Session.between`."""
-        self._state.small.setdefault("swift_ft.stop", self.between.stop)
-        self.between.add(part)
-
-    def _check_forward(self, model: Any, _: Any) -> None:
-        """DDP communicates by itself, where it keeps buffers equal."""
-        if (
-            not torch.compiler.is_compiling()
-            and self.phases.phase == Phase.OUTSIDE
-            and model.require_forward_param_sync
-            and model.forward_sync_buffers
-            and any(True for _ in model.module.buffers())
-        ):
-            self.phases.refuse("the DDP model, which synchronises its buffers,")
-
-    def _holds(self) -> tuple[str, ...]:
-        return held_by(self._pipeline, self._replicas, self._context.world_size, self.shards)
-
-    @property
-    def shards(self) -> str:
-        """Which shards this worker has, in words; empty if nothing is sharded."""
-        return place_of(self._state.modules.values())
-
-    @property
-    def tied(self) -> TiedParameters | None:
-        """Parameters that this worker's stages share with others; None without a pipeline."""
-        return self._pipeline.tied if self._pipeline is not None else None
-
-    @property
-    def layered(self) -> LoggedPipeline | None:
-        """The pipeline, if its stages are those of a LayerStack."""
-        return self._pipeline if self._pipeline is not None and self._pipeline.stack is not None else None
-
-    @property
-    def _shared_layers(self) -> SharedLayers | None:
-        """What the pipelines of a LayerStack share that are replicas of each other; None elsewhere."""
-        return self._pipeline.shared_layers if self._pipeline is not None else None
-
-    @property
-    def replica(self) -> tuple[int, int]:
-        """The number of this worker among its replicas, and how many there are with it."""
-        stack = self._pipeline.stack if self._pipeline is not None else None
-        if stack is not None and stack.pipelines > 1:
-            return stack.pipeline, stack.pipelines
-        return self._replicas.replica, self._replicas.count
 
     # ------------------------------------------------------------------------------------------ ready
 
@@ -479,7 +319,7 @@ class Assembly:
             )
         self._end_setup()
         self._publish_place()  # first of all: another worker may wait for it, and all others for that one
-        self._costs = costs = new_layer_costs(self._context, self.layered, self._rendezvous)
+        self._costs = costs = new_layer_costs(self._context, self.attached.layered, self._rendezvous)
         collaborators = self._collaborators(costs)
         self._dealt = collaborators.dealt
         if self._context.config.inject:
@@ -509,8 +349,9 @@ class Assembly:
                     f"{line_in(refused.stack)} calls {refused.operation} before the first step. A worker "
                     f"that replaces a lost one could not be given the result: {refused.reason}"
                 )
-            self._setup = setup.noted
-        self.phases.steps = self._pipeline.script if self._pipeline is not None else None
+            self.attached.setup = setup.noted
+        pipeline = self.attached.pipeline
+        self.phases.steps = pipeline.script if pipeline is not None else None
         LastingGroup.interceptor = self.phases
         self.between.agree()
 
@@ -519,6 +360,7 @@ class Assembly:
 
     def _collaborators(self, costs: LayerCosts | None) -> Collaborators:
         dealt, repartition = self._deal_batches(), self._repartition()
+        pipeline, shards = self.attached.pipeline, self.attached.shards
         return Collaborators(
             context=self._context,
             recovery_group=self._settings.recovery_groups[self._context.slot],
@@ -544,29 +386,29 @@ class Assembly:
             dealt=dealt,
             rollback=self._rollback,
             sharded=self._sharded,
-            shards=self.shards,
+            shards=shards,
             replicas=self._replicas,
             state_sync=self._layer_sync(repartition) or self._state_sync,
             profiler=self.profiler,
             history=self._history,
-            pipeline=self._pipeline,
-            replays=self._replays(self._pipeline) if self._pipeline is not None else None,
+            pipeline=pipeline,
+            replays=self._replays(pipeline) if pipeline is not None else None,
             repartition=repartition,
-            rebalance=new_rebalance(self._context, self.layered, costs),
-            reshare=new_reshare(self._context, dealt, costs, self._pipeline, sharded=bool(self.shards)),
+            rebalance=new_rebalance(self._context, self.attached.layered, costs),
+            reshare=new_reshare(self._context, dealt, costs, pipeline, sharded=bool(shards)),
         )
 
     def _deal_batches(self) -> DealtBatches:
-        number, count = self.replica
-        dealt = DealtBatches(self._state.small.values(), self._batches, self._shared_layers)
-        dealt.deal(count, number, sharded=bool(self.shards))
+        number, count = self.attached.replica
+        dealt = DealtBatches(self._state.small.values(), self._batches, self.attached.shared_layers)
+        dealt.deal(count, number, sharded=bool(self.attached.shards))
         return dealt
 
     def _repartition(self) -> Repartition | None:
-        if self.layered is None:
+        if self.attached.layered is None:
             return None
         return Repartition(
-            self.layered,
+            self.attached.layered,
             LayeredState(self._state),
             self.status,
             self._participant,
@@ -576,7 +418,7 @@ class Assembly:
         )
 
     def _layer_sync(self, repartition: Repartition | None) -> LayerSync | None:
-        if repartition is None or self._shared_layers is None:
+        if repartition is None or self.attached.shared_layers is None:
             return None
         rank = self._context.rank
         return LayerSync(rank, self.status, self._state, repartition, self._groups, self._progress)
@@ -601,12 +443,13 @@ class Assembly:
 
     def metrics(self) -> SessionMetrics:
         """See :meth:`swift_ft.Session.metrics`. May be called from any thread."""
+        pipeline = self.attached.pipeline
         link = self._iterations.link if self._iterations is not None else None
         return SessionMetrics(
             rank=self._context.rank,
             generation=self.log.generation,
             iteration=self.status.iteration,
-            replaying=self._pipeline is not None and self._pipeline.replaying,
+            replaying=pipeline is not None and pipeline.replaying,
             recoveries=self.status.recoveries,
             committed=self._participant.state.checkpoints.committed,
             in_memory=self._snapshots.newest,
@@ -620,34 +463,12 @@ class Assembly:
         """See :meth:`swift_ft.Session.plan`."""
         self._publish_place()
         self._writer.flush(self._context.config.report_timeout_s)  # what this worker has measured
-        settings = self._settings
-        job = self.profiler.job(
-            groups=settings.recovery_groups,
-            checkpoint_every=settings.checkpoint_every,
-            snapshot_every=self._snapshots.every,
-        )
-        script = groups_of_script(self._rendezvous, self._context.world_size)
         state = self._participant.state
-        job = replace(job, script=script, domains=state.domains)
-        pipeline = self.layered
-        if pipeline is None or pipeline.stack is None:
-            return forecast(job)
-        stack, shared = pipeline.stack, self._shared_layers
-        layers = self._costs.read(state) if self._costs is not None else None
-        shares = shared is not None and bool(self._dealt) and not shared.why_equal_shares
-        alone = not state.membership.hosts
-        return forecast(
-            replace(
-                job,
-                layers=tuple(layers or ()),
-                layout=state.layouts.current or even_layout(stack.count, stack.num_stages, stack.pipelines),
-                schedule=pipeline.kind if alone else None,  # what is measured is each worker alone
-                microbatches=pipeline.microbatches,
-                shares_microbatches=shares,
-            )
+        return forecast_now(
+            self.attached, state, snapshot_every=self._snapshots.every, costs=self._costs, dealt=self._dealt
         )
 
     def _publish_place(self) -> None:
-        pipeline = self._pipeline
+        pipeline = self.attached.pipeline
         stages = (pipeline.stages, pipeline.pipeline) if pipeline is not None else ()
-        self.profiler.publish_place(Worker(self._holds(), *stages))
+        self.profiler.publish_place(Worker(self.attached.holds, *stages))

@@ -17,6 +17,7 @@ from swift_ft.faults import Action, Fault, Target, parse_faults
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.collaborators import Collaborators
+from swift_ft.waits import waiting
 
 __all__ = ["FaultInjector", "InjectedError", "inject_faults"]
 
@@ -89,7 +90,9 @@ class FaultInjector:
             newest = state.checkpoints.committed
             return (newest is not None and newest >= iteration) or state.phase != Phase.LIVE
 
-        if self._participant.wait_for(over, _COMMIT_S) is None:
+        with waiting(f"the checkpoint of iteration {iteration}, after which it fails", _COMMIT_S):
+            found = self._participant.wait_for(over, _COMMIT_S)
+        if found is None:
             logger.warning("no checkpoint of iteration %d is committed: the fault strikes now", iteration)
 
     def _announce(self, fault: str) -> bool:

@@ -87,14 +87,15 @@ class OfflineAssembly(Assembly):
 
     def _check_record(self) -> None:
         """With other microbatches, say, the state would be another one, and no message might show it."""
-        if self._pipeline is None:
+        pipeline = self.attached.pipeline
+        if pipeline is None:
             raise UsageError(
                 "The script attaches no pipeline here, and did in the run: use the run's arguments."
             )
         theirs = read_record(self._store, self._context.rank)
         assert theirs is not None  # else this worker would not have been started
-        ours = self._own_record(theirs.shapes)
-        self._pipeline.script.remember(theirs.together, "")
+        ours = self.attached.record(theirs.shapes)
+        pipeline.script.remember(theirs.together, "")
         ours = replace(ours, together=theirs.together)  # which the script shows only as it communicates
         for declared in fields(WorkerRecord):
             here, there = getattr(ours, declared.name), getattr(theirs, declared.name)

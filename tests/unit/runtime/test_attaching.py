@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from swift_ft.errors import UnsupportedError, UsageError
-from swift_ft.runtime.assembly import Assembly
+from swift_ft.runtime.attachments import Attachments
 from swift_ft.torch_adapters.fsdp import ShardedModels
 from tests.support.shards import worker_of_mesh
 
@@ -20,19 +20,19 @@ class Parts:
 
     def __init__(self, *stages: nn.Module) -> None:
         self.attached: list[str] = []
-        self._sharded = ShardedModels(stages)
-        self._replicas = SimpleNamespace(sharded=False, attach_fsdp=self._attach)
-        self._pipeline = SimpleNamespace(modules=dict(enumerate(stages))) if stages else None
-        self._completeness = SimpleNamespace(attach=lambda what, _: self.attached.append(what))
-        self._settings = SimpleNamespace(check_data=False)
+        self.sharded = ShardedModels(stages)
+        self.replicas = SimpleNamespace(sharded=False, attach_fsdp=self._attach)
+        self.pipeline = SimpleNamespace(modules=dict(enumerate(stages))) if stages else None
+        self.completeness = SimpleNamespace(attach=lambda what, _: self.attached.append(what))
+        self.settings = SimpleNamespace(check_data=False)
 
     def _attach(self, _: nn.Module, place: tuple[int, int]) -> None:
-        self._replicas.sharded = True
+        self.replicas.sharded = True
         self.attached.append(f"replica {place[0]} of {place[1]}")
 
     @property
-    def assembly(self) -> Assembly:
-        return cast("Assembly", self)
+    def attachments(self) -> Attachments:
+        return cast("Attachments", self)
 
 
 def stage(mesh: Any) -> nn.Module:
@@ -44,7 +44,7 @@ def stage(mesh: Any) -> nn.Module:
 def refusal(parts: Parts, model: Any) -> str:
     """The one line with which ``attach_fsdp`` refuses a model."""
     with pytest.raises(UnsupportedError) as refused:
-        Assembly.attach_fsdp(parts.assembly, model)
+        Attachments.attach_fsdp(parts.attachments, model)
     assert "\n" not in str(refused.value)
     assert not parts.attached
     return str(refused.value)
@@ -54,16 +54,16 @@ def test_the_stage_of_a_pipeline() -> None:
     with worker_of_mesh(rank=3) as mesh:
         module = stage(mesh)
         parts = Parts(module)
-        Assembly.attach_fsdp(parts.assembly, module)
+        Attachments.attach_fsdp(parts.attachments, module)
         assert parts.attached == ["replica 1 of 2", "the FSDP model"]
 
 
 def test_the_pipeline_comes_first() -> None:
     with worker_of_mesh() as mesh:
         parts = Parts()
-        Assembly.attach_fsdp(parts.assembly, stage(mesh))
+        Attachments.attach_fsdp(parts.attachments, stage(mesh))
         with pytest.raises(UsageError, match=r"^Attach the pipeline first, and then the FSDP model .*\.$"):
-            Assembly.attach_pipeline(parts.assembly, object(), cast("Any", None))
+            Attachments.attach_pipeline(parts.attachments, object(), cast("Any", None))
 
 
 def test_a_second_stage() -> None:

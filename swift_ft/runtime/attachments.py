@@ -1,0 +1,250 @@
+"""What a worker's script attaches to its session: a pipeline, replicas, parts between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from swift_ft.checkpoint.completeness import Completeness
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.checkpoint.worker_record import WorkerRecord
+from swift_ft.config import WorkerContext
+from swift_ft.coordination.background_writer import BackgroundWriter
+from swift_ft.errors import UnsupportedError, UsageError
+from swift_ft.runtime.between import Between, Part
+from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.helpers.member import Helping
+from swift_ft.runtime.pipeline.layer_copies import check_replicas
+from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
+from swift_ft.runtime.pipeline.noted_results import NotedResults
+from swift_ft.runtime.pipeline.script_partners import ScriptPartners
+from swift_ft.runtime.pipeline.shared_layers import SharedLayers
+from swift_ft.runtime.pipeline.worker_log import WorkerLog
+from swift_ft.runtime.profiler import Profiler
+from swift_ft.runtime.replicas.replicas import Replicas
+from swift_ft.runtime.report import held_by
+from swift_ft.runtime.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.settings import Settings
+from swift_ft.runtime.worker_records import WorkerRecords
+from swift_ft.torch_adapters.fsdp import ShardedModels, is_sharded, place_of, replicas_of
+from swift_ft.torch_adapters.layer_stack import LayerStack
+from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
+from swift_ft.torch_adapters.process_group import GenerationGroup
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["Attachments"]
+
+
+@dataclass(kw_only=True, eq=False)
+class Attachments:
+    """What is attached so far, each checked when it is attached. `assembly` makes it.
+
+    Attributes:
+        context: the worker's place.
+        settings: the session's.
+        state: what is protected.
+        rendezvous: the rendezvous store.
+        writer: writes there while training goes on.
+        group: of all workers, in this generation.
+        log: the worker's log of messages.
+        records: of the worker, in the store.
+        batches: compares what workers are given.
+        between: what the script does between two steps.
+        phases: where the script is.
+        completeness: what has to be protected, once it is attached.
+        sharded: what ``fully_shard`` has sharded.
+        replicas: of the worker's model.
+        profiler: measures the worker's iterations.
+        pipeline: attached; None without one.
+        setup: what the script communicated before its first step.
+    """
+
+    context: WorkerContext
+    settings: Settings
+    state: TrainingState
+    rendezvous: RendezvousStore
+    writer: BackgroundWriter
+    group: GenerationGroup
+    log: WorkerLog
+    records: WorkerRecords
+    batches: BatchCheck
+    between: Between
+    phases: ScriptPhases
+    completeness: Completeness
+    sharded: ShardedModels
+    replicas: Replicas
+    profiler: Profiler
+    pipeline: LoggedPipeline | None = None
+    setup: dict[str, str] = field(default_factory=dict)
+
+    def attach_pipeline(self, schedule: Any, helping: Helping) -> None:
+        """See :meth:`swift_ft.Session.attach_pipeline`."""
+        if self.replicas.sharded:
+            raise UsageError("Attach the pipeline first, and then the FSDP model of its stage.")
+        self.pipeline = LoggedPipeline(
+            schedule,
+            context=self.context,
+            recovery_groups=self._logged_groups(),
+            seed=self.settings.seed,
+            log=self.log,
+            rendezvous=self.rendezvous,
+            group=self.group,
+            helping=helping,
+            partners=ScriptPartners(
+                self.rendezvous,
+                self.writer,
+                self.context.rank,
+                self.context.world_size,
+                self._lost_with,
+                lambda: self.replicas.attached,
+            ),
+            script_log_limit_bytes=self.settings.script_log_limit_bytes,
+            on_batch=self.batches.given,
+            on_shapes=self._write_record,
+            in_step=lambda: self.phases.phase == Phase.STEP,
+        )
+        script = self.pipeline.script
+        self.between.log = NotedResults(self.context.rank, self.log.messages, lambda: script.absence)
+        self._check_layers()
+        for index, module in self.pipeline.modules.items():
+            self.completeness.attach(f"stage {index}", module)
+        self.profiler.attach_stages(self.pipeline.modules)
+
+    def _logged_groups(self) -> Sequence[int]:
+        """The recovery group of each machine: one for all where nothing is replayed, so nothing is logged."""
+        groups = self.settings.recovery_groups
+        stacks = (module for module in self.state.modules.values() if isinstance(module, LayerStack))
+        return [0] * len(groups) if any(stack.pipelines > 1 for stack in stacks) else groups
+
+    def _check_layers(self) -> None:
+        """What a LayerStack cannot do yet is refused before the first step."""
+        pipeline = self.pipeline
+        assert pipeline is not None
+        if pipeline.stack is None:
+            return
+        if len({*pipeline.holders().values()}) * pipeline.stack.pipelines < self.context.world_size:
+            raise UnsupportedError(
+                "A LayerStack has all workers: for replicas say LayerStack(..., pipelines=2), without DDP. "
+                "Shards of its stages need stages whose layers stay where they are."
+            )
+        if pipeline.shared_layers is not None:
+            check_replicas(pipeline.stack, self.context.workers_per_machine)
+
+    def _lost_with(self, rank: int) -> list[int]:
+        groups, per_machine = self.settings.recovery_groups, self.context.workers_per_machine
+        every = range(self.context.world_size)
+        return [other for other in every if groups[other // per_machine] == groups[rank // per_machine]]
+
+    def _write_record(self, shapes: Mapping[int, dict[str, Any]]) -> None:
+        """Before the first message: a replay without the job must know the pipeline."""
+        self.records.write(self.record(shapes))
+
+    def record(self, shapes: Mapping[int, dict[str, Any]]) -> WorkerRecord:
+        """What a replay without the job must know of this worker.
+
+        Args:
+            shapes: of its pipeline's messages, by stage.
+        """
+        pipeline = self.pipeline
+        assert pipeline is not None
+        return WorkerRecord(
+            stages=pipeline.stages,
+            holds=self.holds,
+            pipeline=pipeline.pipeline,
+            group=self.settings.recovery_groups[self.context.slot],
+            linked=pipeline.linked,
+            together=tuple(sorted(pipeline.script.together)),
+            microbatches=pipeline.microbatches,
+            shapes=shapes,
+            setup=self.setup,
+        )
+
+    def attach_ddp(self, model: Any) -> None:
+        """See :meth:`swift_ft.Session.attach_ddp`."""
+        self.completeness.attach("the DDP model", self.replicas.attach_ddp(model))
+        self.replicas.model.register_forward_pre_hook(self._check_forward)
+        if self.settings.check_data and self.pipeline is None:  # else the schedule is given the batches
+            self.replicas.watch_inputs(self.batches.given)
+
+    def attach_fsdp(self, model: Any) -> None:
+        """See :meth:`swift_ft.Session.attach_fsdp`."""
+        if not (isinstance(model, nn.Module) and is_sharded(model)):
+            raise UnsupportedError(
+                f"attach_fsdp() takes a model after torch.distributed.fsdp.fully_shard, not a {type(model)}."
+            )
+        self.sharded.begin()
+        place, stages = replicas_of([model]), self.pipeline.modules.values() if self.pipeline else ()
+        if any(stage is not model for stage in stages):
+            raise UnsupportedError(
+                "In a pipeline, attach_fsdp() takes the module of this worker's stage, and there must be no "
+                "second one: leave it out, and the workers of a sharded stage replay together."
+            )
+        if place[1] == 1 and stages:
+            raise UnsupportedError(
+                "Each shard of the stage is on one worker only: leave attach_fsdp() out. The workers of the "
+                "stage replay together. Shards within replicas (HSDP) would come from one another."
+            )
+        if place[1] == 1:
+            raise UnsupportedError(
+                "The model is sharded over all workers, so no other one holds what a lost one held: shard it "
+                "within replicas (HSDP), as in fully_shard(model, mesh=init_device_mesh(device, (2, "
+                'workers // 2), mesh_dim_names=("dp_replicate", "dp_shard"))). Or '
+                "attach nothing, and Session(snapshot_every=...) keeps shards in another machine's memory."
+            )
+        self.replicas.attach_fsdp(model, place)
+        self.completeness.attach("the FSDP model", model)
+        if self.settings.check_data and self.pipeline is None:
+            self.replicas.watch_inputs(self.batches.given)
+
+    def add_part(self, part: Part) -> None:
+        """See :meth:`swift_ft.Session.between`."""
+        self.state.small.setdefault("swift_ft.stop", self.between.stop)
+        self.between.add(part)
+
+    def _check_forward(self, model: Any, _: Any) -> None:
+        """DDP communicates by itself, where it keeps buffers equal."""
+        if (
+            not torch.compiler.is_compiling()
+            and self.phases.phase == Phase.OUTSIDE
+            and model.require_forward_param_sync
+            and model.forward_sync_buffers
+            and any(True for _ in model.module.buffers())
+        ):
+            self.phases.refuse("the DDP model, which synchronises its buffers,")
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """Names of the parts that are on this worker."""
+        return held_by(self.pipeline, self.replicas, self.context.world_size, self.shards)
+
+    @property
+    def shards(self) -> str:
+        """Which shards this worker has, in words; empty if nothing is sharded."""
+        return place_of(self.state.modules.values())
+
+    @property
+    def tied(self) -> TiedParameters | None:
+        """Parameters that this worker's stages share with others; None without a pipeline."""
+        return self.pipeline.tied if self.pipeline is not None else None
+
+    @property
+    def layered(self) -> LoggedPipeline | None:
+        """The pipeline, if its stages are those of a LayerStack."""
+        return self.pipeline if self.pipeline is not None and self.pipeline.stack is not None else None
+
+    @property
+    def shared_layers(self) -> SharedLayers | None:
+        """What the pipelines of a LayerStack share that are replicas of each other; None elsewhere."""
+        return self.pipeline.shared_layers if self.pipeline is not None else None
+
+    @property
+    def replica(self) -> tuple[int, int]:
+        """The number of this worker among its replicas, and how many there are with it."""
+        stack = self.pipeline.stack if self.pipeline is not None else None
+        if stack is not None and stack.pipelines > 1:
+            return stack.pipeline, stack.pipelines
+        return self.replicas.replica, self.replicas.count
