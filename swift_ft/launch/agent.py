@@ -139,6 +139,7 @@ class MachineAgent(ElasticAgent):
         )
         self._guests = Guests(standby, spec.rdzv_handler, settings.config.elastic_wait_s)
         self._sessionless_in = 0
+        self._prepared = False  # workers that wait for a slot
         self._forming_since: float | None = None
         self._rejoin_at: float | None = None
         self._ring: tuple[Mapping[str, str], int] | None = None  # what follows from them is watched
@@ -272,6 +273,7 @@ class MachineAgent(ElasticAgent):
                     with recorder.span("start workers", generation=order.generation):
                         self.start_workers()
                     assert self._processes is not None
+                    self._prepared = False
                     self._heard.open(self._processes.channels)
                     membership.serve(self._processes.lines.values())
                     self._sessionless_in = 0
@@ -281,6 +283,7 @@ class MachineAgent(ElasticAgent):
                     f"its workers' init_process_group needs a store that was lost with {server}"
                 )
             case AgentTodo.WAIT:
+                self._prepare(state)
                 self._report_sessionless(state)
                 self._guests.check(state, self._processes.pids().values() if self._processes else ())
                 self._check_forming(state)
@@ -346,6 +349,12 @@ class MachineAgent(ElasticAgent):
             self._standby, jobs, self.logs_specs, self._prefixes(state.shape.workers_per_machine)
         )
         return self._processes
+
+    def _prepare(self, state: State) -> None:
+        """A spare's workers are forked before it gets a slot."""
+        if not self._prepared and self._membership.machine in state.membership.spares:
+            self._standby.prepare(state.shape.workers_per_machine)
+            self._prepared = True
 
     def _joins_others(self, state: State, generation: int) -> bool:
         """Whether other workers were started before those that are started in a generation."""
