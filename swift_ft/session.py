@@ -139,7 +139,7 @@ class Session:
             text like ``"4GB"``, holds for each of the two.
         ship: ``"always"``, or ``"on-failure"`` to keep segments on the local disk until a machine is lost.
         local: folder on the local disk for segments that are not in the store yet, and for copies of the
-            newest checkpoint's files that this machine has written. Whoever loads the checkpoint reads its
+            newest checkpoint's files that this machine has written. A worker that loads it reads its
             own machine's copies, then those of other machines, and the rest from the store. For a store
             behind a network the default is a temporary folder, without such copies.
         compress: ``"auto"`` packs messages while the store takes fewer bytes per second than a core can pack;

@@ -108,7 +108,7 @@ class Recorder:
         self._spans: list[Span] = []
         self._seen: list[tuple[int, int, int]] = []
         self._own: list[tuple[int, int]] = []
-        # Owner: the main thread; whoever takes the recording ends its lap.
+        # Owner: the main thread; the thread that takes the recording ends its lap.
         self._lap: tuple[str, int, dict[str, Any]] | None = None
         self._asleep = self._met = False
 

@@ -248,7 +248,7 @@ def _of_state(before: State, after: State) -> Iterator[Notice]:
 
 
 def _changes_layout(state: State, plan: Plan) -> bool:
-    """Whether all have stopped because layers move, or batches are dealt anew: nobody recovers."""
+    """Whether all have stopped because layers move, or batches are dealt anew: no state is recovered."""
     dealt_anew = any(since == plan.resume for since, _ in state.layouts.shares[-1:])
     return plan.new_layout is not None or (dealt_anew and plan.mode == RecoveryMode.CONTINUE)
 

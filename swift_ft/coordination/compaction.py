@@ -63,7 +63,7 @@ class ArchivedPosition:
             before = found
 
     def read(self) -> int | None:
-        """The position. None if nobody archives."""
+        """The position. None if it is not archived."""
         return int(self._store.get(_ARCHIVED)) if self._store.check([_ARCHIVED]) else None
 
 
@@ -72,7 +72,7 @@ class Compactor:
 
     Args:
         open_log: opens the log of the journal. Called in the background, once this machine has the duty.
-        archived: how far the journal is archived; None if nobody archives.
+        archived: how far the journal is archived; None if it is not archived.
         machine: the present name of this machine.
         background: runs what waits for the store, one thing after the other.
         every: events of an interval, at least.

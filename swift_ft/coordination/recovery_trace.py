@@ -24,7 +24,7 @@ class RecoveryTrace:
     Args:
         by: the name under which the process appends events.
         write: takes a recording, and the generation that went live. Returns at once.
-        until_live: the recording ends when all are live; else whoever trains ends it (:meth:`end`).
+        until_live: the recording ends when all are live; else the training thread ends it (:meth:`end`).
         own: the process's recorder.
     """
 

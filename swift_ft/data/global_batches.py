@@ -194,7 +194,7 @@ class GlobalBatches:
         """
         if not self.dealt and dist.is_initialized() and dist.get_world_size() > 1:
             raise UsageError(
-                "Nobody has said how many replicas share a batch: make these GlobalBatches a part of "
+                "How many replicas share a batch is not known: make these GlobalBatches a part of "
                 "Session(state), or give replicas= and replica=."
             )
         self._warn_of_weight(index)

@@ -1,4 +1,4 @@
-"""The order of all samples of a data set: by seed and epoch, whoever trains on them."""
+"""The order of all samples of a data set: by seed and epoch, for any number of workers."""
 
 from __future__ import annotations
 

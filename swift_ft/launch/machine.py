@@ -68,7 +68,7 @@ class MachineJob:
         opened: the job's shape.
         preferred_slot: the slot to ask for.
         lifeline: see :class:`MachineAgent`.
-        history: notes the entries of the journal, in a thread of the launcher; None if nobody wants them.
+        history: notes the entries of the journal, in a thread of the launcher; None if they are not wanted.
         keeps_journal: no entry of the journal is deleted: the launcher reads all of them in the end.
         index: number of this machine among those of this host.
         host: the machine on which this one is a guest; empty for a machine of its own.

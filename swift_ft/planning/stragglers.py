@@ -2,7 +2,7 @@
 
 A worker tells the median of its last iterations, without the time in which it waited for others. That is
 compared with what the same work is expected to take, and the result with that of its peers: if all become
-slower, by longer sequences say, nobody is a straggler.
+slower, by longer sequences say, none of them is a straggler.
 """
 
 from __future__ import annotations

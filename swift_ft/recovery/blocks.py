@@ -1,7 +1,7 @@
 """Blocks: events as they travel to the journal, several at a time, each with its origin's stamp. Pure.
 
 What is written to the store at once is a block. A process numbers the events that it appends, and they are
-passed on in this order. The same event may be written twice: whoever passed it on died after it had written
+passed on in this order. The same event may be written twice: a head died after it had written
 and before it answered, or was frozen and woke up. All readers count the first one and drop the others
 (:class:`Sequencer`).
 

@@ -57,7 +57,7 @@ class FilePeers(Peers):
         """Fetch a file from the worker that had it last.
 
         Raises:
-            FileNotFoundError: nobody has it, so this worker reads it from where it is stored.
+            FileNotFoundError: no other machine has it, so this worker reads it from where it is stored.
             OSError: who has it cannot be reached.
         """
         digest = file.content.digest

@@ -25,7 +25,7 @@ class SharedLayers:
     Args:
         stack: has its layers.
         hook: on its schedule and stages.
-        interceptor: of their messages, which nobody will ask for again.
+        interceptor: of their messages, which no worker will ask for again.
         group: makes the group of all workers again in each generation.
     """
 
