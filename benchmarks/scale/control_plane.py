@@ -113,7 +113,7 @@ def measure(machines: int, processes: int, lost: int = 1) -> Row:
         forming_s = time.monotonic() - began
         _lose(doomed[:1], spares[:1], [*survivors, *doomed[1:]], 2, store.pid)
         seen = _lose(doomed[1:], spares[1:], [*survivors, spares[0]], 2 + lost, store.pid)
-        total, written = _sum(seen.used), survivors[0].journal(1)
+        total, written = summed(seen.used), survivors[0].journal(1)
         return Row(
             machines=machines,
             lost=lost,
@@ -157,29 +157,30 @@ def _lose(
         spare.begin()
     hosts = [*others, *spares]
     time.sleep(_IDLE_S)  # the spares join; then what all use while nothing happens
-    calm, calm_store, calm_at = [h.costs() for h in hosts], _cpu_of(store), time.monotonic()
+    calm, calm_store, calm_at = [h.costs() for h in hosts], cpu_of(store), time.monotonic()
     time.sleep(_IDLE_S)
-    before, before_store, now = [h.costs() for h in hosts], _cpu_of(store), time.monotonic()
-    idle_s = _sum(b.since(a) for a, b in zip(calm, before, strict=True)).cpu_s + before_store - calm_store
+    before, before_store, now = [h.costs() for h in hosts], cpu_of(store), time.monotonic()
+    idle_s = summed(b.since(a) for a, b in zip(calm, before, strict=True)).cpu_s + before_store - calm_store
     killed = min([victim.kill() for victim in victims])
     lives = [host.live(generation, _RECOVERY_S) for host in hosts]
     return _Seen(
         agents_s=max(live["agent"] for live in lives) - killed,
         workers_s=max(max(live.values()) for live in lives) - killed,
         used=[h.costs().since(a) for h, a in zip(hosts, before, strict=True)],
-        store_cpu_s=_cpu_of(store) - before_store,
+        store_cpu_s=cpu_of(store) - before_store,
         idle_cpu=idle_s / (now - calm_at),
     )
 
 
-def _sum(costs: Iterable[Costs]) -> Costs:
+def summed(costs: Iterable[Costs]) -> Costs:
+    """What several processes have used together."""
     listed = list(costs)
     return Costs(
         sum(c.cpu_s for c in listed), sum(c.operations for c in listed), sum(c.bytes for c in listed)
     )
 
 
-def _cpu_of(pid: int) -> float:
+def cpu_of(pid: int) -> float:
     """CPU seconds of a process, of its threads that have ended, too, by Linux's clock of that process."""
     return time.clock_gettime((~pid << 3) | 2)
 

@@ -15,7 +15,7 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
-from benchmarks.scale.machine import SILENCE_S, Job, Machine, join
+from benchmarks.scale.machine import SILENCE_S, Job, Machine
 from benchmarks.scale.shared import be_patient, share
 from benchmarks.scale.store_traffic import StoreTraffic
 from swift_ft.coordination.journal import open_journal
@@ -195,7 +195,8 @@ def _serve(line: Connection, job: Job, indices: tuple[int | None, ...], shares: 
         if message == "begin":
             with ThreadPoolExecutor(_STARTERS) as pool:
                 machines += pool.map(lambda index: Machine(job, index, tally.note), indices)
-            join(machines, job)
+            for machine in machines:
+                machine.start()
         elif message == "costs":
             line.send(Costs(time.process_time(), traffic.operations(), traffic.bytes()))
         elif message[0] == "journal":

@@ -10,13 +10,12 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from swift_ft.config import RunConfig, WorkerContext
-from swift_ft.coordination.journal import EventLog, open_journal
+from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard, ProgressReader
 from swift_ft.coordination.recovery_trace import RecoveryTrace
@@ -25,19 +24,18 @@ from swift_ft.coordination.relay.worker_journal import WorkerJournal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import JobEndedError, RendezvousLostError
 from swift_ft.launch.rendezvous import JournalRendezvous
+from swift_ft.launch.ring import Ring
 from swift_ft.launch.sentinel import Sentinel
 from swift_ft.launch.watched_machine import LostMachine
 from swift_ft.network import JobSecret, Port
 from swift_ft.network import connect as reach
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order, neighbours_of
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order
 from swift_ft.spans import Recorder
 from swift_ft.store_address import StoreAddress
 
-__all__ = ["COMMITTED", "SILENCE_S", "Job", "Machine", "join", "status_of"]
+__all__ = ["COMMITTED", "SILENCE_S", "Job", "Machine", "status_of"]
 
 COMMITTED, AT = 400, 447
 """The last checkpoint, and the iteration in which the loss interrupts training."""
@@ -93,62 +91,13 @@ def status_of(rank: int, generation: int, *, fresh: bool) -> ev.StatusReported:
     )
 
 
-class _JoinsTogether(JournalRendezvous):
-    """A rendezvous whose machine joins in one block with others of its process.
-
-    Before slots are filled no machine has a head, so each join would be a block that all others read from
-    the store. That is not what is measured here, and takes minutes for a thousand.
-    """
-
-    joins: list[ev.MachineJoined] | None = None
-
-    @property
-    def journal(self) -> EventLog:
-        """The journal, or a list while the machine joins."""
-        return super().journal if self.joins is None else _Gathering(self.joins)
-
-
-class _Gathering:
-    """Keeps events instead of appending them."""
-
-    def __init__(self, joins: list[ev.MachineJoined]) -> None:
-        self._joins = joins
-
-    def append(self, *events: ev.Event) -> Stamped:
-        """Keep events."""
-        self._joins += [event for event in events if isinstance(event, ev.MachineJoined)]
-        return Stamped(events[-1], 0.0, "", "", 0)
-
-    post = append
-
-    def note(self, key: str, facts: dict[str, Any]) -> None:
-        """Nothing is noted here."""
-        raise NotImplementedError
-
-    def read(self, number: int, timeout_s: float) -> Block | None:
-        """Nothing is read here."""
-        raise NotImplementedError
-
-    def snapshot(self) -> Snapshot | None:
-        """Nothing is read here."""
-        raise NotImplementedError
-
-
-def join(machines: Sequence[Machine], job: Job) -> None:
-    """Let machines of one process join, in one block."""
-    joins = [event for machine in machines for event in machine.offer()]
-    open_journal(partial(connect, job.store, job.run_id), by="benchmark").append(*joins)
-    for machine in machines:
-        machine.start()
-
-
 def _no_trace() -> RecoveryTrace:
     """Many machines share this process, and its recorder is of one."""
     return RecoveryTrace("", lambda recording, generation: None, until_live=True, own=Recorder())
 
 
 class Machine:
-    """The control plane of one machine, in threads of this process. It has to be offered, and started.
+    """The control plane of one machine, in threads of this process. It has to be started.
 
     Args:
         job: where to join.
@@ -164,7 +113,7 @@ class Machine:
         self._live_in = 0  # owner: the agent's journal thread
         self._config = RunConfig(machine_silence_s=SILENCE_S)
         self._connect = partial(connect, job.store, job.run_id)
-        self._rendezvous = _JoinsTogether(
+        self._rendezvous = JournalRendezvous(
             self._connect,
             name=f"m-{uuid.uuid4().hex[:8]}",
             address=_HOST,
@@ -186,17 +135,9 @@ class Machine:
             secret=job.secret,
         )
 
-    def offer(self) -> list[ev.MachineJoined]:
-        """The event with which the machine joins. Others find its relay from then on."""
-        joins: list[ev.MachineJoined] = []
-        self._rendezvous.joins = joins
-        self._rendezvous.join(self._port.address)
-        self._rendezvous.joins = None
-        return joins
-
     def start(self) -> None:
-        """Begin to follow orders."""
-        threading.Thread(target=self._supervise, name="agent", daemon=True).start()
+        """Join, and follow orders. Returns at once."""
+        threading.Thread(target=self._run, name="agent", daemon=True).start()
 
     # ------------------------------------------------------------------------------------------ the agent
 
@@ -207,15 +148,18 @@ class Machine:
                 self._went_live("agent", after.generation, time.monotonic())
         self._changed.set()
 
+    def _run(self) -> None:
+        """What an agent does, without processes."""
+        self._rendezvous.join(self._port.address)
+        self._supervise()
+
     def _supervise(self) -> None:
-        """What the agent's loop does, without processes."""
         follower = self._rendezvous.follower
-        watched: Mapping[str, str] | None = None
+        ring = Ring()
         while True:
             state, machine = follower.state, self._rendezvous.machine
-            if state.membership.addresses is not watched:
-                watched = state.membership.addresses
-                self._sentinel.watch({name: watched[name] for name in neighbours_of(machine, watched)})
+            if (watch := ring.news(state, machine)) is not None:
+                self._sentinel.watch(watch.machines)
             order = agent_order(state, machine=machine, started_in=self._rendezvous.started_in)
             if order.todo == AgentTodo.STOP:
                 return

@@ -23,7 +23,7 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["EVERY", "ArchivedPosition", "Compactor", "writes_snapshots"]
+__all__ = ["EVERY", "ArchivedPosition", "Compactor", "may_have_snapshot", "writes_snapshots"]
 
 _logger = logging.getLogger(__name__)
 
@@ -41,6 +41,15 @@ def writes_snapshots(state: State, machine: str) -> bool:
     """Whether it is the duty of a machine's agent: that of the lowest filled slot."""
     members = state.membership.members
     return bool(members) and members[min(members)] == machine
+
+
+def may_have_snapshot(state: State, events: int) -> bool:
+    """Whether a journal of so many events may have a snapshot: the first one comes after two intervals."""
+    return events // _interval(state, EVERY) >= 2
+
+
+def _interval(state: State, every: int) -> int:
+    return max(every, _EVENTS_PER_WORKER * state.world_size)
 
 
 class ArchivedPosition:
@@ -100,7 +109,7 @@ class Compactor:
     def on_block(self, now: Snapshot) -> None:
         """Note where the journal stands. Called in the journal thread after each block."""
         position = now.sequencer.position
-        interval = max(self._every, _EVENTS_PER_WORKER * now.state.world_size)
+        interval = _interval(now.state, self._every)
         if position // interval <= self._last // interval:
             return
         self._last = position

@@ -86,10 +86,10 @@ class Journal:
         text = self.log.snapshot()
         return None if text is None else snapshot_from_text(text)
 
-    def is_empty(self) -> bool:
-        """Whether nothing has happened yet."""
+    def is_empty(self, timeout_s: float = 0.0) -> bool:
+        """Whether nothing has happened yet, nor happens in so many seconds."""
         try:
-            return self.log.read(0, 0.0) is None
+            return self.log.read(0, timeout_s) is None
         except BlockGoneError:
             return False
 

@@ -14,7 +14,6 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +29,7 @@ from swift_ft.launch.agent_status import AgentStatus, WorkerFacts
 from swift_ft.launch.guests import Guests
 from swift_ft.launch.processes import StandbyContext
 from swift_ft.launch.rendezvous import JournalRendezvous
+from swift_ft.launch.ring import Ring
 from swift_ft.launch.run_end import RunEnd
 from swift_ft.launch.sentinel import Sentinel
 from swift_ft.launch.standby import Standby
@@ -42,7 +42,7 @@ from swift_ft.network import JobSecret, Port
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import possible_hosts
 from swift_ft.recovery.job_state import Phase, State, Verdict
-from swift_ft.recovery.orders import AgentTodo, agent_order, neighbours_of
+from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.spans import recorder
 from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent
@@ -142,7 +142,7 @@ class MachineAgent(ElasticAgent):
         self._prepared = False  # workers that wait for a slot
         self._forming_since: float | None = None
         self._rejoin_at: float | None = None
-        self._ring: tuple[Mapping[str, str], int] | None = None  # what follows from them is watched
+        self._ring = Ring()
         self._processes: StandbyContext | None = None
         self._status = status
         self.verdict: Verdict | None = None
@@ -319,12 +319,8 @@ class MachineAgent(ElasticAgent):
             self._membership.rejoin(self._port.address)
 
     def _watch_neighbours(self, state: State) -> None:
-        addresses, patience = state.membership.addresses, state.machine_patience
-        if self._ring is not None and addresses is self._ring[0] and patience == self._ring[1]:
-            return
-        self._ring = addresses, patience
-        neighbours = neighbours_of(self._membership.machine, addresses)
-        self._sentinel.watch({name: addresses[name] for name in neighbours}, patience=patience)
+        if (watch := self._ring.news(state, self._membership.machine)) is not None:
+            self._sentinel.watch(watch.machines, patience=watch.patience)
 
     # ------------------------------------------------------------------------------------ start and stop
 

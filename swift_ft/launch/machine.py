@@ -163,6 +163,7 @@ def run_machine(job: MachineJob) -> Verdict:
         reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=SILENCE_S),
         fanout=settings.config.relay_fanout,
         append_s=settings.config.rendezvous_timeout_s,
+        joins_at_once=not settings.spare and not job.host,
     )
     watch = StoreWatch(
         handler.store,

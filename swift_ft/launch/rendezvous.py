@@ -22,6 +22,7 @@ from swift_ft.coordination.block_log import block_log_in
 from swift_ft.coordination.compaction import ArchivedPosition, Compactor
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import EventLog, open_journal
+from swift_ft.coordination.meeting import Meeting, Met
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import Line
 from swift_ft.coordination.relay.notes import write_notes
@@ -38,6 +39,9 @@ from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore
 
 __all__ = ["JournalRendezvous"]
+
+_OPENED_S = 5.0
+"""For so long the others leave the first event of the journal to the machine with the first ticket."""
 
 
 class JournalRendezvous(RendezvousHandler):
@@ -61,6 +65,7 @@ class JournalRendezvous(RendezvousHandler):
         reach: opens a line to the relay of the machine at an address.
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
         append_s: how long an event may take to arrive in the journal.
+        joins_at_once: :meth:`join` follows, without a wait for anything in the journal.
 
     Attributes:
         relay: through which this machine's workers, and as a head other machines, reach the journal.
@@ -90,6 +95,7 @@ class JournalRendezvous(RendezvousHandler):
         reach: Callable[[str], Line] | None = None,
         fanout: int = FANOUT,
         append_s: float = SILENCE_S,
+        joins_at_once: bool = True,
     ) -> None:
         self.store = connect()
         self.bootstrap = Bootstrap(self.store, address)
@@ -106,11 +112,21 @@ class JournalRendezvous(RendezvousHandler):
         self.started_in: int | None = None
         by = f"agent {name}"
         in_store = open_journal(connect, by=by)
-        if in_store.is_empty():
-            in_store.append(replace(opened, setup=self._joined_with))
         outgoing = Outgoing()
         has_heads = levels_of(opened.machines, fanout) > 0
-        upstream = Upstream(in_store, reach if has_heads else None, outgoing, fanout=fanout)
+        self._meeting = Meeting(self.store, fanout) if has_heads and joins_at_once else None
+        ticket = self._meeting.ticket if self._meeting is not None else 0
+        if ticket >= opened.machines:  # the job has formed, or another machine was lost before it had
+            self._meeting = None
+        if in_store.is_empty(_OPENED_S if ticket else 0.0):
+            in_store.append(replace(opened, setup=self._joined_with))
+        upstream = Upstream(
+            in_store,
+            reach if has_heads else None,
+            outgoing,
+            fanout=fanout,
+            meets=self._meeting is not None,
+        )
         self.relay = Relay(
             upstream,
             outgoing,
@@ -164,6 +180,9 @@ class JournalRendezvous(RendezvousHandler):
     def join(self, address: str) -> None:
         """Offer this machine; ``address`` is where its sentinel listens."""
         self._joined_with = self._setup()
+        if self._meeting is not None:
+            self.relay.meet(self._meeting.meet(Met(self.machine, address)))
+            self._meeting = None
         self.journal.append(
             ev.MachineJoined(
                 machine=self.machine,

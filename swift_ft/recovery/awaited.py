@@ -1,7 +1,7 @@
 """What a phase still expects from some machines: the events that all workers tell once. Pure.
 
 A relay holds such events back until it has all of them, because the phase ends with the last one anyway.
-All other events are urgent.
+So may joins be held while a job forms for the first time. All other events are urgent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 
-__all__ = ["Told", "awaited", "is_known", "told"]
+__all__ = ["Told", "awaited", "is_known", "joins_awaited", "told"]
 
 
 class Told(NamedTuple):
@@ -46,6 +46,16 @@ def told(event: ev.Event) -> Told | None:
 def is_known(state: State, event: ev.Event) -> bool:
     """Whether an event that is urgent elsewhere says nothing new here: each machine has several watchers."""
     return isinstance(event, ev.MachineLost) and event.machine in state.membership.fenced
+
+
+def joins_awaited(state: State) -> int:
+    """How many joins a job that forms for the first time still waits for: until then none of them is urgent.
+
+    0 at any other time: a machine that joins then may be the one that a recovery waits for.
+    """
+    if state.phase != Phase.FORMING or state.generation:
+        return 0
+    return max(0, state.shape.machines - len(state.membership.members) - len(state.membership.spares))
 
 
 def awaited(state: State, what: Told, slots: range) -> set[int]:

@@ -10,7 +10,11 @@ all others: 32 heads cost 1,024 reads, so that operations for each machine grew 
 for the last machine anyway, so several ways to the store are no safer than one that is replaced.
 
 A machine's head always has a lower slot than the machine, whatever each of them suspects. So machines that
-hold the same state never pass events on in a circle.
+hold the same state never pass events on in a circle. No machine goes through one without a slot, once slots
+are filled.
+
+Until then there are no heads. The machines have tickets instead, and go through one with a lower ticket
+(:func:`met_by`).
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from collections.abc import Collection
 
 from swift_ft.recovery.job_state import State
 
-__all__ = ["FANOUT", "levels_of", "served_by", "upstream_of"]
+__all__ = ["FANOUT", "levels_of", "met_by", "served_by", "upstream_of"]
 
 FANOUT = 32
 """Machines in a group; as many go to the store themselves."""
@@ -43,19 +47,34 @@ def upstream_of(
 
     Args:
         state: of the job.
-        machine: any machine. One without a slot goes to the store.
+        machine: any machine. A spare goes to the head of one group or another; one that has not joined, and
+            one that was lost, to the store.
         suspected: machines that do not answer this one. They are passed over.
         fanout: see :data:`FANOUT`.
     """
     slot = state.slot_of(machine)
     if slot is None:
-        return None
+        return _upstream_of_spare(state, machine, suspected, fanout)
     width = 1
     for _ in range(levels_of(state.shape.machines, fanout)):
         width *= fanout
         if (head := _first(state, range(slot - slot % width, slot), suspected)) is not None:
             return head
     return None
+
+
+def _upstream_of_spare(state: State, machine: str, suspected: Collection[str], fanout: int) -> str | None:
+    machines, membership = state.shape.machines, state.membership
+    spare = membership.spares.get(machine)
+    if spare is None or not membership.members or not levels_of(machines, fanout):
+        return None
+    start = spare.arrival % -(-machines // fanout) * fanout
+    return _first(state, range(start, start + fanout), suspected) or _first(state, range(machines), suspected)
+
+
+def met_by(ticket: int, fanout: int = FANOUT) -> int | None:
+    """The ticket of the machine through which one goes before slots are filled; None: the store itself."""
+    return (ticket - 1) // fanout if ticket > 0 else None
 
 
 def served_by(state: State, machine: str, suspected: Collection[str] = (), fanout: int = FANOUT) -> range:

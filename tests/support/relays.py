@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from swift_ft.coordination.block_log import BlockGoneError
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.meeting import Met
 from swift_ft.coordination.relay.lines import Line, LocalLine, local_pair
 from swift_ft.coordination.relay.notes import Facts
 from swift_ft.coordination.relay.outgoing import Outgoing
@@ -18,6 +20,7 @@ from swift_ft.coordination.relay.upstream import Upstream
 from swift_ft.coordination.relay.worker_journal import WorkerJournal
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Block, Sequencer, block_from_text
+from swift_ft.recovery.heads import met_by
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
@@ -87,11 +90,12 @@ class RelayedMachine:
     """One machine's relay, its agent's follower, and its workers' journals.
 
     Attributes:
-        stopped: nothing passes through this machine's relay any more, and its lines stay open.
+        meets: it reads only how the journal begins, until it has met another machine.
     """
 
     job: RelayedJob
     name: str
+    meets: bool = False
     relay: Relay = field(init=False)
     upstream: Upstream = field(init=False)
     follower: Follower = field(init=False)
@@ -103,7 +107,12 @@ class RelayedMachine:
     def __post_init__(self) -> None:
         job, outgoing = self.job, Outgoing()
         self.upstream = Upstream(
-            Journal(job.log, by=self.name), job.connect, outgoing, fanout=job.fanout, silence_s=job.silence_s
+            Journal(job.log, by=self.name),
+            job.connect,
+            outgoing,
+            fanout=job.fanout,
+            silence_s=job.silence_s,
+            meets=self.meets,
         )
         self.relay = Relay(
             self.upstream,
@@ -176,6 +185,19 @@ class RelayedJob:
         machine = self.machines[name] = RelayedMachine(self, name)
         machine.follower.append(ev.MachineJoined(machine=name, address=name))
         return machine
+
+    def add_at_once(self, names: Sequence[str]) -> None:
+        """Machines that take tickets in this order, meet, and have joined when this returns."""
+        for name in names:
+            self.machines[name] = RelayedMachine(self, name, meets=True)
+        with ThreadPoolExecutor(len(names)) as pool:
+            list(pool.map(self._meet_and_join, range(len(names)), names))
+
+    def _meet_and_join(self, ticket: int, name: str) -> None:
+        above, machine = met_by(ticket, self.fanout), self.machines[name]
+        other = None if above is None else list(self.machines)[above]
+        machine.relay.meet(None if other is None else Met(other, other))
+        machine.follower.append(ev.MachineJoined(machine=name, address=name))
 
     def until(self, condition: Callable[[State], bool], limit_s: float = 20.0) -> None:
         """Wait until the state of all living machines and their workers fulfils a condition."""

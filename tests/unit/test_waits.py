@@ -59,6 +59,7 @@ REASONS = {
         "coordination/relay/relay.py:Relay._give_signs_of_life",
         "coordination/relay/relay.py:Relay._pass_on_notes",
         "coordination/relay/relay.py:Relay._write",
+        "coordination/relay/upstream.py:Upstream._is_to_meet",
         "coordination/relay/subscriber.py:Subscriber._send_all",
         "runtime/link_meter.py:LinkMeter._run",
         "runtime/data/board.py:BatchBoard._read",

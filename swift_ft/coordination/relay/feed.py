@@ -49,6 +49,7 @@ class Feed:
         self._next: int | None = None  # of the next block that comes, once it was asked for
         self._end: int | None = None  # what the relay has is before this number
         self._here_from: float = -math.inf
+        self._snapshot: bool | None = None  # the relay's answer, once there is one
         self.waits = False
         """The relay itself waits for the journal: it is not the one that is slow."""
         line.send({"hello": machine})
@@ -68,6 +69,28 @@ class Feed:
             OSError: if the line has ended.
         """
         return self._line.try_send(message)
+
+    def begins_at_snapshot(self) -> bool:
+        """Ask the relay, before anything else, whether the journal may have a snapshot.
+
+        A relay that has read all of the journal knows that so short a journal has none.
+
+        Raises:
+            LineEndedError: if the line has ended.
+            SilentError: if nothing has come for too long.
+        """
+        if self._next is not None:  # what was asked for has come, or is gone
+            return True
+        self._send({"snapshot": True})
+        while self._snapshot is None:
+            try:
+                message = self._receive(math.inf)
+            except TimeoutError:
+                raise SilentError(f"nothing has come for {self._silence_s:g} s") from None
+            if message is None:
+                raise LineEndedError("the line has ended")
+            self._take(message, -1)
+        return self._snapshot
 
     def next(self, number: int, timeout_s: float) -> str | None:
         """Wait for a block. None if it is not there in time; 0 does not wait for one that is still to come.
@@ -113,8 +136,11 @@ class Feed:
 
     def _ask(self, number: int) -> None:
         self._next, self._end, self._here_from = number, None, -math.inf
+        self._send({"follow": number})
+
+    def _send(self, message: dict[str, Any]) -> None:
         try:
-            self._line.send({"follow": number})
+            self._line.send(message)
         except OSError as error:
             raise LineEndedError(str(error)) from error
 
@@ -125,6 +151,8 @@ class Feed:
             return text
         if "end" in message:
             self._end, self._here_from = message["end"], message["from"]
+        if "snapshot" in message:
+            self._snapshot = message["snapshot"]
         if "beat" in message:
             self.waits = message["waits"]
         return None

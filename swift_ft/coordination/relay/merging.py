@@ -5,6 +5,9 @@ has all that the phase still expects from them: no one waits for one of them alo
 a linger, since a machine whose report is held looks late to all others. An urgent event takes along what is
 held.
 
+In a large job that forms for the first time joins are held in the same way, until all machines are there:
+no one is in a hurry for one of them. Each was a block of its own, which woke all that had joined before.
+
 While events keep coming the linger begins anew with each, up to a bound from the first that is held: each
 block wakes all participants of a job, so one block less is worth a wait. A first version had a linger of five
 milliseconds, and wrote a block for nearly each worker, since survivors of a loss report within tens of
@@ -17,8 +20,9 @@ import math
 from collections.abc import Callable, Iterable
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.awaited import Told, awaited, is_known, told
+from swift_ft.recovery.awaited import Told, awaited, is_known, joins_awaited, told
 from swift_ft.recovery.blocks import Block, Stamped
+from swift_ft.recovery.heads import FANOUT, levels_of
 from swift_ft.recovery.job_state import State
 
 __all__ = ["LINGER_S", "LONGEST_LINGER_S", "PARTS_LINGER_S", "Merging"]
@@ -36,14 +40,17 @@ class Merging:
 
     Args:
         now: a monotonic clock, in seconds.
+        fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], fanout: int = FANOUT) -> None:
         self._now = now
+        self._fanout = fanout
         self._held: dict[tuple[str, int], Stamped] = {}
         self._due_at = math.inf
         self._latest = math.inf  # what is held is due then, whatever comes
-        self._ranks: dict[Told, set[int]] = {}  # what of it is held
+        self._joins = 0  # how many of it are held
+        self._ranks: dict[Told, set[int]] = {}  # what else of it is held
         self._missing: dict[Told, set[int]] = {}  # and what is still to come, in the state of the last look
         self._looked_at: tuple[State, range] | None = None
 
@@ -53,7 +60,10 @@ class Merging:
             self._held[stamped.origin, stamped.serial] = stamped
             what = told(stamped.event)
             if what is None:
-                if is_known(state, stamped.event):
+                if self._is_one_of_many(state, stamped.event):
+                    self._joins += 1
+                    self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
+                elif is_known(state, stamped.event):
                     self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
                 else:
                     self._due_at = -math.inf
@@ -66,6 +76,12 @@ class Merging:
                 self._wait_for_more(PARTS_LINGER_S, PARTS_LINGER_S)
             else:
                 self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
+
+    def _is_one_of_many(self, state: State, event: ev.Event) -> bool:
+        """Whether an event is a join that others are still to follow, in a job that has heads."""
+        if not isinstance(event, ev.MachineJoined) or not levels_of(state.shape.machines, self._fanout):
+            return False
+        return joins_awaited(state) > 1
 
     def _wait_for_more(self, linger_s: float, longest_s: float) -> None:
         self._latest = min(self._latest, self._now() + longest_s)
@@ -90,13 +106,15 @@ class Merging:
         for what, ranks in self._ranks.items():
             if what not in self._missing:
                 self._missing[what] = awaited(state, what, slots) - ranks
+        if self._joins and self._joins >= joins_awaited(state):
+            return True
         return bool(self._ranks) and not any(self._missing.values())
 
     def take(self) -> Block:
         """All that is held, in the order in which it came. Nothing is held then."""
         held = tuple(self._held.values())
         self._held = {}
-        self._ranks, self._missing, self._looked_at = {}, {}, None
+        self._ranks, self._missing, self._looked_at, self._joins = {}, {}, None, 0
         self._due_at = self._latest = math.inf
         return held
 

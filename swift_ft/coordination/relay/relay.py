@@ -18,6 +18,8 @@ from typing import Any
 
 from torch.distributed import DistError
 
+from swift_ft.coordination.compaction import may_have_snapshot
+from swift_ft.coordination.meeting import Met
 from swift_ft.coordination.relay.lines import Line
 from swift_ft.coordination.relay.merging import Merging
 from swift_ft.coordination.relay.notes import Notes
@@ -79,11 +81,14 @@ class Relay:
         self._now = now
         self._changed = threading.Condition()
         # Guarded by the condition.
-        self._merging = Merging(now)
+        self._merging = Merging(now, fanout)
         self._recent = RecentBlocks()
         self._subscribers: dict[Subscriber, int] = {}  # and the number of the next block that each gets
         self._state, self._slots = State(), range(0)
         self._machine = ""
+        # Events that were read, from the first one on; None if a snapshot stands for some. Owner: the thread
+        # that reads.
+        self._events_read: int | None = 0
         self._closed = False
         self._stopped = threading.Event()
         for target in (self._write, self._give_signs_of_life, self._pass_on_notes):
@@ -124,6 +129,8 @@ class Relay:
         text = text if isinstance(text, str) else text.decode()
         self._push(number, text)
         block = block_from_text(text)
+        if self._events_read is not None:
+            self._events_read += len(block)
         self._outgoing.arrived(block)
         return block
 
@@ -131,8 +138,13 @@ class Relay:
         """See :meth:`EventLog.snapshot`. It comes from the store: those that follow read their own."""
         snapshot = self._upstream.journal.snapshot()
         if snapshot is not None:
+            self._events_read = None
             self._outgoing.arrived(s for s in self._outgoing.all() if snapshot.sequencer.has(s))
         return snapshot
+
+    def meet(self, other: Met | None) -> None:
+        """See :meth:`Upstream.meet`."""
+        self._upstream.meet(other)
 
     def look(self, state: State, machine: str) -> None:
         """Note what the state of the job is now, and under which name this machine takes part in it."""
@@ -171,6 +183,8 @@ class Relay:
             self._notes.put(slot, message["note"])
         for slot, facts in message.get("notes", {}).items():
             self._notes.put(int(slot), facts)
+        if "snapshot" in message:
+            subscriber.push(encoded({"snapshot": self._may_have_snapshot()}))
         if "hello" in message:
             subscriber.machine = str(message["hello"])
 
@@ -181,6 +195,11 @@ class Relay:
                 subscriber.push(encoded({"block": at, TEXT: text}))
             subscriber.push(encoded({"end": recent.end, "from": recent.start}))
             self._subscribers[subscriber] = max(number, recent.end)
+
+    def _may_have_snapshot(self) -> bool:
+        """Whether one that begins to follow has to look for a snapshot, and cannot begin at the beginning."""
+        events = self._events_read
+        return events is None or may_have_snapshot(self._state, events)
 
     def _push(self, number: int, text: str) -> None:
         with self._changed:

@@ -5,6 +5,9 @@ itself: a head whose line ends, that is silent for a second, or that passes noth
 passed over. The second one that fails is the last: then the agent goes to the store, until the suspicion
 ends.
 
+Before the job has formed there are no heads. A machine then goes through the one that it has met
+(`coordination/meeting.py`), and until it has met that it reads no more than how the journal begins.
+
 What was sent and did not come back in a block is sent again on the new way, in the same order. So each hop
 sends an origin's events without a gap, from the first that may be missing.
 """
@@ -19,10 +22,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swift_ft.coordination.journal import Journal
+from swift_ft.coordination.meeting import Met
 from swift_ft.coordination.relay.feed import Feed, LineEndedError, NotHereError, SilentError
 from swift_ft.coordination.relay.lines import Line
 from swift_ft.coordination.relay.outgoing import Outgoing
-from swift_ft.recovery.blocks import Block
+from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.heads import FANOUT, upstream_of
 from swift_ft.recovery.job_state import State
 
@@ -50,6 +54,7 @@ class Upstream:
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
         silence_s: see :data:`SILENCE_S`.
         now: a monotonic clock, in seconds.
+        meets: this machine is about to :meth:`meet` another one.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Upstream:
         fanout: int = FANOUT,
         silence_s: float = SILENCE_S,
         now: Callable[[], float] = time.monotonic,
+        meets: bool = False,
     ) -> None:
         self.journal = journal
         self._connect = connect
@@ -71,7 +77,12 @@ class Upstream:
         self._state = State()  # owner: the thread that reads, as of the next ones; others read them
         self._machine = ""
         self._suspected: dict[str, float] = {}  # and until when
+        self._meeting = threading.Condition()
+        self._meets = meets  # guarded by the condition
+        self._met: Met | None = None  # through whom it goes until the job has formed
         self._sending = threading.Lock()
+        self._has_way = not meets  # the thread that reads sets it, under the lock
+        self._before_way: list[Stamped] = []  # what was to be sent before; guarded by the lock
         self.switches = 0  # how often the way has changed
         self._way: tuple[str, Feed] | None = (
             None  # None: the store. The thread that reads sets it, under the lock
@@ -82,6 +93,19 @@ class Upstream:
     def look(self, state: State, machine: str) -> None:
         """Note what the state of the job is now, and this machine's name."""
         self._state, self._machine = state, machine
+        if machine in state.membership.slots:
+            self._met = None
+
+    def meet(self, other: Met | None) -> None:
+        """Go through a machine until the job has formed; None: to the store."""
+        with self._meeting:
+            self._met, self._meets = other, False
+            self._meeting.notify_all()
+
+    def _is_to_meet(self, timeout_s: float) -> bool:
+        """Whether this machine still has to meet another one after so long."""
+        with self._meeting:
+            return not self._meeting.wait_for(lambda: not self._meets, timeout_s)
 
     @property
     def suspected(self) -> frozenset[str]:
@@ -89,38 +113,45 @@ class Upstream:
         now = self._now()
         return frozenset(machine for machine, until in list(self._suspected.items()) if until > now)
 
-    def _wanted(self) -> str | None:
+    def _wanted(self) -> Met | None:
         if self._connect is None:
             return None
         suspected, slots = self.suspected, self._state.membership.slots
         if sum(machine in slots for machine in suspected) >= _MOST_SUSPECTED:
             return None
-        return upstream_of(self._state, self._machine, suspected, self._fanout)
+        head = upstream_of(self._state, self._machine, suspected, self._fanout)
+        if head is not None:
+            return Met(head, self._state.membership.addresses[head])
+        met = self._met
+        return met if met is not None and met.machine not in suspected else None
 
     def _choose(self) -> Feed | None:
         """The feed to read from, which may be a new one; None for the store."""
-        while (wanted := self._wanted()) != (self._way[0] if self._way else None):
+        while True:
+            wanted = self._wanted()
+            if self._has_way and (wanted.machine if wanted else None) == self.head:
+                break
             if wanted is None:
                 self._switch(None)
                 continue
             try:
-                self._switch((wanted, self._open(wanted)))
+                self._switch((wanted.machine, self._open(wanted.address)))
             except OSError as error:
-                self._suspect(wanted, str(error) or type(error).__name__)
+                self._suspect(wanted.machine, str(error) or type(error).__name__)
         return self._way[1] if self._way else None
 
-    def _open(self, machine: str) -> Feed:
+    def _open(self, address: str) -> Feed:
         assert self._connect is not None
-        line = self._connect(self._state.membership.addresses[machine])
-        return Feed(line, self._machine, silence_s=self._silence_s, now=self._now)
+        return Feed(self._connect(address), self._machine, silence_s=self._silence_s, now=self._now)
 
     def _switch(self, way: tuple[str, Feed] | None) -> None:
         """Go another way from now on, and send there what may not have arrived on the one before."""
         with self._sending:
-            missing = self._outgoing.all()
+            missing = self._outgoing.all() if self._has_way else tuple(self._before_way)
             if missing and way is not None:
                 way[1].append(missing)
             before, self._way = self._way, way
+            self._has_way = True
             self.switches += 1
             if before is not None:
                 before[1].close()
@@ -161,6 +192,11 @@ class Upstream:
             RendezvousLostError: if the store does not answer.
         """
         deadline = self._now() + timeout_s
+        if self._meets:
+            if number == 0:
+                return self.journal.log.read(number, timeout_s)
+            if self._is_to_meet(timeout_s):
+                return None
         while True:
             feed = self._choose()
             left_s = max(0.0, deadline - self._now())
@@ -182,6 +218,9 @@ class Upstream:
         """
         with self._sending:
             self._outgoing.add(block)
+            if not self._has_way:
+                self._before_way += block
+                return
             if self._way is None:
                 self._write(block)
             else:

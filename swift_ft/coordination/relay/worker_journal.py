@@ -110,7 +110,13 @@ class WorkerJournal:
         return block
 
     def snapshot(self) -> Snapshot | None:
-        """See :meth:`EventLog.snapshot`. It comes from the store, as blocks do that the agent has no more."""
+        """See :meth:`EventLog.snapshot`. It comes from the store, as blocks do that the agent has no more.
+
+        A job that has just formed has none, which its agent knows: else each worker asked the store.
+        """
+        with contextlib.suppress(SilentError, LineEndedError):  # the next read sees the same
+            if not self._feed.begins_at_snapshot():
+                return None
         snapshot = self._store().snapshot()
         if snapshot is not None:
             self._outgoing.arrived(s for s in self._outgoing.all() if snapshot.sequencer.has(s))

@@ -1,9 +1,10 @@
 """How events travel in a simulated job: through heads that merge them, stall, die, and write what they held.
 
-A worker's event goes to a head, which writes it later, with events of others in one block. A head that stalls
-keeps what it has: its clients send their events another way, and when it wakes up, it writes what it held. A
-head that dies has written it, or not; its clients do not know, and send again. So events are late, come in
-blocks, and come twice, and those of a client that has died since may come very late.
+An event of a worker, and the join of a machine, goes to a head, which writes it later, with events of others
+in one block. A head that stalls keeps what it has: its clients send their events another way, and when it
+wakes up, it writes what it held. A head that dies has written it, or not; its clients do not know, and send
+again. So events are late, come in blocks, and come twice, and those of a client that has died since may come
+very late.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ class Machine:
         reported_lost: machines that it has reported lost under its current name.
         sessionless_in: the last generation in which it reported that its workers have no session.
         usage_failure: a worker failed because it was used wrongly.
+        unanswered: its joins that are on their way through heads.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Machine:
         self.alive = True
         self.frozen = False
         self.usage_failure = False
+        self.unanswered = 0
         self._incarnation = 0
         self._make_worker = make_worker
 
@@ -80,18 +82,20 @@ class Machine:
         """Read all blocks of the journal up to a position."""
         self.position = max(self.position, self.world.end_before(until))
 
+    def answered(self, position: int) -> None:
+        """It has joined. It learns of that when it reads."""
+
     def join(self) -> None:
-        """Offer the machine to the job."""
-        self.append(
-            ev.MachineJoined(
-                machine=self.name,
-                preferred_slot=self._slot,
-                address=f"{self.base}:1",
-                setup=self.world.setup,
-                domain=self.world.domain_of(self.base),
-                host=self._host,
-            )
+        """Offer the machine to the job, with others in one block if heads merge the joins."""
+        event = ev.MachineJoined(
+            machine=self.name,
+            preferred_slot=self._slot,
+            address=f"{self.base}:1",
+            setup=self.world.setup,
+            domain=self.world.domain_of(self.base),
+            host=self._host,
         )
+        self.world.heads.send(self, event, repr(self))
 
     def die(self) -> None:
         """The machine loses its power."""

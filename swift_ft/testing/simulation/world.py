@@ -74,7 +74,7 @@ class World(ABC):
         events: the journal.
         states: the protocol's state before each event, and after the last one.
         ends: how many events there were after each block: participants read whole blocks.
-        heads: which events of workers travel through, if the job has any (:meth:`use_heads`).
+        heads: which events of workers and joins travel through, if the job has any (:meth:`use_heads`).
         ticks: steps of the simulation so far.
         settings: what the seed decided.
         claimed: worker 0 has claimed the store.
@@ -129,7 +129,7 @@ class World(ABC):
         return self._groups.setdefault((generation, replay), Group())
 
     def use_heads(self) -> None:
-        """Let events of workers travel through heads, and newcomers begin from snapshots."""
+        """Let events of workers and joins travel through heads, and newcomers begin from snapshots."""
         self.heads.use()
         self._newcomers.use()
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from immutables import Map
 
-from swift_ft.recovery.heads import FANOUT, levels_of, served_by, upstream_of
-from swift_ft.recovery.job_state import JobShape, Membership, State
+from swift_ft.recovery.heads import FANOUT, levels_of, met_by, served_by, upstream_of
+from swift_ft.recovery.job_state import JobShape, Membership, Spare, State
 
 
 def state_of(machines: int, empty: frozenset[int] = frozenset()) -> State:
@@ -114,9 +115,46 @@ def test_the_next_machine_is_the_head_once_the_first_is_lost_or_suspected() -> N
     assert served_by(state, "m33", {"m32"}) == range(33, 64)
 
 
-def test_a_machine_without_a_slot_goes_to_the_store() -> None:
-    assert upstream_of(state_of(64), "spare") is None
-    assert served_by(state_of(64), "spare") == range(0)
+def with_spares(state: State, spares: int, first: int = 0) -> State:
+    added = {f"s{number}": Spare(number, None) for number in range(first, first + spares)}
+    return replace(state, membership=replace(state.membership, spares=Map(added)))
+
+
+def test_a_machine_that_has_not_joined_goes_to_the_store() -> None:
+    assert upstream_of(state_of(64), "newcomer") is None
+    assert served_by(state_of(64), "newcomer") == range(0)
+
+
+def test_spares_spread_over_the_heads_of_groups() -> None:
+    state = with_spares(state_of(100), 8, first=100)
+    heads = Counter(upstream_of(state, f"s{number}") for number in range(100, 108))
+    assert heads == {"m0": 2, "m32": 2, "m64": 2, "m96": 2}
+    assert upstream_of(state, "s100", {"m0"}) == "m1"
+    assert served_by(state, "s100") == range(0)
+
+
+def test_a_spare_goes_to_any_member_where_its_group_is_empty_and_to_the_store_where_no_slot_is_filled() -> (
+    None
+):
+    assert upstream_of(with_spares(state_of(64, frozenset(range(32))), 1), "s0") == "m32"
+    assert upstream_of(with_spares(state_of(64, frozenset(range(64))), 1), "s0") is None
+    assert upstream_of(with_spares(state_of(FANOUT), 1), "s0") is None
+
+
+@given(st.integers(0, 100_000), st.integers(2, FANOUT))
+def test_each_ticket_leads_to_the_first_one_in_few_steps(ticket: int, fanout: int) -> None:
+    steps, at = 0, ticket
+    while (above := met_by(at, fanout)) is not None:
+        assert 0 <= above < at
+        steps, at = steps + 1, above
+    assert at == 0
+    assert fanout**steps <= max(1, ticket) * fanout
+
+
+def test_no_machine_is_met_by_more_than_the_fanout() -> None:
+    met = Counter(met_by(ticket) for ticket in range(10_000))
+    assert met.pop(None) == 1
+    assert max(met.values()) == FANOUT
 
 
 def test_a_member_that_has_left_in_the_end_is_no_head() -> None:

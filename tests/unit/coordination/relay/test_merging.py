@@ -162,3 +162,44 @@ def test_machines_without_a_slot_hold_nothing_back(clock: Clock, agreeing: State
     merging = Merging(clock)
     merging.hold(agreeing, stamped(report(0)))
     assert merging.due_at(agreeing, range(0)) <= clock.now
+
+
+def forming(machines: int, spares: int) -> State:
+    state = step(State(), ev.JobOpened(machines=machines))
+    for number in range(spares):
+        state = step(state, join(number))
+    assert state.phase == Phase.FORMING
+    return state
+
+
+def join(number: int) -> ev.MachineJoined:
+    return ev.MachineJoined(machine=f"m{number}", address=f"m{number}:1")
+
+
+def test_joins_are_held_until_all_machines_are_there(clock: Clock) -> None:
+    merging, state = Merging(clock, fanout=2), forming(4, 1)
+    merging.hold(state, stamped(join(1), join(2)))
+    assert merging.due_at(state, range(0)) == clock.now + LINGER_S
+    merging.hold(state, stamped(join(3), first=3))
+    assert merging.due_at(state, range(0)) == -math.inf
+    assert len(merging.take()) == 3
+    assert merging.due_at(state, range(0)) == math.inf
+
+
+def test_joins_that_others_have_passed_on_count_as_well(clock: Clock) -> None:
+    merging = Merging(clock, fanout=2)
+    merging.hold(forming(4, 1), stamped(join(1)))
+    assert merging.due_at(forming(4, 2), range(0)) > clock.now
+    assert merging.due_at(forming(4, 3), range(0)) == -math.inf
+
+
+@pytest.mark.parametrize("why", ["a job without heads", "the last one", "a recovery"])
+def test_a_join_that_someone_waits_for_is_urgent(why: str, clock: Clock, agreeing: State) -> None:
+    merging = Merging(clock, fanout=32 if why == "a job without heads" else 2)
+    states = {
+        "a job without heads": forming(4, 1),
+        "the last one": forming(4, 3),
+        "a recovery": step(agreeing, ev.MachineLost(machine="m3", reason="?")),
+    }
+    merging.hold(states[why], stamped(join(9)))
+    assert merging.due_at(states[why], range(0)) == -math.inf

@@ -98,6 +98,7 @@ def test_an_event_that_a_snapshot_covers_has_arrived(log: MemoryLog, relay: Rela
     wait_until(lambda: log.texts, "the event in the journal")
     log.compact()
     assert appends.is_alive()
+    assert worker.read(0, 0.0) is None
     assert worker.snapshot() is not None
     appends.join(20.0)
     assert not appends.is_alive()
