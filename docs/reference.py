@@ -62,6 +62,7 @@ MEANINGS = {
     "channel_over": "A connection between two machines has ended. What used it connects again, or knows why.",
     "channel_failed": "An error of swift_ft itself in serving another machine. Only that connection ends.",
     "head_changed": "A machine reads the journal through another machine from now on, or itself.",
+    "not_met": "A machine goes to the rendezvous store while the job forms, since the one above it is gone.",
     "head_suspected": "A machine that passes on the journal is dead, silent or slow, and is passed over.",
     "relay_line_broken": "What follows a relay has sent something else than a message. Its line ends.",
     "token_file_open": "The group of the token file's owner can read it, and so the job's secret.",

@@ -1,4 +1,4 @@
-"""Runs of events that all workers tell once, noted together.
+"""Runs of events that all workers tell once, and of joins, noted together.
 
 In a large job a block of the journal holds hundreds of reports. Each of them alone would make its own state,
 of all fields, and none but the last matters. What is noted here is what the handlers of single events make of
@@ -15,7 +15,7 @@ from immutables import Map, MapMutation
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers.checkpoints import part_that_counts
 from swift_ft.recovery.handlers.recovery import report_counts, status_that_counts
-from swift_ft.recovery.job_state import SavedPart, State
+from swift_ft.recovery.job_state import Phase, SavedPart, Spare, State, base_of
 from swift_ft.recovery.values import replace
 
 __all__ = ["NOTED_TOGETHER"]
@@ -87,7 +87,32 @@ def _parts(state: State, run: Sequence[ev.PartPersisted]) -> tuple[State, int]:
     return replace(state, checkpoints=replace(state.checkpoints, parts=parts)), len(run)
 
 
+def _joins(state: State, run: Sequence[ev.MachineJoined]) -> tuple[State, int]:
+    """Machines like all others that join a job which forms, and do not fill it."""
+    if state.phase != Phase.FORMING:
+        return state, 0
+    membership = state.membership
+    least = state.shape.machines - len(membership.members)  # spares that fill all slots
+    spares, addresses = membership.spares.mutate(), membership.addresses.mutate()
+    arrivals, count = membership.arrivals, 0
+    for event in run:
+        if event.host or event.setup != state.shape.setup or base_of(event.machine) in membership.silent:
+            break
+        if not (membership.knows(event.machine) or event.machine in spares):
+            if len(spares) + 1 >= least:
+                break
+            spares[event.machine] = Spare(arrivals, event.preferred_slot, event.domain)
+            addresses[event.machine] = event.address
+            arrivals += 1
+        count += 1
+    if arrivals == membership.arrivals:
+        return state, count
+    membership = replace(membership, spares=spares.finish(), addresses=addresses.finish(), arrivals=arrivals)
+    return replace(state, membership=membership), count
+
+
 NOTED_TOGETHER: Mapping[type[ev.Event], Callable[[State, Any], tuple[State, int]]] = {
+    ev.MachineJoined: _joins,
     ev.StatusReported: _statuses,
     ev.WorkerReady: _ready,
     ev.PartPersisted: _parts,

@@ -142,6 +142,38 @@ def test_events_that_are_applied_together_make_what_they_make_one_by_one(
         assert together == one_by_one
 
 
+JOINS = st.lists(
+    st.builds(
+        ev.MachineJoined,
+        machine=st.sampled_from([f"{name}.{incarnation}" for name in "ABCDEF" for incarnation in range(2)]),
+        preferred_slot=st.none() | st.integers(0, 3),
+        address=st.sampled_from(["x:1", "y:1"]),
+        setup=st.sampled_from([("torch: 2",), ("torch: 2",), ("torch: 3",)]),
+        host=st.sampled_from(["", "", "A.0"]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+LOSSES = st.builds(
+    ev.MachineLost,
+    machine=st.sampled_from(["A.0", "B.0", "B.1", "C.0"]),
+    reason=st.just("?"),
+    reporter=st.sampled_from(["", "C.0"]),
+    silent=st.booleans(),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.one_of(JOINS, LOSSES.map(lambda event: [event])), max_size=8))
+def test_joins_that_are_applied_together_make_what_they_make_one_by_one(blocks: list[list[ev.Event]]) -> None:
+    one_by_one = together = step(State(), ev.JobOpened(machines=4, setup=("torch: 2",)))
+    for block in blocks:
+        for event in block:
+            one_by_one = step(one_by_one, event)
+        together = step_all(together, block)
+        assert together == one_by_one
+
+
 def test_a_report_after_a_script_has_ended_ends_the_job_among_others_as_well_as_alone() -> None:
     opened: list[ev.Event] = [ev.JobOpened(machines=3), *(ev.MachineJoined(machine=name) for name in "ABC")]
     state = step_all(State(), [*opened, ev.ScriptExited(machine="A", started_in=1)])
