@@ -21,7 +21,7 @@ from swift_ft.config import SILENCE_S
 from swift_ft.coordination.block_log import block_log_in
 from swift_ft.coordination.compaction import ArchivedPosition, Compactor
 from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.journal import EventLog, open_journal
+from swift_ft.coordination.journal import EventLog, Journal, open_journal
 from swift_ft.coordination.meeting import Meeting, Met
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import Line
@@ -114,12 +114,10 @@ class JournalRendezvous(RendezvousHandler):
         in_store = open_journal(connect, by=by)
         outgoing = Outgoing()
         has_heads = levels_of(opened.machines, fanout) > 0
-        self._meeting = Meeting(self.store, fanout) if has_heads and joins_at_once else None
-        ticket = self._meeting.ticket if self._meeting is not None else 0
-        if ticket >= opened.machines:  # the job has formed, or another machine was lost before it had
-            self._meeting = None
-        if in_store.is_empty(_OPENED_S if ticket else 0.0):
-            in_store.append(replace(opened, setup=self._joined_with))
+        meeting = Meeting(self.store, fanout) if has_heads and joins_at_once else None
+        self._open(in_store, opened, first=meeting is None or not meeting.ticket)
+        # One that comes later finds the job formed, or replaces a machine that was lost before it had.
+        self._meeting = meeting if meeting is not None and meeting.ticket < opened.machines else None
         upstream = Upstream(
             in_store,
             reach if has_heads else None,
@@ -164,6 +162,11 @@ class JournalRendezvous(RendezvousHandler):
         self.relay.look(self.follower.state, self.machine)
         trace.start()
         self.follower.start()
+
+    def _open(self, journal: Journal, opened: ev.JobOpened, *, first: bool) -> None:
+        """Write the journal's first event, unless it is there. In a large job one machine does so."""
+        if journal.is_empty() and (first or journal.is_empty(_OPENED_S)):
+            journal.append(replace(opened, setup=self._joined_with))
 
     @property
     def journal(self) -> EventLog:
