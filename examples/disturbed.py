@@ -18,15 +18,13 @@ from typing import Any
 from examples.commands import EXAMPLES, CommandError, check, finished, started, swift_run, torchrun
 from swift_ft.checkpoint.store_claim import RECORD
 from swift_ft.checkpoint.worker_history import GenerationWork, history_names, read_history
-from swift_ft.cli.watch import Progress, View, Watch
+from swift_ft.cli.watch import View, Watch
 from swift_ft.spans import FIRST_ITERATION
 from swift_ft.storage.store import Store
 from swift_ft.store_address import StoreAddress
 
 Show = Callable[[Watch, Callable[[], bool]], None]
 """Polls the watch, and may show the run, until the run ends."""
-ProgressLog = list[tuple[int, Progress]]
-"""The progress that each rank reported, in order of time: at most once a second, so not each iteration."""
 Works = tuple[GenerationWork, ...]
 
 
@@ -78,7 +76,6 @@ class SwiftOutcome:
         done: when the last worker had completed it.
         bytes_logged: by rank, by the process that was its last.
         iteration_s: mean time of worker 0's iterations before the kill.
-        progress: what the workers reported, by rank.
     """
 
     recoveries: list[dict[str, Any]]
@@ -88,7 +85,6 @@ class SwiftOutcome:
     done: float | None = None
     bytes_logged: dict[int, int] = field(default_factory=dict)
     iteration_s: float | None = None
-    progress: ProgressLog = field(default_factory=list)
 
     @property
     def replayed(self) -> bool:
@@ -130,8 +126,8 @@ def swift(
         CommandError: if the run does not end well.
     """
     inject = failure.fault if kill else ""
-    report, progress = train(failure, iterations, folder, inject=inject, show=show, env=env)
-    return _outcome(failure, report, progress, Store(str(folder / "store")))
+    report = train(failure, iterations, folder, inject=inject, show=show, env=env)
+    return _outcome(failure, report, Store(str(folder / "store")))
 
 
 def train(
@@ -142,8 +138,8 @@ def train(
     inject: str,
     show: Show | None = None,
     env: Mapping[str, str] | None = None,
-) -> tuple[dict[str, Any], ProgressLog]:
-    """Trains under swift-run with any faults; returns what ``--events-out`` wrote, and the workers' progress.
+) -> dict[str, Any]:
+    """Trains under swift-run with any faults; returns what ``--events-out`` wrote.
 
     Args:
         failure: what is trained, and with which script.
@@ -168,14 +164,13 @@ def train(
         *("--checkpoint-every", str(failure.checkpoint_every), "--store", str(folder / "store")),
         *("--weights-out", str(folder / "weights"), *failure.options),
     )
-    progress: ProgressLog = []
     with started(command, output, **(env or {})) as process:
-        if (address := _endpoint(endpoint, process)) is not None:
-            watch = Watch(*address, View(iterations), lambda rank, p: progress.append((rank, p)))
-            (show or _poll)(watch, lambda: process.poll() is None)
+        if show is not None and (address := _endpoint(endpoint, process)) is not None:
+            show(Watch(*address, View(iterations)), lambda: process.poll() is None)
         process.wait()
     check(process, output)
-    return json.loads(events.read_text()), progress
+    found: dict[str, Any] = json.loads(events.read_text())
+    return found
 
 
 def _endpoint(file: Path, process: subprocess.Popen[bytes]) -> tuple[StoreAddress, str] | None:
@@ -187,15 +182,9 @@ def _endpoint(file: Path, process: subprocess.Popen[bytes]) -> tuple[StoreAddres
     return None
 
 
-def _poll(watch: Watch, running: Callable[[], bool]) -> None:
-    while running():
-        watch.poll()
-        time.sleep(0.01)
-
-
-def _outcome(failure: Failure, report: dict[str, Any], progress: ProgressLog, store: Store) -> SwiftOutcome:
-    outcome = SwiftOutcome(report["recoveries"], progress=progress)
-    first, last = _works(store, failure.machines)
+def _outcome(failure: Failure, report: dict[str, Any], store: Store) -> SwiftOutcome:
+    outcome = SwiftOutcome(report["recoveries"])
+    first, last = works_of(store, failure.machines)
     outcome.bytes_logged = {rank: sum(work.log_bytes for work in works) for rank, works in last.items()}
     faults = [entry["at"] for entry in report["events"] if entry["event"] == "FaultInjected"]
     if not faults or not outcome.recoveries or (trace := outcome.recoveries[0]["trace"]) is None:
@@ -204,16 +193,16 @@ def _outcome(failure: Failure, report: dict[str, Any], progress: ProgressLog, st
     before = first[0][0]
     if before.began is not None and before.interrupted is not None and before.steps:
         outcome.iteration_s = (before.interrupted - before.began) / before.steps
-    replays = [began for rank, began, _ in _spans(trace, "replay") if rank == failure.machine]
+    loaded = replay_began(outcome.recoveries[0], failure.machine)
     iterations = [*_spans(trace, FIRST_ITERATION)]
-    if replays and not trace["missing"] and len(iterations) == failure.machines:
-        outcome.loaded = replays[-1]
+    if loaded is not None and not trace["missing"] and len(iterations) == failure.machines:
+        outcome.loaded = loaded
         outcome.live = max(began for _, began, _ in iterations)
         outcome.done = max(ended for _, _, ended in iterations)
     return outcome
 
 
-def _works(store: Store, workers: int) -> tuple[dict[int, Works], dict[int, Works]]:
+def works_of(store: Store, workers: int) -> tuple[dict[int, Works], dict[int, Works]]:
     """By rank, what its first process did in each generation, and what its last one did."""
     record = store.read_json(RECORD)
     if record is None:
@@ -226,6 +215,12 @@ def _works(store: Store, workers: int) -> tuple[dict[int, Works], dict[int, Work
     if {*last} != {*range(workers)}:
         raise CommandError(f"{store.url} tells of the work of workers {sorted(last)} only")
     return first, last
+
+
+def replay_began(recovery: Mapping[str, Any], rank: int) -> float | None:
+    """When a worker had its checkpoint in a recovery, and began to replay. None if it did not."""
+    trace = recovery["trace"] or {"participants": ()}
+    return max((began for of, began, _ in _spans(trace, "replay") if of == rank), default=None)
 
 
 def _spans(trace: Mapping[str, Any], name: str) -> Iterator[tuple[int, float, float]]:

@@ -14,12 +14,28 @@ from typing import Any
 from benchmarks.lib.results import TRAIN_WITH
 from examples.commands import CommandError
 from examples.disturbed import Failure, SwiftOutcome, plain, swift
-from swift_ft.cli.watch import Progress
 
 __all__ = ["CHECKPOINT", "PIPELINES", "Run", "Span", "Variant"]
 
 _WARM_UP = 5  # iterations that are not timed
 _ONWARD = 4  # iterations after the interrupted one
+
+
+@dataclass(frozen=True)
+class Began:
+    """A worker began an iteration, at a Unix time.
+
+    Attributes:
+        rank: the worker.
+        iteration: which one; one more than the last when the worker had finished.
+        mode: ``live``, ``replay`` or ``finished``.
+        at: when.
+    """
+
+    rank: int
+    iteration: int
+    mode: str
+    at: float
 
 
 @dataclass(frozen=True)
@@ -100,7 +116,7 @@ def with_session(failure: Failure, folder: Path, session: Mapping[str, Any]) -> 
     if len(outcome.recoveries) != 1 or outcome.killed is None or outcome.live is None:
         raise CommandError(f"expected one recovery that ends, got {outcome.recoveries}")
     recovery, killed = outcome.recoveries[0], outcome.killed
-    spans = tuple(_all_spans(outcome, failure))
+    spans = tuple(_all_spans(outcome, failure, _noted(folder / "notes")))
     notes = [json.loads(path.read_text()) for path in sorted((folder / "notes").glob("rank*.json"))]
     if len(notes) != failure.machines:
         raise CommandError(f"only {len(notes)} workers left notes in {folder}")
@@ -152,30 +168,36 @@ def _spans(ends: Sequence[float], first: int) -> Iterator[Span]:
         yield Span(iteration, begin, end)
 
 
-def _all_spans(outcome: SwiftOutcome, failure: Failure) -> Iterator[Span]:
+def _noted(folder: Path) -> list[Began]:
+    """What all workers noted (``train_with.py``), in order of time."""
+    lines = [line for path in folder.glob("steps*.jsonl") for line in path.read_text().splitlines()]
+    return sorted((Began(**json.loads(line)) for line in lines), key=lambda began: began.at)
+
+
+def _all_spans(outcome: SwiftOutcome, failure: Failure, noted: Sequence[Began]) -> Iterator[Span]:
     """Before the failure; repeated, by the slowest that replays or by all; and live again."""
     assert outcome.killed is not None
     killed, interrupted = outcome.killed, failure.kill_iteration
-    detected = outcome.recoveries[0]["detected"]
     all_ranks = range(failure.machines)
-    before = [(rank, p) for rank, p in outcome.progress if p.at < killed]
-    after = [(rank, p) for rank, p in outcome.progress if p.at > detected]
-    after = [(rank, p) for rank, p in after if p.mode in ("live", "replay", "finished")]
-    replaying = {rank for rank, p in after if p.mode == "replay"}
-    lost = replaying or {*all_ranks}
-    first = min(p.iteration for rank, p in after if rank in lost)
+    before = [began for began in noted if began.at < killed]
+    after = [began for began in noted if began.at > outcome.recoveries[0]["detected"]]
+    lost = {began.rank for began in after if began.mode == "replay"} or {*all_ranks}
+    first = min(began.iteration for began in after if began.rank in lost)
     yield from _spans([at - killed for at in _reached(before, all_ranks, 0)], 0)
     again = _reached(after, lost, first)[: interrupted - first + 1]
     yield from _spans([at - killed for at in again], first)
-    onward = [(rank, p) for rank, p in after if p.mode != "replay"]
+    onward = [began for began in after if began.mode != "replay"]
     yield from _spans([at - killed for at in _reached(onward, all_ranks, interrupted)], interrupted)
 
 
-def _reached(progress: Sequence[tuple[int, Progress]], ranks: Collection[int], first: int) -> list[float]:
+def _reached(noted: Sequence[Began], ranks: Collection[int], first: int) -> list[float]:
     """When the last of some workers had completed ``first`` iterations, one more, and so on."""
     found = []
-    for completed in range(first, max((p.iteration for _, p in progress), default=0) + 1):
-        times = [[p.at for r, p in progress if r == rank and p.iteration >= completed] for rank in ranks]
+    for completed in range(first, max((began.iteration for began in noted), default=0) + 1):
+        times = [
+            [began.at for began in noted if began.rank == rank and began.iteration >= completed]
+            for rank in ranks
+        ]
         if not all(times):
             break
         found.append(max(map(min, times)))

@@ -23,6 +23,7 @@ from benchmarks.recovery.breakdown import Breakdown, read_breakdown
 from examples.commands import CommandError
 from examples.disturbed import Failure, train
 from swift_ft.cli import simulate
+from swift_ft.storage.store import Store
 
 CHECKPOINT_EVERY = 12
 SHORT = (26, ((2, 20),))  # iterations; (machine, iteration) of each kill
@@ -67,8 +68,9 @@ def run(iterations: int, kills: Sequence[tuple[int, int]], folder: Path) -> Brea
     """Trains, kills these machines in mid-forward of these iterations, and returns where the time went."""
     failure = Failure(checkpoint_every=CHECKPOINT_EVERY)
     inject = "; ".join(f"kill machine={m} iteration={i} point=forward microbatch=3" for m, i in kills)
-    report, progress = train(failure, iterations, folder, inject=inject)
-    found = read_breakdown(failure, iterations, [m for m, _ in kills], report, progress)
+    report = train(failure, iterations, folder, inject=inject)
+    store = Store(str(folder / "store"))
+    found = read_breakdown(failure, iterations, [m for m, _ in kills], report, store)
     print(
         f"# {folder.name}: {found.training_s:.1f} s, {found.iteration_s:.3f} s an iteration", file=sys.stderr
     )

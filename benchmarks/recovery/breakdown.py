@@ -1,6 +1,6 @@
 """Where a training with failures spent its time, in the format of ``swift-sim --calibrate``.
 
-Read from outside, as in :mod:`examples.disturbed`: from the journal and the workers' progress.
+As in :mod:`examples.disturbed`: from the traces of the recoveries, and the work of each worker in the store.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from examples.commands import CommandError
-from examples.disturbed import Failure, ProgressLog
+from examples.disturbed import Failure, Works, replay_began, works_of
 from swift_ft.planning.simulation.calibration import MeasuredRecovery
+from swift_ft.storage.store import Store
 
 
 @dataclass(frozen=True)
@@ -42,48 +43,56 @@ class Breakdown:
 
 
 def read_breakdown(
-    failure: Failure, iterations: int, machines: Sequence[int], report: dict[str, Any], progress: ProgressLog
+    failure: Failure, iterations: int, machines: Sequence[int], report: dict[str, Any], store: Store
 ) -> Breakdown:
     """The breakdown of a training in which ``machines`` were killed, in that order.
 
     Args:
         failure: what was trained.
         iterations: how many iterations it had.
-        machines: the killed machines, in order of time.
+        machines: the killed machines, in order of time; at least one is not among them.
         report: as ``swift-run --events-out`` wrote it.
-        progress: what the workers reported.
+        store: of the run.
 
     Raises:
-        CommandError: if one of the recoveries was no replay, or not all of the run was seen.
+        CommandError: if one of the recoveries was no replay, or not all of the run is known.
     """
     kills = [entry["at"] for entry in report["events"] if entry["event"] == "FaultInjected"]
     modes = [recovery["mode"] for recovery in report["recoveries"]]
     if len(kills) != len(machines) or modes != ["replay"] * len(machines):
         raise CommandError(f"{len(kills)} of {len(machines)} kills, with the recoveries {modes}")
-    ends = _ends(progress, range(failure.machines))
-    if set(ends) != set(range(iterations + 1)):
-        raise CommandError(f"only the iterations {sorted(ends)} were seen")
-    lives = [recovery["live"] for recovery in report["recoveries"]]
-    disturbed = list(zip(kills, lives, strict=True))
-    calm = [
-        ends[i + 1] - ends[i]
-        for i in range(iterations)
-        if not any(begin < ends[i + 1] and ends[i] < end for begin, end in disturbed)
-    ]
-    iteration_s = sum(calm) / len(calm)
+    first, last = works_of(store, failure.machines)
+    survivor = next(rank for rank in range(failure.machines) if rank not in machines)
+    began = max(works[0].began or 0.0 for works in first.values())
+    ended = max(works[-1].until or 0.0 for works in last.values())
+    iteration_s = _calm_iteration_s(last[survivor], iterations)
     recoveries = [
-        measured(recovery, killed, _loaded(progress, recovery), failure.checkpoint_every, iteration_s)
-        for recovery, killed in zip(report["recoveries"], kills, strict=True)
+        measured(recovery, killed, _loaded(recovery, machine), failure.checkpoint_every, iteration_s)
+        for recovery, killed, machine in zip(report["recoveries"], kills, machines, strict=True)
     ]
     return Breakdown(
         failure.machines,
         iterations,
         failure.checkpoint_every,
-        ends[iterations] - ends[0],
+        ended - began,
         iteration_s,
-        tuple((at - ends[0], machine) for at, machine in zip(kills, machines, strict=True)),
+        tuple((at - began, machine) for at, machine in zip(kills, machines, strict=True)),
         tuple(recoveries),
     )
+
+
+def _loaded(recovery: dict[str, Any], machine: int) -> float:
+    if (began := replay_began(recovery, machine)) is None:
+        raise CommandError(f"it is not known when machine {machine} began to replay")
+    return began
+
+
+def _calm_iteration_s(works: Works, iterations: int) -> float:
+    """Mean time of a survivor's iterations. In each generation, what an interruption ended does not count."""
+    if (steps := sum(work.steps for work in works)) != iterations:
+        raise CommandError(f"only {steps} of {iterations} iterations are known")
+    ends = [work.until if work.interrupted is None else work.interrupted for work in works]
+    return sum((end or 0.0) - (work.began or 0.0) for work, end in zip(works, ends, strict=True)) / steps
 
 
 def measured(
@@ -98,18 +107,3 @@ def measured(
         replayed_iterations=recovery["resume"] % checkpoint_every,
         iteration_s=iteration_s,
     )
-
-
-def _loaded(progress: ProgressLog, recovery: dict[str, Any]) -> float:
-    """When a replacement reported that it replays."""
-    return next(p.at for _, p in progress if p.mode == "replay" and p.at > recovery["detected"])
-
-
-def _ends(progress: ProgressLog, ranks: Sequence[int]) -> dict[int, float]:
-    """By number of completed iterations: when the last rank that trained live first had them."""
-    first: dict[tuple[int, int], float] = {}
-    for rank, p in progress:
-        if p.mode in ("live", "finished"):
-            first.setdefault((p.iteration, rank), p.at)
-    known = {iteration for iteration, _ in first}
-    return {i: max(first[i, rank] for rank in ranks if (i, rank) in first) for i in sorted(known)}
