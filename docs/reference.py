@@ -52,6 +52,8 @@ _WIDTH = 100
 _LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 MEANINGS = {
+    "undo_not_compiled": "torch.compile fails on this machine: exact steps are as with `exact=True`.",
+    "undo_compiled": "The inverse of an optimizer's step is being compiled, once for all its steps.",
     "snapshot_failed": "The journal could not be shortened now. It is tried again after the next events.",
     "errand_failed": "Something that a worker told the rendezvous store in the background was not taken.",
     "keys_not_read": "What a worker reads in the rendezvous store in the background has not come yet.",

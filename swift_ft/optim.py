@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -193,7 +193,8 @@ class UndoableOptimizer(Optimizer):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         if _OURS not in self.__dict__:  # a proxy that only has our class
             return super().__reduce_ex__(protocol)  # type: ignore[return-value]  # optimizers give no str
-        options = (self._undo.exact, self._undo.wait_free)
+        exact: bool | Literal["compiled"] = "compiled" if self._undo.residuals.compiled else self._undo.exact
+        options = (exact, self._undo.wait_free)
         return _unpickled, (self._plain_class, *options), self.__getstate__()
 
     # ------------------------------------------------------------------------------------- internal
@@ -286,7 +287,7 @@ class UndoableOptimizer(Optimizer):
 
 
 def wrap_optimizer(
-    optimizer: Optimizer, *, exact: bool = False, wait_free: bool = False
+    optimizer: Optimizer, *, exact: bool | Literal["compiled"] = False, wait_free: bool = False
 ) -> UndoableOptimizer:
     """Gives an optimizer an ``undo()``.
 
@@ -295,7 +296,10 @@ def wrap_optimizer(
 
     Args:
         optimizer: any optimizer. For one without a rule, all state is copied before each step.
-        exact: make the undo bit-exact, for about a byte per element and state tensor.
+        exact: make the undo bit-exact, for about a byte per element and state tensor. With ``"compiled"``,
+            elementwise rules in float32 are compiled by ``torch.compile``: the second step takes some seconds
+            more, all others less time. On CPUs that needs a C++ compiler; without one a warning says so, and
+            steps are made as with True.
         wait_free: require that :meth:`UndoableOptimizer.update` works; raises now if it does not.
 
     Returns:
@@ -319,7 +323,8 @@ def wrap_optimizer(
     if wait_free:
         wrapped._rule_or_refuse()
     wrapped._close_window("no step was made since it was wrapped")
-    wrapped._undo.exact, wrapped._undo.wait_free = exact, wait_free
+    wrapped._undo.exact, wrapped._undo.wait_free = bool(exact), wait_free
+    wrapped._undo.residuals.compiled = exact == "compiled"
     return wrapped
 
 
@@ -351,10 +356,14 @@ def _make_class(kind: type[Optimizer]) -> type[UndoableOptimizer]:
     return type(kind.__name__, (UndoableOptimizer, kind), names)
 
 
-def _unpickled(kind: type[Optimizer], exact: bool, wait_free: bool) -> UndoableOptimizer:
+def _unpickled(
+    kind: type[Optimizer], exact: bool | Literal["compiled"], wait_free: bool
+) -> UndoableOptimizer:
     """An empty wrapped optimizer to copy or unpickle into; its window is closed."""
     wrapped = object.__new__(_undoable_class(kind))
-    vars(wrapped)[_OURS] = _Undo(exact, wait_free, reason="a copy has no undo window")
+    vars(wrapped)[_OURS] = _Undo(
+        bool(exact), wait_free, residuals=Residuals(exact == "compiled"), reason="a copy has no undo window"
+    )
     return wrapped
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["ParamSlice", "ParamTensors", "local", "sliced"]
+__all__ = ["ParamSlice", "ParamTensors", "local", "packed", "slice_elements", "sliced"]
 
 CPU_ELEMENTS = 2**18
 """Elements of all parameters in one list on a CPU: with state and temporaries about the size of its cache."""
@@ -32,6 +32,11 @@ class ParamTensors:
     param: Tensor
     grad: Tensor
     state: dict[str, Tensor]
+
+    def within(self, range_: slice) -> ParamTensors:
+        """Flat views of a range; all tensors are contiguous."""
+        state = {key: value.view(-1)[range_] for key, value in self.state.items()}
+        return ParamTensors(self.index, self.param.view(-1)[range_], self.grad.view(-1)[range_], state)
 
 
 @dataclass(slots=True)
@@ -64,7 +69,7 @@ def sliced(parts: Sequence[ParamTensors], elementwise: bool) -> Iterator[list[Pa
     batch: list[ParamSlice] = []
     total = 0
     for part in parts:
-        limit = CPU_ELEMENTS if part.param.device.type == "cpu" else DEVICE_ELEMENTS
+        limit = slice_elements(part.param.device)
         for slice_ in _cut(part, limit) if elementwise else [_whole(part)]:
             if batch and total + slice_.param.numel() > limit:
                 yield batch
@@ -73,6 +78,35 @@ def sliced(parts: Sequence[ParamTensors], elementwise: bool) -> Iterator[list[Pa
             total += slice_.param.numel()
     if batch:
         yield batch
+
+
+def packed(parts: Sequence[ParamTensors]) -> Iterator[list[ParamSlice]]:
+    """Cuts parameters into flat slices, and yields each full one alone and shorter ones together.
+
+    Args:
+        parts: contiguous parameters of one device.
+    """
+    batch: list[ParamSlice] = []
+    total = 0
+    for part in parts:
+        limit = slice_elements(part.param.device)
+        for slice_ in _ranges(part, limit):
+            size = slice_.param.numel()
+            if size == limit:
+                yield [slice_]
+                continue
+            if total + size > limit:
+                yield batch
+                batch, total = [], 0
+            batch.append(slice_)
+            total += size
+    if batch:
+        yield batch
+
+
+def slice_elements(device: torch.device) -> int:
+    """The most elements of a slice on a device."""
+    return CPU_ELEMENTS if device.type == "cpu" else DEVICE_ELEMENTS
 
 
 def _whole(part: ParamTensors) -> ParamSlice:
@@ -84,6 +118,10 @@ def _cut(part: ParamTensors, limit: int) -> list[ParamSlice]:
     size = part.param.numel()
     if size <= limit or not all(t.is_contiguous() and t.numel() == size for t in tensors):
         return [_whole(part)]
+    return _ranges(part, limit)
+
+
+def _ranges(part: ParamTensors, limit: int) -> list[ParamSlice]:
     param, grad = part.param.view(-1), part.grad.view(-1)
     state = {key: value.view(-1) for key, value in part.state.items()}
     return [
@@ -94,5 +132,5 @@ def _cut(part: ParamTensors, limit: int) -> list[ParamSlice]:
             {key: value[at : at + limit] for key, value in state.items()},
             at,
         )
-        for at in range(0, size, limit)
+        for at in range(0, param.numel(), limit)
     ]

@@ -14,13 +14,14 @@ from swift_ft.errors import UndoError
 from swift_ft.torch_adapters.core.optimizers import picks_foreach
 from swift_ft.torch_adapters.core.shards import laid_out_as
 from swift_ft.torch_adapters.core.tensors import sparse_indices, version_of
+from swift_ft.undo.compiled import Kernel, invert_compiled
 from swift_ft.undo.registry import touches_rows_only
 from swift_ft.undo.residual import Residual
 from swift_ft.undo.rules.rule import GRADIENT, PARAM, Rule, Tensors, number
 from swift_ft.undo.slices import ParamSlice, ParamTensors, local, sliced
 from swift_ft.undo.snapshot import AnySnapshot, Hyper, RowSnapshot, Snapshot
 
-__all__ = ["GroupUpdate", "ParamUpdate", "buckets", "invert"]
+__all__ = ["GroupUpdate", "ParamUpdate", "buckets", "invert", "split_by_kernel"]
 
 
 _NOTHING: dict[str, Any] = {}
@@ -42,6 +43,7 @@ class ParamUpdate:
         snapshots: values before the step of the journaled parts that existed.
         notes: scalars before the step.
         residual: the error of the inverse, by part.
+        kernel: the compiled inverse that the residual belongs to; None if the rule itself computed it.
         versions: torch's counts of in-place changes of parameter and gradient after the step.
     """
 
@@ -54,6 +56,7 @@ class ParamUpdate:
     snapshots: dict[str, AnySnapshot]
     notes: dict[str, Any]
     residual: dict[str, Residual] | None = None
+    kernel: Kernel | None = None
     versions: tuple[int, int] = (0, 0)
 
 
@@ -68,6 +71,7 @@ class GroupUpdate:
         exact: residuals are stored.
         entries: the parameters' updates, in the group's order.
         gradient_changed: the kernel wrote into the gradients.
+        kernels: compiled inverses, by what differs between parameters; None where there is none.
     """
 
     optimizer: Optimizer
@@ -76,6 +80,7 @@ class GroupUpdate:
     exact: bool
     entries: list[ParamUpdate] = field(default_factory=list)
     gradient_changed: bool = False
+    kernels: dict[object, Kernel | None] = field(default_factory=dict)
 
     @classmethod
     def before(
@@ -199,7 +204,10 @@ class GroupUpdate:
 
     def _invert(self, entries: Sequence[ParamUpdate]) -> None:
         parts, steps = self.parts(entries), self.steps(entries)
-        for slices in sliced(parts, self.rule.elementwise):
+        by_kernel, others = split_by_kernel(entries, parts)
+        for kernel, those in by_kernel.items():
+            invert_compiled(kernel, those)
+        for slices in sliced(others, self.rule.elementwise):
             invert(self.rule, self.tensors(slices, entries, steps), self.hyper.values, self.wide)
         for part, entry in zip(parts, entries, strict=True):
             for key, residual in (entry.residual or {}).items():
@@ -294,6 +302,21 @@ def buckets(entries: Sequence[ParamUpdate], state_keys: Any) -> Iterator[list[Pa
         kind = (entry.fresh, entry.journaled, state_keys(entry), entry.param.device, entry.param.dtype)
         buckets.setdefault((*kind, entry.grad.dtype), []).append(entry)
     yield from buckets.values()
+
+
+def split_by_kernel(
+    entries: Sequence[ParamUpdate], parts: Sequence[ParamTensors]
+) -> tuple[dict[Kernel, list[ParamTensors]], list[ParamTensors]]:
+    """Parts with a compiled inverse, by that, and the others."""
+    by_kernel: dict[Kernel, list[ParamTensors]] = {}
+    others = []
+    for part in parts:
+        kernel = entries[part.index].kernel
+        if kernel is None:
+            others.append(part)
+        else:
+            by_kernel.setdefault(kernel, []).append(part)
+    return by_kernel, others
 
 
 def _apply(residual: Residual, target: Tensor) -> None:
