@@ -113,10 +113,11 @@ def with_session(failure: Failure, folder: Path, session: Mapping[str, Any]) -> 
     env = {"SESSION": json.dumps(dict(session)), "NOTES": str(folder / "notes")}
     failure = replace(failure, script=TRAIN_WITH)
     outcome = swift(failure, failure.kill_iteration + _ONWARD, folder, env=env)
-    if len(outcome.recoveries) != 1 or outcome.killed is None or outcome.live is None:
+    if [r["live"] is not None for r in outcome.recoveries] != [True] or outcome.killed is None:
         raise CommandError(f"expected one recovery that ends, got {outcome.recoveries}")
     recovery, killed = outcome.recoveries[0], outcome.killed
     spans = tuple(_all_spans(outcome, failure, _noted(folder / "notes")))
+    back = (span.begin for span in spans if span.begin >= 0 and span.iteration == failure.kill_iteration)
     notes = [json.loads(path.read_text()) for path in sorted((folder / "notes").glob("rank*.json"))]
     if len(notes) != failure.machines:
         raise CommandError(f"only {len(notes)} workers left notes in {folder}")
@@ -125,7 +126,7 @@ def with_session(failure: Failure, folder: Path, session: Mapping[str, Any]) -> 
         spans=spans,
         iteration_s=_failure_free_s(spans),
         joined_s=recovery["joined"] - killed,
-        recovery_s=outcome.live - recovery["joined"],
+        recovery_s=next(back) + killed - recovery["joined"],
         again=sum(span.begin >= 0 and span.iteration < failure.kill_iteration for span in spans),
         logged_bytes=sum(note["log"]["bytes"] for note in notes),
         logging_bubble_s=sum(note["log"]["bubble_s"] for note in notes if note["log"]["bytes"]),
