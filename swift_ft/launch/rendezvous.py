@@ -184,7 +184,11 @@ class JournalRendezvous(RendezvousHandler):
         """Offer this machine; ``address`` is where its sentinel listens."""
         self._joined_with = self._setup()
         if self._meeting is not None:
-            self.relay.meet(self._meeting.meet(Met(self.machine, address)))
+            met = None
+            try:
+                met = self._meeting.meet(Met(self.machine, address))
+            finally:  # a signal may end this wait, and what follows needs the journal
+                self.relay.meet(met)
             self._meeting = None
         self.journal.append(
             ev.MachineJoined(
