@@ -218,7 +218,8 @@ class RunConfig:
     )
     rendezvous_timeout_s: float = _timeout(
         SILENCE_S,
-        "seconds to wait for a rendezvous store that has fallen silent; then this machine ends",
+        "seconds that what a recovery needs may wait for a rendezvous store that does not answer; then this "
+        "machine ends",
     )
     group_timeout_s: float = _timeout(300.0, "seconds to form a process group")
     replay_timeout_s: float = _timeout(300.0, "seconds without progress after which a replay has failed")

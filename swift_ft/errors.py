@@ -24,6 +24,7 @@ SwiftError
 ├── GaveUpError                   no recovery mode is left, or one exceeded its deadline
 │   └── JobEndedError             the job has ended, and all launchers say why
 ├── RendezvousLostError           the rendezvous store does not answer
+│   └── NotRestoredError          it was started anew, and what the run had there is not complete
 └── FencedError                   this process belongs to a generation that is over
 """
 
@@ -47,6 +48,7 @@ __all__ = [
     "LogTornError",
     "NotAttachedError",
     "NotLaunchedError",
+    "NotRestoredError",
     "RecoveryError",
     "RendezvousLostError",
     "SessionInUseError",
@@ -164,6 +166,10 @@ class JobEndedError(GaveUpError):
 
 class RendezvousLostError(SwiftError):
     """The rendezvous store does not answer."""
+
+
+class NotRestoredError(RendezvousLostError):
+    """The store was started anew, and cannot get back all that the run had there. It will not get better."""
 
 
 class FencedError(SwiftError):

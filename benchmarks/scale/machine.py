@@ -114,7 +114,7 @@ class Machine:
         self._config = RunConfig(machine_silence_s=SILENCE_S)
         self._connect = partial(connect, job.store, job.run_id)
         self._rendezvous = JournalRendezvous(
-            self._connect,
+            lambda _admit: self._connect(),
             name=f"m-{uuid.uuid4().hex[:8]}",
             address=_HOST,
             run_id=job.run_id,

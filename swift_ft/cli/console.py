@@ -27,6 +27,7 @@ from swift_ft.cli.event_stream import EventFile, EventStream
 from swift_ft.cli.narrate import Narrator, News, Weight
 from swift_ft.config import RunConfig, flag_of
 from swift_ft.coordination.follower import Follower
+from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
@@ -256,7 +257,9 @@ class _Inbox:
 
     def _follow(self, place: dict[str, Any]) -> None:
         store = StoreAddress.parse(place["store"])
-        client = partial(connect, store, place["run_id"], timeout_s=self._config.join_timeout_s)
+        client = partial(
+            connect, store, place["run_id"], timeout_s=self._config.join_timeout_s, admit=has_begun
+        )
         here_before = True
 
         def on_entry(entry: Entry) -> None:

@@ -272,7 +272,9 @@ def _with_secret(job: MachineJob) -> MachineJob:
     if settings.secret is not None:
         return job
     client = connect(settings.store, job.run_id, timeout_s=settings.config.join_timeout_s)
-    return replace(job, settings=replace(settings, secret=agreed_secret(client, settings.config)))
+    agreed: dict[str, str] = {}
+    secret = agreed_secret(client, settings.config, agreed.__setitem__)
+    return replace(job, settings=replace(settings, secret=secret), agreed=agreed)
 
 
 @contextlib.contextmanager

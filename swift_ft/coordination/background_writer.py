@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Hashable
 from functools import partial
 
@@ -25,10 +26,14 @@ __all__ = ["BackgroundWriter"]
 _logger = logging.getLogger(__name__)
 
 _LOST = (DistError, RuntimeError, RendezvousLostError)
+_AGAIN_S = 1.0
+"""A store that is lost may come back: what it did not take is tried again after so long."""
 
 
 class BackgroundWriter:
     """Sets and deletes keys of the rendezvous store, and does other errands, in a thread of its own.
+
+    What a store that is lost has not taken is done again once it is back, perhaps twice.
 
     Of several values for one key that wait to be written, only the newest is.
 
@@ -71,7 +76,7 @@ class BackgroundWriter:
 
     @property
     def lost(self) -> bool:
-        """Whether the store is gone, so that nothing is done any more."""
+        """Whether the store was gone when it was tried last."""
         return self._lost
 
     def _oldest(self) -> float:
@@ -97,16 +102,19 @@ class BackgroundWriter:
     def _work(self) -> None:
         while True:
             errand = self._next()
-            try:
-                errand()
-            except _LOST as error:
-                # The thread that follows the journal learns of the same loss, and reports it.
-                _logger.debug("the rendezvous store takes no notes any more: %s", error)
-                with self._changed:
-                    self._lost = True
-                    self._changed.notify_all()
-                return
-            except Exception:
-                _logger.exception(
-                    "an errand to the rendezvous store failed", extra={"event": "errand_failed"}
-                )
+            while not self._is_done(errand):
+                time.sleep(_AGAIN_S)
+
+    def _is_done(self, errand: Callable[[], object]) -> bool:
+        lost = False
+        try:
+            errand()
+        except _LOST as error:  # the agent watches the store, and speaks of it
+            _logger.debug("the rendezvous store takes no notes now: %s", error)
+            lost = True
+        except Exception:
+            _logger.exception("an errand to the rendezvous store failed", extra={"event": "errand_failed"})
+        with self._changed:
+            self._lost = lost
+            self._changed.notify_all()
+        return not lost

@@ -11,24 +11,30 @@ takes a block together with ``first``, in one answer, and so sees no block that 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch.distributed import DistError, DistStoreError
 
-from swift_ft.errors import RendezvousLostError, first_line
-from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.coordination.incarnations import INCARNATION
+from swift_ft.errors import FencedError, NotRestoredError, RendezvousLostError, first_line
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store
 
-__all__ = ["BlockGoneError", "BlockLog", "StoreBlockLog", "block_log_in"]
+__all__ = [
+    "BlockGoneError",
+    "BlockLog",
+    "StoreBlockLog",
+    "StoreRenewedError",
+    "block_log_in",
+    "republish",
+    "republished_to",
+]
 
-_FIRST = "journal/first"
-_LOWEST = "journal/lowest"
-_SNAPSHOT = "journal/snapshot"
 _ABSENT = "absent"
 
 _SURE_S = 1.0
@@ -38,8 +44,18 @@ _ANSWER = timedelta(seconds=60)
 """For a block that is there."""
 
 
+_Answer = TypeVar("_Answer")
+
+
 class BlockGoneError(LookupError):
     """The block was deleted: a snapshot covers it."""
+
+
+class StoreRenewedError(RendezvousLostError):
+    """The store was started anew since the last append.
+
+    What was written before, and not read, may be lost with the store before, so it comes first.
+    """
 
 
 class BlockLog(Protocol):
@@ -54,6 +70,9 @@ class BlockLog(Protocol):
 
         An append whose outcome is unknown may be repeated under the same name. It is there once then, or
         twice: readers drop what they have read (:class:`swift_ft.recovery.blocks.Sequencer`).
+
+        Raises:
+            StoreRenewedError: nothing was written. The next call writes.
         """
 
     def read(self, number: int, timeout_s: float) -> str | bytes | None:
@@ -97,81 +116,166 @@ def block_log_in(store: RendezvousStore) -> BlockLog:
 class StoreBlockLog:
     """A :class:`BlockLog` in torch's TCPStore.
 
+    Where the store's client outlasts its losses, so does the log: what it was about to do is done again in
+    the store that was started anew, once machines have republished the journal there (`restoring.py`). The
+    blocks of each incarnation of the store have keys of their own.
+
     Args:
         store: a client of its own, since its reads change how long it waits.
     """
 
     def __init__(self, store: RendezvousStore) -> None:
         self._store = store
+        store.repeats = False  # several calls make one of these here
         self._lock = threading.Lock()
-        self._tail = 0  # a number that is not after the first free one; guarded by the lock
+        self._of_thread = threading.local()  # where the blocks are, by the number of its connection
+        # Guarded by the lock.
+        self._incarnation: str | None = None  # of the store, as this log knows it
+        self._written_in: str | None = None  # the incarnation of the last append
+        self._tail = 0  # a number that is not after the first free one
+        self._read_to = 0  # the number after the last block that was read
         # The first block, and when that was known. Written at once by each thread that reads.
         self._seen_first = (0, -math.inf)
 
     def append(self, text: str, name: str) -> None:
         """See :meth:`BlockLog.append`."""
+
+        def act(at: _Place) -> None:
+            with self._lock:
+                before, self._written_in = self._written_in, at.incarnation
+            if before not in (None, at.incarnation):
+                raise StoreRenewedError("The rendezvous store was started anew.")
+            self._append(at, text)
+
+        self._settled(act)
+
+    def _append(self, at: _Place, text: str) -> None:
         number = self._tail
-        with _answers():
-            while True:
-                found = self._store.compare_set(_key(number), "", text).decode()
-                first = self._number(_FIRST)
-                if found == text and first <= number:
-                    break
-                if found == text:  # all others have passed this number, and it was deleted
-                    self._store.delete_key(_key(number))
-                number = max(number + 1, first)
+        while True:
+            found = self._store.compare_set(at.key(number), "", text).decode()
+            first = self._number(at.first)
+            if found == text and first <= number:
+                break
+            if found == text:  # all others have passed this number, and it was deleted
+                self._store.delete_key(at.key(number))
+            number = max(number + 1, first)
         self._passed(number)
 
     def read(self, number: int, timeout_s: float) -> str | bytes | None:
-        """See :meth:`BlockLog.read`."""
-        keys = [_key(number)]
-        with _answers():
-            if time.monotonic() > self._seen_first[1] + _SURE_S:
-                self._note_first(self._number(_FIRST))
-            self._check(number)
-            if timeout_s <= 0 and not self._store.check(keys):
-                self._note_first(self._number(_FIRST))
-                self._check(number)
-                return None
-            self._store.set_timeout(timedelta(seconds=timeout_s) if timeout_s > 0 else _ANSWER)
+        """See :meth:`BlockLog.read`. While the store is lost, no block is there in time.
+
+        Raises:
+            FencedError: the store was started anew, and less was republished than was read here.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
             try:
-                text, first = self._store.multi_get([*keys, _FIRST])
-            except DistStoreError:
-                return None
+                return self._settled(lambda at: self._read(at, number, max(0.0, deadline - time.monotonic())))
+            except RendezvousLostError as error:
+                if isinstance(error, NotRestoredError) or not self._store.patience_s or timeout_s <= 0:
+                    raise
+                if time.monotonic() > deadline:
+                    return None
+
+    def _read(self, at: _Place, number: int, timeout_s: float) -> str | bytes | None:
+        keys = [at.key(number)]
+        if time.monotonic() > self._seen_first[1] + _SURE_S:
+            self._note_first(self._number(at.first))
+        self._check(number)
+        if timeout_s <= 0 and not self._store.check(keys):
+            self._note_first(self._number(at.first))
+            self._check(number)
+            return None
+        self._store.set_timeout(timedelta(seconds=timeout_s) if timeout_s > 0 else _ANSWER)
+        try:
+            text, first = self._store.multi_get([*keys, at.first])
+        except DistStoreError:
+            return None
         self._note_first(int(first))
         self._check(number)
         self._passed(number)
+        with self._lock:
+            self._read_to = max(self._read_to, number + 1)
         return text
 
     def first(self) -> int:
         """See :meth:`BlockLog.first`."""
-        with _answers():
-            return self._number(_FIRST)
+        return self._settled(lambda at: self._number(at.first))
 
     def delete_before(self, number: int) -> None:
         """See :meth:`BlockLog.delete_before`. What a process that died has left is deleted, too."""
-        with _answers():
-            self._raise_to(_FIRST, number)
-            for old in range(self._number(_LOWEST), number):
-                self._store.delete_key(_key(old))
-            self._raise_to(_LOWEST, number)
+
+        def delete(at: _Place) -> None:
+            self._raise_to(at.first, number)
+            for old in range(self._number(at.lowest), number):
+                self._store.delete_key(at.key(old))
+            self._raise_to(at.lowest, number)
+
+        self._settled(delete)
 
     def snapshot(self) -> str | bytes | None:
         """See :meth:`BlockLog.snapshot`."""
-        with _answers():
-            while number := self._number(_SNAPSHOT):
-                found = self._store.compare_set(_snapshot_key(number), _ABSENT, _ABSENT)
-                if found != _ABSENT.encode():  # else a newer one has just replaced it
-                    return found
+        return self._settled(self._snapshot)
+
+    def _snapshot(self, at: _Place) -> bytes | None:
+        while number := self._number(at.snapshot):
+            found = self._store.compare_set(at.snapshot_key(number), _ABSENT, _ABSENT)
+            if found != _ABSENT.encode():  # else a newer one has just replaced it
+                return found
         return None
 
     def put_snapshot(self, text: str, number: int) -> None:
         """See :meth:`BlockLog.put_snapshot`."""
-        with _answers():
-            self._store.set(_snapshot_key(number), text)
-            before = self._raise_to(_SNAPSHOT, number)
+
+        def put(at: _Place) -> None:
+            self._store.set(at.snapshot_key(number), text)
+            before = self._raise_to(at.snapshot, number)
             if before != number:
-                self._store.delete_key(_snapshot_key(min(before, number)))
+                self._store.delete_key(at.snapshot_key(min(before, number)))
+
+        self._settled(put)
+
+    def _settled(self, act: Callable[[_Place], _Answer]) -> _Answer:
+        """Do something in the store, all of it in one incarnation.
+
+        Raises:
+            RendezvousLostError: the store does not answer, within its client's patience.
+        """
+        while True:
+            try:
+                return act(self._place())
+            except (DistError, RuntimeError) as error:
+                if not self._store.patience_s:
+                    raise RendezvousLostError(
+                        f"The rendezvous store does not answer ({first_line(error)}). "
+                        "Start it again and resume from the last checkpoint with --resume."
+                    ) from error
+
+    def _place(self) -> _Place:
+        """Where the blocks are on this thread's connection, which leads to one incarnation."""
+        number = self._store.connection_number
+        known: tuple[int, _Place] | None = getattr(self._of_thread, "known", None)
+        if known is not None and known[0] == number:
+            return known[1]
+        begun = self._store.check([INCARNATION])
+        place = self._enter(self._store.get(INCARNATION).decode() if begun else "")
+        if self._store.connection_number == number:
+            self._of_thread.known = number, place
+        return place
+
+    def _enter(self, incarnation: str) -> _Place:
+        place = _Place(incarnation)
+        if incarnation == self._incarnation:
+            return place
+        end = self._number(place.end)
+        with self._lock:
+            if self._incarnation is not None and self._read_to > end:
+                raise FencedError(
+                    f"The rendezvous store was started anew, and the journal republished up to block {end}: "
+                    f"this process has read up to block {self._read_to}, and its state is not theirs."
+                )
+            self._incarnation, self._tail, self._seen_first = incarnation, end, (0, -math.inf)
+        return place
 
     def _number(self, key: str) -> int:
         """A number that begins with 0."""
@@ -199,20 +303,65 @@ class StoreBlockLog:
             raise BlockGoneError(f"block {number} of the journal is gone")
 
 
-def _key(number: int) -> str:
-    return f"journal/{number}"
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The keys of the journal in one incarnation of the store; empty for a store without incarnations."""
+
+    incarnation: str
+
+    @property
+    def _folder(self) -> str:
+        return f"journal/{self.incarnation}" if self.incarnation else "journal"
+
+    @property
+    def first(self) -> str:
+        """The number of the first block that was not deleted."""
+        return f"{self._folder}/first"
+
+    @property
+    def lowest(self) -> str:
+        """The number of the first block that may still be there."""
+        return f"{self._folder}/lowest"
+
+    @property
+    def end(self) -> str:
+        """The number after the blocks that were republished."""
+        return f"{self._folder}/end"
+
+    @property
+    def snapshot(self) -> str:
+        """The number of the newest snapshot."""
+        return f"{self._folder}/snapshot"
+
+    def key(self, number: int) -> str:
+        """Of a block."""
+        return f"{self._folder}/{number}"
+
+    def snapshot_key(self, number: int) -> str:
+        """Of a snapshot."""
+        return f"{self.snapshot}/{number}"
 
 
-def _snapshot_key(number: int) -> str:
-    return f"{_SNAPSHOT}/{number}"
+def republish(store: Store, incarnation: str, first: int, snapshot: str, blocks: Sequence[str]) -> None:
+    """Write a journal into a store, where it counts once that has the incarnation.
+
+    Args:
+        store: a connection, on which the incarnation is to be set, too: what is set on one comes in order.
+        incarnation: a new one.
+        first: the number of the first block.
+        snapshot: what was before it, as text; empty if nothing was.
+        blocks: from the first on.
+    """
+    place = _Place(incarnation)
+    for number, text in enumerate(blocks, first):
+        store.set(place.key(number), text)
+    if snapshot:
+        store.set(place.snapshot_key(first), snapshot)
+        store.set(place.snapshot, str(first))
+    for key, number in ((place.first, first), (place.lowest, first), (place.end, first + len(blocks))):
+        store.set(key, str(number))
 
 
-@contextlib.contextmanager
-def _answers() -> Iterator[None]:
-    try:
-        yield
-    except (DistError, RuntimeError) as error:
-        raise RendezvousLostError(
-            f"The rendezvous store does not answer ({first_line(error)}). "
-            "Start it again and resume from the last checkpoint with --resume."
-        ) from error
+def republished_to(store: Store, incarnation: str) -> int:
+    """The number after the blocks that were republished in an incarnation; 0 in the first one."""
+    return int(store.compare_set(_Place(incarnation).end, "", "0"))

@@ -85,6 +85,7 @@ class Compactor:
         machine: the present name of this machine.
         background: runs what waits for the store, one thing after the other.
         every: events of an interval, at least.
+        on_covered: called in the background with the newest snapshot that the journal may begin with.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class Compactor:
         machine: Callable[[], str],
         background: Executor,
         every: int = EVERY,
+        on_covered: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
         self._open_log = open_log
         self._archived = archived
         self._machine = machine
         self._background = background
         self._every = every
+        self._on_covered = on_covered
         self._lock = threading.Lock()
         # Ends of intervals that no snapshot was written for; guarded by the lock.
         self._marks: deque[Snapshot] = deque(maxlen=_MOST_MARKS)
@@ -115,29 +118,34 @@ class Compactor:
         self._last = position
         with self._lock:
             self._marks.append(now)
-        if writes_snapshots(now.state, self._machine()):
-            self._background.submit(self._write)
+        self._background.submit(self._compact, writes_snapshots(now.state, self._machine()))
 
-    def _write(self) -> None:
+    def _compact(self, writes: bool) -> None:
         try:
-            self._write_newest()
+            if (covered := self._newest_covered()) is not None:
+                if writes:
+                    self._write(covered)
+                self._on_covered(covered)
+                self._forget_marks(covered)
         except RendezvousLostError as error:
             _logger.debug("no snapshot is written: %s", error, extra={"event": "snapshot_failed"})
         except Exception:
             _logger.exception("No snapshot of the journal is written.", extra={"event": "snapshot_failed"})
 
-    def _write_newest(self) -> None:
+    def _newest_covered(self) -> Snapshot | None:
         archived = self._archived()
         with self._lock:
             older = [*self._marks][:-1]  # the newest one stays an interval ahead
         covered = [mark for mark in older if _may_go(mark, archived)]
-        if not covered:
-            return
+        return covered[-1] if covered else None
+
+    def _write(self, newest: Snapshot) -> None:
         if self._log is None:
             self._log = self._open_log()
-        newest = covered[-1]
         self._log.put_snapshot(snapshot_to_text(newest), newest.number)
         self._log.delete_before(newest.number)
+
+    def _forget_marks(self, newest: Snapshot) -> None:
         with self._lock:
             while self._marks and self._marks[0].number <= newest.number:
                 self._marks.popleft()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from swift_ft.coordination.journal import EventLog
 from swift_ft.coordination.journal_reader import JournalReader
-from swift_ft.errors import RendezvousLostError
+from swift_ft.errors import FencedError, RendezvousLostError
 from swift_ft.recovery.blocks import Sequencer
 from swift_ft.recovery.events import Entry, Event
 from swift_ft.recovery.job_state import State
@@ -69,7 +69,10 @@ class Follower:
 
         Raises:
             RendezvousLostError: if the journal cannot be followed any more.
+            FencedError: if this process has followed another one than the others go on with.
         """
+        if isinstance(self._error, FencedError):
+            raise FencedError(str(self._error)) from self._error
         if self._error is not None:
             lost = isinstance(self._error, RendezvousLostError)
             text = str(self._error) if lost else f"The journal cannot be followed: {self._error}"

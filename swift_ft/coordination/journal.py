@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from swift_ft.coordination.block_log import BlockGoneError, BlockLog, block_log_in
+from swift_ft.coordination.block_log import BlockGoneError, BlockLog, StoreRenewedError, block_log_in
 from swift_ft.coordination.outbox import Outbox
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text, block_to_text
 from swift_ft.recovery.events import Event
@@ -73,8 +73,12 @@ class Journal:
         """See :meth:`EventLog.note`. There is no relay that would take it, so it is lost."""
 
     def pass_on(self, block: Block) -> None:
-        """Write events of other origins. Returns once they are in the journal."""
-        self._outbox.pass_on(block)
+        """Write events of other origins. Returns once they are in the journal. One thread at a time calls it.
+
+        Raises:
+            StoreRenewedError: nothing was written: what was not read since it was written comes first.
+        """
+        self.log.append(block_to_text(block), _name(block))
 
     def read(self, number: int, timeout_s: float) -> Block | None:
         """See :meth:`EventLog.read`."""
@@ -94,8 +98,16 @@ class Journal:
             return False
 
     def _write(self, block: Block) -> None:
-        first = block[0]
-        self.log.append(block_to_text(block), f"{first.origin}.{first.serial}")
+        while True:
+            try:
+                self.log.append(block_to_text(block), _name(block))
+            except StoreRenewedError:  # each event was waited for, so there are none before these
+                continue
+            return
+
+
+def _name(block: Block) -> str:
+    return f"{block[0].origin}.{block[0].serial}"
 
 
 def open_journal(connect: Callable[[], RendezvousStore], *, by: str) -> Journal:

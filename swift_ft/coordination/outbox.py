@@ -66,12 +66,6 @@ class Outbox:
         self._deliver(pending)
         return block[-1]
 
-    def pass_on(self, block: Block) -> None:
-        """Write events of other origins. Returns once they are in the journal."""
-        with self._changed:
-            pending = self._queued(block)
-        self._deliver(pending)
-
     def _queued(self, block: Block) -> _Pending:
         pending = _Pending(block)
         self._queue.append(pending)

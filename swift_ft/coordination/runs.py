@@ -14,13 +14,15 @@ from functools import partial
 from torch.distributed import DistError
 
 from swift_ft.coordination.follower import Follower
+from swift_ft.coordination.incarnations import INCARNATION, begin
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import prefix_of
 from swift_ft.errors import RendezvousLostError, first_line
+from swift_ft.recovery.events import JobClosed
 from swift_ft.recovery.job_state import Phase
-from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store
 
-__all__ = ["close_after_run", "find_run", "is_ended", "newest_key", "newest_run"]
+__all__ = ["close_after_run", "find_run", "is_ended", "newest_key", "newest_run", "restore_newest"]
 
 _NEWEST = "newest"
 _CLOSED = "closed"
@@ -37,14 +39,15 @@ def find_run(connect: Connect, name: str) -> str:
     """
     names = connect(_names(name))
     try:
-        run = names.compare_set(_NEWEST, "", _run(name, 1)).decode()
+        begin_first = partial(_begin, connect, names, "", _run(name, 1))
+        run = _newest(names) or begin_first()
         while run != _CLOSED:
             if is_ended(partial(connect, run)):
-                run = names.compare_set(_NEWEST, run, _run(name, _number(run) + 1)).decode()
-            elif names.check([_NEWEST]) and names.get(_NEWEST).decode() == run:
+                run = _begin(connect, names, run, _run(name, _number(run) + 1))
+            elif _newest(names) == run:
                 break
             else:  # it had ended, and was deleted before its journal was read
-                run = names.compare_set(_NEWEST, "", _run(name, 1)).decode()
+                run = _newest(names) or begin_first()
     except (DistError, RuntimeError) as error:
         raise RendezvousLostError(f"The rendezvous store does not answer ({first_line(error)}).") from error
     if run == _CLOSED:
@@ -57,10 +60,34 @@ def is_ended(connect: Callable[[], RendezvousStore]) -> bool:
     return Follower(open_journal(connect, by="launcher")).state.phase == Phase.ENDED
 
 
+def restore_newest(run: str, store: Store) -> None:
+    """Let machines that come find a run, in a store that was started anew.
+
+    A launcher that came before may have begun another one in the store, which was empty: it is closed.
+
+    Args:
+        run: with its number.
+        store: a connection to it.
+    """
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    key = newest_key(run.rpartition(".")[0])
+    found = store.compare_set(key, "", run).decode()
+    if found == run:
+        return
+    store.set(key, run)
+    if found != _CLOSED:
+        mistaken = RendezvousStore(partial(PrefixStore, prefix_of(found), store))
+        reason = (
+            f"the rendezvous store was started anew, and run {run} goes on in it: start this machine again"
+        )
+        open_journal(lambda: mistaken, by="launcher").append(JobClosed(reason=reason))
+
+
 def newest_run(connect: Connect, name: str) -> str:
     """The newest run of a name, as :func:`find_run` numbers it. A run's own name stays as it is."""
     names = connect(_names(name))
-    return names.get(_NEWEST).decode() if names.check([_NEWEST]) else name
+    return _newest(names) or name
 
 
 def newest_key(name: str) -> str:
@@ -91,6 +118,24 @@ def _names(name: str) -> str:
 def _run(name: str, number: int) -> str:
     """Unlike any other, in other rendezvous stores, too: a store of checkpoints tells runs apart by it."""
     return f"{name}.{number}-{uuid.uuid4().hex[:8]}"
+
+
+def _newest(names: RendezvousStore) -> str:
+    """The newest run; empty if there is none."""
+    return names.get(_NEWEST).decode() if names.check([_NEWEST]) else ""
+
+
+def _begin(connect: Connect, names: RendezvousStore, before: str, run: str) -> str:
+    """Begin a run after another one. Returns the newest one, which another launcher may have begun.
+
+    The store holds it before others find it: so a store without it was started anew.
+    """
+    store = connect(run)
+    begin(store)
+    found = names.compare_set(_NEWEST, before, run).decode()
+    if found != run:
+        store.delete_key(INCARNATION)
+    return found
 
 
 def _number(run: str) -> int:

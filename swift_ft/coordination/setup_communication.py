@@ -18,6 +18,7 @@ import xxhash
 from torch.distributed import DistError
 
 from swift_ft.config import WorkerContext
+from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RecoveryError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -78,7 +79,7 @@ class SetupCommunication:
         """Of a worker in its place."""
 
         def rendezvous() -> RendezvousStore:
-            return connect(context.store, context.run_id)
+            return connect(context.store, context.run_id, admit=has_begun)
 
         return cls(context.rank, context.workers_per_machine, joins, rendezvous)
 

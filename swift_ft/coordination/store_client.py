@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 
@@ -26,13 +27,25 @@ from swift_ft.torch_adapters.connections import (
 )
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store, TCPStore
 
-__all__ = ["connect", "prefix_of"]
+__all__ = ["Admit", "connect", "how_to_restart", "prefix_of"]
 
 _ANSWER_TIMEOUT = timedelta(seconds=60)
+_ATTEMPT_S = 10.0
+_PROBE_S = 2.0
+
+Admit = Callable[[Store], bool]
+"""Whether a store is that of this run, as it is now: one that was started anew is not, until machines have
+republished what they hold. Called with each new connection; it may itself do that, and raise what the store
+raises."""
 
 
 def connect(
-    address: StoreAddress, run_id: str, *, timeout_s: float = 30.0, silence_s: float = SILENCE_S
+    address: StoreAddress,
+    run_id: str,
+    *,
+    timeout_s: float = 30.0,
+    silence_s: float = SILENCE_S,
+    admit: Admit | None = None,
 ) -> RendezvousStore:
     """A new client of the rendezvous store, confined to the names of one run.
 
@@ -41,6 +54,8 @@ def connect(
         run_id: name of the run.
         timeout_s: seconds to wait for the first answer.
         silence_s: seconds after which a store that has vanished counts as lost.
+        admit: this client outlasts losses of the store, and goes on with one that is admitted. None: it is
+            lost with its connections. etcd keeps what it has, so its clients wait in any case.
 
     Raises:
         RendezvousLostError: if nothing answers within the deadline.
@@ -49,7 +64,20 @@ def connect(
     prefix, timeout = prefix_of(run_id), timedelta(seconds=timeout_s)
     if address.backend == ETCD:
         return RendezvousStore(partial(_open_etcd, address, prefix, timeout, silence_s))
-    return RendezvousStore(partial(_open, address, prefix, timeout, silence_s))
+    if admit is None:
+        return RendezvousStore(partial(_open, address, prefix, timeout, silence_s))
+    attempt = partial(_open_admitted, address, prefix, timeout_s, silence_s, admit)
+    store = RendezvousStore(attempt, patience_s=timeout_s)
+    store.patience_s = silence_s
+    return store
+
+
+def how_to_restart(address: StoreAddress) -> str:
+    """What brings a store back whose process is gone."""
+    return (
+        f"If its process is gone, start it again on {address.host}, empty: "
+        f"python -m swift_ft.cli.store --port {address.port}"
+    )
 
 
 def prefix_of(run_id: str) -> str:
@@ -87,6 +115,31 @@ def _open(address: StoreAddress, prefix: str, timeout: timedelta, silence_s: flo
     keep_alive(new_connections(before), silence_s)
     client.set_timeout(_ANSWER_TIMEOUT)
     return PrefixStore(prefix, client)
+
+
+def _open_admitted(
+    address: StoreAddress, prefix: str, timeout_s: float, silence_s: float, admit: Admit
+) -> Store:
+    """One attempt. It is quick where nothing listens: torch's client would print each of its own attempts."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout=_PROBE_S):
+            pass
+    except OSError as error:
+        raise RendezvousLostError(
+            f"No rendezvous store answers at {address} ({first_line(error)}). {how_to_restart(address)}"
+        ) from error
+    store = _open(address, prefix, timedelta(seconds=min(timeout_s, _ATTEMPT_S)), silence_s)
+    try:
+        if admit(store):
+            return store
+    except (DistError, RuntimeError) as error:
+        raise RendezvousLostError(
+            f"The rendezvous store at {address} was lost again ({first_line(error)})."
+        ) from error
+    raise RendezvousLostError(
+        f"The rendezvous store at {address} was started anew, and no machine of the run has republished what "
+        "it holds. Start the run again with --resume, if none of them lives."
+    )
 
 
 def _open_etcd(address: StoreAddress, prefix: str, timeout: timedelta, silence_s: float) -> Store:

@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 from swift_ft.config import RunConfig, WorkerContext
 from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.lines import RELAY
-from swift_ft.errors import RendezvousLostError, UsageError
+from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
 from swift_ft.launch.agent_status import AgentStatus, WorkerFacts
 from swift_ft.launch.guests import Guests
 from swift_ft.launch.processes import StandbyContext
@@ -122,6 +122,7 @@ class MachineAgent(ElasticAgent):
             port=self._port,
             secret=self._secret,
         )
+        self._unreported: SwiftError | None = None  # a loss could not be; set by a thread of the sentinel
         self._wake = wake
         self._run_end = run_end
         self._selector = selectors.DefaultSelector()
@@ -167,7 +168,7 @@ class MachineAgent(ElasticAgent):
                     self._membership.journal.note(progress_key(rank), facts)
         except SignalException as error:
             return self._hand_over(error.sigval)
-        except UsageError:  # the machine was refused, and the journal says so
+        except (UsageError, FencedError):  # the machine was refused, or is out: the journal says so
             raise
         except RendezvousLostError:  # nothing can be reported
             self._run_end.archive(self._settings.shutdown_s)
@@ -244,6 +245,8 @@ class MachineAgent(ElasticAgent):
 
     def _obey(self) -> RunResult | None:
         """Do what the state asks of this machine; returns the job's result when it has ended."""
+        if self._unreported is not None:
+            raise self._unreported
         membership = self._membership
         state = membership.follower.state
         self._watch_neighbours(state)
@@ -412,7 +415,7 @@ class MachineAgent(ElasticAgent):
 
     def _report_neighbour_lost(self, lost: LostMachine) -> None:
         """Called in a thread of the sentinel."""
-        with contextlib.suppress(RendezvousLostError):  # then the agent's own thread sees it, and ends
+        try:
             state, reporter = self._membership.follower.state, self._membership.machine
             if lost.machine not in state.membership.fenced and state.phase != Phase.ENDED:
                 recorder.begin(recorder.now() - lost.known_ns)
@@ -422,6 +425,8 @@ class MachineAgent(ElasticAgent):
                             machine=lost.machine, reason=lost.reason, reporter=reporter, silent=lost.silent
                         )
                     )
+        except (RendezvousLostError, FencedError) as error:
+            self._unreported = error
 
     def _report_sessionless(self, state: State) -> None:
         """Workers without a session cannot report their own status when a generation begins."""

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 
-from swift_ft.config import EXIT_USAGE
+from swift_ft.config import EXIT_FENCED, EXIT_USAGE
 from swift_ft.coordination.follower import Follower
+from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.journal import Journal, open_journal
 from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
-from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
+from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.standby import preload
 from swift_ft.launch.stop_signals import (
@@ -32,7 +33,7 @@ from swift_ft.launch.stop_signals import (
     raise_stop_signals,
     stopped_by,
 )
-from swift_ft.launch.store_service import StoreService
+from swift_ft.launch.store_service import StoreService, say_restarted
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Verdict
 from swift_ft.store_address import TCP, StoreAddress
@@ -44,13 +45,11 @@ _logger = logging.getLogger(__name__)
 _GRACE_S = 5.0
 _CONNECT_S = 30.0
 
-_STORE_ENDS_S = 2.0
-
 _EXIT_RENDEZVOUS_LOST = 76
 """Exit code of a machine that lost the rendezvous store."""
 _POLL_S = 0.02
-_SIGNALLED = 128
-"""An exit code above this one is that of a signal."""
+_STOPPED = range(129, 256)
+"""Exit codes of a machine that a signal stopped, and that has handed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +154,9 @@ class Cluster:
         except UsageError as error:
             _logger.error("%s", error, extra={"event": "machine_refused"})  # noqa: TRY400  (the line is enough)
             code = EXIT_USAGE
+        except FencedError as error:
+            _logger.error("%s", error, extra={"event": "machine_fenced"})  # noqa: TRY400  (the line is enough)
+            code = EXIT_FENCED
         except RendezvousLostError:
             code = _EXIT_RENDEZVOUS_LOST  # all machines lose it: the supervisor says so once
         except Exception as error:
@@ -169,40 +171,28 @@ class Cluster:
     def _wait_for_agents(self) -> None:
         while self._agents:
             pid, status = os.waitpid(-1, 0)
-            if self._service is not None and (pid == self._service.pid or self._service.ended()):
-                raise RendezvousLostError(
-                    "The rendezvous store died, and with it the journal of the run: "
-                    "start the run again with --resume."
-                )
+            if self._service is not None and pid == self._service.pid:
+                say_restarted(self._service.address)
+                self._service = self._service.again()
             if pid not in self._agents:
                 continue
             index = self._agents.pop(pid)  # who replaces it gets its port
             if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _EXIT_RENDEZVOUS_LOST:
-                happened = "died" if self._store_ends() else "fell silent"
                 raise RendezvousLostError(
-                    f"The rendezvous store {happened}, and with it the journal of the run: "
-                    "start the run again with --resume."
+                    f"The rendezvous store at {self.store} did not answer a machine that needed it, and with "
+                    "it the journal of the run is out of reach: start the run again with --resume."
                 )
             if os.WIFSIGNALED(status):
                 _kill_group(pid)  # a machine fails as a whole: kill the processes that it leaves behind
                 self._replace(index)
             elif self._verdict() is not None:
                 self._wait_for_the_rest()
-            elif os.waitstatus_to_exitcode(status) > _SIGNALLED:  # it was stopped, and has handed over
+            elif os.waitstatus_to_exitcode(status) in (EXIT_FENCED, *_STOPPED):
                 self._replace(index)
 
     def _replace(self, index: int) -> None:
         if not self._job.settings.config.no_replacement:
             self._start_machine(None, index)
-
-    def _store_ends(self) -> bool:
-        """Whether the store has died. Its connections end a moment before its process does."""
-        deadline = time.monotonic() + _STORE_ENDS_S
-        while self._service is not None and not self._service.ended():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_S)
-        return self._service is not None
 
     def _wait_for_the_rest(self) -> None:
         """Waits until the other agents see that the job has ended. Kills those that do not (stopped ones)."""
@@ -233,6 +223,7 @@ class Cluster:
             settings.store,
             self._job.run_id,
             timeout_s=min(_CONNECT_S, settings.config.rendezvous_timeout_s),
+            admit=has_begun,
         )
         return open_journal(client, by="supervisor")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Callable
 
 from swift_ft.config import RunConfig
 from swift_ft.network import JobSecret
@@ -29,10 +30,17 @@ def given_secret(config: RunConfig) -> JobSecret | None:
     return None if token is None else JobSecret.of_token(token, config.certificates)
 
 
-def agreed_secret(rendezvous: RendezvousStore, config: RunConfig) -> JobSecret:
+def agreed_secret(
+    rendezvous: RendezvousStore, config: RunConfig, keep: Callable[[str, str], object] = lambda *_: None
+) -> JobSecret:
     """A secret that the launchers agree on in the rendezvous store, where the user gave none.
 
     It keeps out who reaches a machine's ports but not the store. Who reaches the store can read it.
+
+    Args:
+        rendezvous: the store.
+        config: of the run.
+        keep: called with the key and the token, for a store that is started anew.
     """
     _logger.warning(
         "This run has no token: anyone who reaches its rendezvous store can read its secret there and take "
@@ -40,4 +48,5 @@ def agreed_secret(rendezvous: RendezvousStore, config: RunConfig) -> JobSecret:
         extra={"event": "no_token"},
     )
     token = rendezvous.compare_set(_KEY, "", secrets.token_hex(_TOKEN_BYTES)).decode()
+    keep(_KEY, token)
     return JobSecret.of_token(token, config.certificates)

@@ -8,8 +8,8 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NoReturn
 
@@ -21,7 +21,7 @@ from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.coordination.relay.upstream import SILENCE_S
-from swift_ft.coordination.store_client import connect
+from swift_ft.coordination.store_client import Admit, connect, how_to_restart
 from swift_ft.errors import SwiftError
 from swift_ft.launch.agent import AgentSettings, MachineAgent
 from swift_ft.launch.agent_endpoint import AgentEndpoint
@@ -47,7 +47,7 @@ from swift_ft.recovery.job_state import State, Verdict
 from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.spans import recorder
 from swift_ft.store_address import ETCD
-from swift_ft.torch_adapters.connections import connections_to, shut_down
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["MachineJob", "run_machine"]
 
@@ -73,6 +73,7 @@ class MachineJob:
         index: number of this machine among those of this host.
         host: the machine on which this one is a guest; empty for a machine of its own.
         on_store: called with the URL of the session's store, each time that a worker here says it.
+        agreed: what the launchers have agreed on in the rendezvous store, by key.
     """
 
     launch_config: LaunchConfig
@@ -86,6 +87,7 @@ class MachineJob:
     index: int = 0
     host: str = ""
     on_store: Callable[[str], None] = lambda _: None
+    agreed: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_machine(job: MachineJob) -> Verdict:
@@ -135,13 +137,16 @@ def run_machine(job: MachineJob) -> Verdict:
             job.history.on_snapshot(snapshot)
 
     settings, launch_config = job.settings, job.launch_config
-    connect_to_store = partial(
-        connect,
-        settings.store,
-        job.run_id,
-        timeout_s=settings.config.join_timeout_s,
-        silence_s=settings.config.rendezvous_timeout_s,
-    )
+
+    def connect_to_store(admit: Admit) -> RendezvousStore:
+        return connect(
+            settings.store,
+            job.run_id,
+            timeout_s=settings.config.join_timeout_s,
+            silence_s=settings.config.rendezvous_timeout_s,
+            admit=admit,
+        )
+
     setup = partial(setup_of, job.opened, settings.config, settings.kind, settings.target, settings.secret)
     assert settings.secret is not None  # agreed on before
     handler = JournalRendezvous(
@@ -164,12 +169,15 @@ def run_machine(job: MachineJob) -> Verdict:
         fanout=settings.config.relay_fanout,
         append_s=settings.config.rendezvous_timeout_s,
         joins_at_once=not settings.spare and not job.host,
+        silence_s=settings.config.machine_silence_s,
+        store_place=str(settings.store),
+        agreed=job.agreed,
     )
     watch = StoreWatch(
         handler.store,
         str(settings.store),
         limit_s=settings.config.rendezvous_timeout_s,
-        on_lost=None if settings.store.backend == ETCD else partial(_end_connections, settings.store.port),
+        remedy="" if settings.store.backend == ETCD else how_to_restart(settings.store),
     )
     endpoint = _endpoint(job, status, watch)
     try:
@@ -195,7 +203,7 @@ def run_machine(job: MachineJob) -> Verdict:
         agent.run()
         recordings.drain(settings.shutdown_s)
         if agent.run_is_over:
-            run_is_over(connect(settings.store, job.run_id))
+            run_is_over(handler.store)
     except ChildFailedError as error:
         return Verdict(False, str(error), 1)
     except SignalException as error:  # before this machine joined, or after the run's end
@@ -211,11 +219,6 @@ def run_machine(job: MachineJob) -> Verdict:
 
 def _place(handler: JournalRendezvous) -> tuple[str, int | None]:
     return handler.machine, handler.follower.state.slot_of(handler.machine)
-
-
-def _end_connections(port: int) -> None:
-    """End what waits for a store that is lost."""
-    shut_down(connections_to(port))
 
 
 def _become_guest(job: MachineJob, slot: int, host: str) -> NoReturn:

@@ -6,9 +6,10 @@ A machine that keeps its slot keeps its ranks; a newcomer fills the slot that a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -22,6 +23,8 @@ from swift_ft.coordination.block_log import block_log_in
 from swift_ft.coordination.compaction import ArchivedPosition, Compactor
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import EventLog, Journal, open_journal
+from swift_ft.coordination.kept_keys import KeptKeys
+from swift_ft.coordination.key_holding import KeyHolding
 from swift_ft.coordination.meeting import Meeting, Met
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import Line
@@ -29,6 +32,9 @@ from swift_ft.coordination.relay.notes import write_notes
 from swift_ft.coordination.relay.outgoing import Outgoing
 from swift_ft.coordination.relay.relay import Relay
 from swift_ft.coordination.relay.upstream import Upstream
+from swift_ft.coordination.restoring import JournalCopy, Restorer, Roster
+from swift_ft.coordination.runs import restore_newest
+from swift_ft.coordination.store_client import Admit
 from swift_ft.launch.bootstrap import Bootstrap
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Entry
@@ -48,7 +54,7 @@ class JournalRendezvous(RendezvousHandler):
     """One machine's membership: it joins, gets a slot, and joins again under a new name after a loss.
 
     Args:
-        connect: opens a client of the rendezvous store.
+        connect: opens a client of the rendezvous store, which goes on with a store that is admitted.
         name: of this machine, unlike any other; it joins as ``name.0``, and after a loss as ``name.1``.
         address: this host, as the other machines reach it.
         run_id: name of the run.
@@ -66,6 +72,9 @@ class JournalRendezvous(RendezvousHandler):
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
         append_s: how long an event may take to arrive in the journal.
         joins_at_once: :meth:`join` follows, without a wait for anything in the journal.
+        silence_s: a machine that says nothing for so long counts as lost.
+        store_place: where the store is, for messages.
+        agreed: what the launchers have agreed on in the store, by key.
 
     Attributes:
         relay: through which this machine's workers, and as a head other machines, reach the journal.
@@ -76,7 +85,7 @@ class JournalRendezvous(RendezvousHandler):
 
     def __init__(
         self,
-        connect: Callable[[], RendezvousStore],
+        connect: Callable[[Admit], RendezvousStore],
         *,
         name: str,
         address: str,
@@ -96,8 +105,24 @@ class JournalRendezvous(RendezvousHandler):
         fanout: int = FANOUT,
         append_s: float = SILENCE_S,
         joins_at_once: bool = True,
+        silence_s: float = 0.0,
+        store_place: str = "",
+        agreed: Mapping[str, str] | None = None,
     ) -> None:
-        self.store = connect()
+        kept, copy, outgoing = KeptKeys(), JournalCopy(), Outgoing()
+        for key, value in (agreed or {}).items():
+            kept.put(key, value)
+        restorer = Restorer(
+            copy,
+            kept,
+            partial(self._roster, outgoing),
+            gather_s=silence_s,
+            place=store_place,
+            on_restored=partial(restore_newest, run_id),
+        )
+        self._state: Callable[[], State] | None = None  # once there is one
+        self.store = connect(restorer.admit)
+        self.store.on_set = kept.put
         self.bootstrap = Bootstrap(self.store, address)
         self._run_id = run_id
         self._preferred_slot = preferred_slot
@@ -111,19 +136,20 @@ class JournalRendezvous(RendezvousHandler):
         self.machine = f"{self._base_name}.0"
         self.started_in: int | None = None
         by = f"agent {name}"
-        in_store = open_journal(connect, by=by)
-        outgoing = Outgoing()
+        in_store = open_journal(lambda: connect(restorer.admit), by=by)
         has_heads = levels_of(opened.machines, fanout) > 0
         meeting = Meeting(self.store, fanout) if has_heads and joins_at_once else None
         self._open(in_store, opened, first=meeting is None or not meeting.ticket)
         # One that comes later finds the job formed, or replaces a machine that was lost before it had.
         self._meeting = meeting if meeting is not None and meeting.ticket < opened.machines else None
+        holding = KeyHolding(kept, reach) if reach is not None else None
         upstream = Upstream(
             in_store,
             reach if has_heads else None,
             outgoing,
             fanout=fanout,
             meets=self._meeting is not None,
+            copy=copy,
         )
         self.relay = Relay(
             upstream,
@@ -134,6 +160,7 @@ class JournalRendezvous(RendezvousHandler):
             write_notes=lambda notes, slots: write_notes(
                 self.store, notes, slots, machines=opened.machines, fanout=fanout
             ),
+            kept=kept,
         )
 
         def on_new_entry(entry: Entry) -> None:
@@ -144,13 +171,16 @@ class JournalRendezvous(RendezvousHandler):
         def on_new_state(before: State, after: State) -> None:
             trace.on_change(before, after)
             self.relay.look(after, self.machine)
+            if holding is not None:
+                holding.look(before, after, self.machine)
             on_change(before, after)
 
         compactor = Compactor(
-            lambda: block_log_in(connect()),
+            lambda: block_log_in(connect(restorer.admit)),
             ArchivedPosition(self.store).read,
             lambda: self.machine,
             ThreadPoolExecutor(1, thread_name_prefix="swift-compaction"),
+            on_covered=copy.drop_before,
         )
         self.follower = Follower(
             self.relay,
@@ -159,6 +189,8 @@ class JournalRendezvous(RendezvousHandler):
             on_snapshot=on_snapshot,
             on_block=compactor.on_block if compacts else None,
         )
+        self._state = lambda: self.follower.state
+        self._kept = kept
         self.relay.look(self.follower.state, self.machine)
         trace.start()
         self.follower.start()
@@ -167,6 +199,14 @@ class JournalRendezvous(RendezvousHandler):
         """Write the journal's first event, unless it is there. In a large job one machine does so."""
         if journal.is_empty() and (first or journal.is_empty(_OPENED_S)):
             journal.append(replace(opened, setup=self._joined_with))
+
+    def _roster(self, outgoing: Outgoing) -> Roster | None:
+        """Who may hold the journal; None before this machine does."""
+        if self._state is None:
+            return None
+        membership = self._state().membership
+        dead = {s.event.machine for s in outgoing.all() if isinstance(s.event, ev.MachineLost)}
+        return Roster(self.machine, membership.slots, membership.spares, membership.fenced, dead)
 
     @property
     def journal(self) -> EventLog:
@@ -208,6 +248,7 @@ class JournalRendezvous(RendezvousHandler):
     def rejoin(self, address: str) -> None:
         """Offer this machine again, under a new name: the old one is fenced."""
         self._incarnation += 1
+        self._kept.put_machine(self.machine)  # it sets them again itself, under its new name
         self.machine = f"{self._base_name}.{self._incarnation}"
         self.started_in = None
         self.relay.look(self.follower.state, self.machine)

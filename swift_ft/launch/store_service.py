@@ -6,10 +6,12 @@ Losing any machine, rank 0's included, then loses no coordination. It is torch's
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import NoReturn
@@ -22,9 +24,11 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.connections import connections_to, tcp_connections
-from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, serve_store
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore, serve_store
 
-__all__ = ["StoreService", "is_listening", "run_is_over"]
+__all__ = ["StoreService", "is_listening", "run_is_over", "say_restarted"]
+
+_logger = logging.getLogger(__name__)
 
 _OVER = "over"
 _LINGER_S = 10.0
@@ -52,8 +56,8 @@ class StoreService:
         host: address to listen at.
         port: port to listen at; 0 for a free one.
         until_over: serve on, whatever becomes of the parent, until the newest run of this name is over
-            (:func:`run_is_over`) or without machines for long; without it the service ends with its parent,
-            or at :meth:`close`.
+            (:func:`run_is_over`) or without machines for long, and again where its process dies; without it
+            the service ends with its parent, or at :meth:`close`.
     """
 
     def __init__(self, host: str, port: int, *, until_over: str | None = None) -> None:
@@ -64,7 +68,11 @@ class StoreService:
             os.close(report_r)
             os.close(self._lifeline)
             os.setsid()
-            _serve_child(host, port, report_w, lifeline_r, until_over)
+            for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(name, signal.SIG_IGN)  # no machine shall lose the store too early
+            if until_over is None:
+                _serve_child(host, port, report_w, lambda _: os.read(lifeline_r, 1))
+            _keep_serving(host, port, report_w, until_over)
         os.close(report_w)
         os.close(lifeline_r)
         with os.fdopen(report_r) as report:
@@ -77,6 +85,11 @@ class StoreService:
     def ended(self) -> bool:
         """Whether the service has died. Only its parent can ask."""
         return os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+
+    def again(self) -> StoreService:
+        """Serve at the same address once more, empty. The process has ended, and its parent has seen so."""
+        os.close(self._lifeline)
+        return StoreService(self.address.host, self.address.port)
 
     def close(self) -> None:
         """Stop the service, if it still runs, and wait for its end."""
@@ -91,11 +104,50 @@ def run_is_over(store: RendezvousStore) -> None:
     store.set(_OVER, "1")
 
 
-def _serve_child(host: str, port: int, report_w: int, lifeline_r: int, until_over: str | None) -> NoReturn:
-    """Serve until the lifeline closes, or until the run is over and its machines have read so."""
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # the lifeline decides: no machine loses the store too early
+def _keep_serving(host: str, port: int, report_w: int, until_over: str) -> NoReturn:
+    """Serve in a child, and if that dies, in another one at the same address, until the run is over."""
     inherited = tcp_connections()
+
+    def wait(store: TCPStore) -> None:
+        own = StoreAddress.tcp(_own_host(host), store.port)
+        is_over = partial(_wait_until_over, store.port, inherited)
+        close_after_run(partial(_patient_client, own), until_over, is_over)
+
+    first = True
+    while True:
+        answer_r, answer_w = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(answer_r)
+            if first:
+                os.close(report_w)  # its reader waits for the end
+            _serve_child(host, port, answer_w, wait)
+        os.close(answer_w)
+        with os.fdopen(answer_r, "rb") as report:
+            answer = report.read()
+        if first:
+            os.write(report_w, answer)
+            os.close(report_w)
+            first = False
+        if not answer.isdigit():
+            os._exit(1)
+        port = int(answer)
+        if os.waitpid(pid, 0)[1] == 0:
+            os._exit(0)
+        say_restarted(StoreAddress.tcp(host, port))
+
+
+def say_restarted(address: StoreAddress) -> None:
+    """Tell that the store died, and that this host serves it again: the machines republish what they hold."""
+    _logger.warning(
+        "the rendezvous store died and is started again at %s, empty; training goes on",
+        address,
+        extra={"event": "store_restarted"},
+    )
+
+
+def _serve_child(host: str, port: int, report_w: int, wait: Callable[[TCPStore], object]) -> NoReturn:
+    """Say the port, or why there is none, and serve until the wait is over."""
     try:
         store = serve_store(host, port)
     except (OSError, DistError, RuntimeError) as error:
@@ -103,13 +155,7 @@ def _serve_child(host: str, port: int, report_w: int, lifeline_r: int, until_ove
         os._exit(1)
     os.write(report_w, str(store.port).encode())
     os.close(report_w)
-    if until_over is None:
-        os.read(lifeline_r, 1)
-    else:
-        own = StoreAddress.tcp(_own_host(host), store.port)
-        close_after_run(
-            partial(_patient_client, own), until_over, partial(_wait_until_over, store.port, inherited)
-        )
+    wait(store)
     os._exit(0)
 
 

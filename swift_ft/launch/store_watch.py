@@ -2,7 +2,7 @@
 
 Only the kernel notices a host that lost its power, and nothing notices a store whose process is frozen: its
 kernel still answers. So one thread asks the store again and again, and another one looks at when it last
-answered. Training goes on while the store is silent. It ends when the configured time has passed.
+answered. Training goes on while the store is lost or silent; a recovery waits for it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 from torch.distributed import DistError
 
-from swift_ft.errors import RendezvousLostError
+from swift_ft.errors import FencedError, RendezvousLostError, first_line
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["StoreWatch"]
@@ -25,15 +24,14 @@ _NOTICE_S = 10.0
 
 
 class StoreWatch:
-    """Says when the store has been silent for a while, and calls ``on_lost`` when it stays so.
+    """Says when the store has been silent for a while, and when it answers again.
 
     Args:
         store: a client of the rendezvous store.
         place: host and port of the store, for messages.
-        limit_s: seconds of silence after which the store counts as lost. The first warning comes after ten
-            seconds, or half of these; later ones are ever less frequent.
-        on_lost: called once, in a thread of this object. None: a store that may come back at any time with
-            all that it had, so nothing ends before something needs it.
+        limit_s: seconds that a recovery waits for it. The first warning comes after ten seconds, or half of
+            these; later ones are ever less frequent.
+        remedy: what brings the store back, for messages.
     """
 
     def __init__(
@@ -42,13 +40,13 @@ class StoreWatch:
         place: str,
         *,
         limit_s: float,
-        on_lost: Callable[[], None] | None,
+        remedy: str = "",
     ) -> None:
         self._store = store
+        self._remedy = remedy
         self._place = place
         self._notice_s = min(_NOTICE_S, limit_s / 2)
         self._limit_s = limit_s
-        self._on_lost = on_lost
         self._interval_s = min(1.0, self._notice_s / 4)
         self._closed = threading.Event()
         self._heard_at = time.monotonic()  # owner: the asking thread, and the watching one after a freeze
@@ -72,9 +70,10 @@ class StoreWatch:
         while not self._closed.wait(self._interval_s):
             try:
                 self._store.check(["alive"])
-            except (DistError, RuntimeError, RendezvousLostError):
-                if self._on_lost is not None:
-                    self.close()  # the connection ended, which the journal's readers see as well
+            except FencedError:
+                return  # the journal's readers end this machine
+            except (DistError, RuntimeError, RendezvousLostError) as error:
+                _logger.debug("the rendezvous store does not answer: %s", first_line(error))
             else:
                 self._heard_at = time.monotonic()
 
@@ -87,9 +86,6 @@ class StoreWatch:
                 self._heard_at = now  # this process was frozen, not the store
             looked_at = now
             silence_s = now - self._heard_at
-            if silence_s > self._limit_s and self._on_lost is not None:
-                self._on_lost()
-                return
             if silence_s > warn_after_s:
                 self._warn(silence_s)
                 warn_after_s, told = 2 * silence_s, True
@@ -100,21 +96,12 @@ class StoreWatch:
                 warn_after_s, told = self._notice_s, False
 
     def _warn(self, silence_s: float) -> None:
-        if self._on_lost is None:
-            _logger.warning(
-                "the rendezvous store at %s has not answered for %.0f s; training goes on. A recovery waits "
-                "for it for %.0f s (--rendezvous-timeout)",
-                self._place,
-                silence_s,
-                self._limit_s,
-                extra={"event": "store_silent"},
-            )
-            return
         _logger.warning(
-            "the rendezvous store at %s has not answered for %.0f s; training goes on, but no loss can be "
-            "recovered. This machine ends in %.0f s unless the store answers (--rendezvous-timeout)",
+            "the rendezvous store at %s has not answered for %.0f s; training goes on. A recovery waits for "
+            "it for %.0f s (--rendezvous-timeout). %s",
             self._place,
             silence_s,
-            self._limit_s - silence_s,
+            self._limit_s,
+            self._remedy,
             extra={"event": "store_silent"},
         )

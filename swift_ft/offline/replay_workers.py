@@ -15,6 +15,7 @@ from typing import Any
 from swift_ft.checkpoint.store_claim import CLAIMED
 from swift_ft.config import OfflineReplay, RunConfig, WorkerContext
 from swift_ft.coordination.agent_channel import channel_pair, receive
+from swift_ft.coordination.incarnations import begin
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RecoveryError, UsageError
@@ -109,6 +110,7 @@ class ReplayWorkers:
     def _seed_rendezvous(self, plan: ReplayPlan, run_id: str) -> None:
         """What the workers of a job would have left there for replacements."""
         rendezvous = connect(self._service.address, run_id)
+        begin(rendezvous)
         rendezvous.set(CLAIMED, json.dumps({"checkpoints": []}))
         for record in plan.records.values():
             for stage, shapes in record.shapes.items():

@@ -22,11 +22,12 @@ from swift_ft.coordination.archive import JournalArchive, JournalArchiver
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.compaction import ArchivedPosition
 from swift_ft.coordination.groups import Groups
+from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard, ProgressReader
 from swift_ft.coordination.recovery_trace import RecoveryTrace
-from swift_ft.coordination.relay.worker_journal import journal_of_worker
+from swift_ft.coordination.relay.worker_journal import WorkerJournal, journal_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import UsageError
@@ -131,6 +132,7 @@ class Assembly:
             context.store,
             context.run_id,
             silence_s=context.config.rendezvous_timeout_s,
+            admit=has_begun,
         )
         self._rendezvous = client()
         self._writer = writer = BackgroundWriter(self._rendezvous)
@@ -144,6 +146,8 @@ class Assembly:
         journal = journal_of_worker(
             lambda: open_journal(client, by=by), by=by, append_s=context.config.rendezvous_timeout_s
         )
+        if isinstance(journal, WorkerJournal):
+            self._rendezvous.on_set = journal.keep
         self._background = ThreadPoolExecutor(1, thread_name_prefix="swift-housekeeper")
         self._archiver = self._new_archiver()
         self._trace = RecoveryTrace(by, self._write_recording, until_live=False)
@@ -350,6 +354,8 @@ class Assembly:
                     f"that replaces a lost one could not be given the result: {refused.reason}"
                 )
             self.attached.setup = setup.noted
+            for key, value in setup.noted.items():
+                self._rendezvous.on_set(key, value)
         pipeline = self.attached.pipeline
         self.phases.steps = pipeline.script if pipeline is not None else None
         LastingGroup.interceptor = self.phases

@@ -14,18 +14,28 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistError, DistStoreError
 
 from swift_ft.addresses import family_of, listen_address
+from swift_ft.errors import NotRestoredError, RendezvousLostError
 from swift_ft.torch_adapters.connections import connections_to, exempt, new_connections, tcp_connections
 
 __all__ = ["AbortableStore", "PrefixStore", "RendezvousStore", "Store", "TCPStore", "serve_store"]
 
 _BACKLOG = 2048  # as torch's own server
+_TRY_S = 0.1
+"""Between two attempts to connect."""
+_TRIES = 3
+"""A call whose connection ends so often is itself the cause: its value is too large, perhaps."""
+_LEAST_S = 0.001
+
+_Answer = TypeVar("_Answer")
 
 
 def serve_store(host: str, port: int) -> TCPStore:
@@ -53,22 +63,33 @@ class RendezvousStore:
     """A client of the rendezvous store, for any number of threads.
 
     Args:
-        connect: opens a connection.
+        connect: opens a connection, or raises :class:`RendezvousLostError` soon.
+        patience_s: seconds to try that again and again where a connection has ended, before a call fails. The
+            calls themselves are then repeated, too. 0: a call fails at once.
+
+    Attributes:
+        patience_s: as given.
+        repeats: whether a call whose connection ended is repeated on a new one. Who makes several calls that
+            belong together repeats them himself.
+        on_set: called with each key that was set here, and its value, or None where it was deleted.
     """
 
-    def __init__(self, connect: Callable[[], Store]) -> None:
+    def __init__(self, connect: Callable[[], Store], *, patience_s: float = 0.0) -> None:
         self._connect = connect
+        self.patience_s = patience_s
+        self.repeats = patience_s > 0
+        self.on_set: Callable[[str, str | None], None] = lambda _key, _value: None
         self._timeout: timedelta | None = None
         # torch keeps a store of ours in C++ alone, and calls it as long as a group lives.
         self._given: list[Store] = []
         self._connecting = threading.Lock()
         self._of_thread = threading.local()
-        self._of_thread.store = self._lasting()  # its maker learns at once if nothing answers
+        self._of_thread.store = self._patiently(self._lasting)  # its maker learns at once if nothing answers
 
     def connection(self) -> Store:
         """A new connection that belongs to the caller: a process group keeps it, and an abort may end it."""
+        store = self._patiently(self._connect)
         with self._connecting:
-            store = self._connect()
             self._given.append(store)
         return store
 
@@ -81,10 +102,26 @@ class RendezvousStore:
                 exempt(dict(new_connections(before).items() & connections_to(server.port).items()))
         return store
 
+    def _patiently(self, connect: Callable[[], Store]) -> Store:
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                return connect()
+            except RendezvousLostError as error:
+                if isinstance(error, NotRestoredError) or time.monotonic() > deadline:
+                    raise
+            time.sleep(_TRY_S)
+
     @property
     def underlying(self) -> Store:
         """What this thread's calls go to, without the prefixes of torch."""
         return _underlying(self._own)
+
+    @property
+    def connection_number(self) -> int:
+        """Of this thread's connection, which is opened if there is none: another one has another number."""
+        _ = self._own
+        return getattr(self._of_thread, "number", 0)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long calls wait for a key, for all connections opened from now on, and this thread's."""
@@ -95,42 +132,92 @@ class RendezvousStore:
     def _own(self) -> Store:
         store: Store | None = getattr(self._of_thread, "store", None)
         if store is None:
-            store = self._of_thread.store = self._lasting()
+            store = self._of_thread.store = self._patiently(self._lasting)
+            self._of_thread.number = getattr(self._of_thread, "number", 0) + 1
             if self._timeout is not None:
                 store.set_timeout(self._timeout)
         return store
 
+    def _call(
+        self, do: Callable[[Store], _Answer], again: Callable[[Store], _Answer] | None = None
+    ) -> _Answer:
+        """Do something, and on a new connection do it again, if the first one ended meanwhile.
+
+        Args:
+            do: may be done twice.
+            again: what is done the second time; as the first time if None.
+        """
+        for _ in range(_TRIES):
+            store = self._own
+            try:
+                return do(store)
+            except DistStoreError:  # a key has not come in time
+                raise
+            except (DistError, RuntimeError):
+                if not self.patience_s:
+                    raise
+                self._of_thread.store = None
+                if not self.repeats:
+                    raise
+            do = again or do
+        return do(self._own)
+
     def set(self, key: str, value: str) -> None:
         """Set a key."""
-        self._own.set(key, value)
+        self._call(lambda store: self._set(store, key, value))
+        self.on_set(key, value)
+
+    def _set(self, store: Store, key: str, value: str) -> None:
+        store.set(key, value)
+        if self.patience_s:
+            store.check([key])  # torch's client waits for no answer: a store that is lost took nothing
 
     def get(self, key: str) -> bytes:
         """The value of a key. Waits for it up to the timeout."""
-        return self._own.get(key)
+        return self._call(lambda store: store.get(key))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of several keys, in one exchange."""
-        return self._own.multi_get(list(keys))
+        return self._call(lambda store: store.multi_get(list(keys)))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, and return the sum."""
-        return self._own.add(key, amount)
+        """Add to a number, and return the sum.
+
+        Where the outcome is unknown, since the connection ended, nothing is added again: a number is rather
+        too small than too large.
+        """
+        return self._call(lambda store: store.add(key, amount), lambda store: store.add(key, 0))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are set. Does not wait."""
-        return self._own.check(list(keys))
+        return self._call(lambda store: store.check(list(keys)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
         """Wait until all keys are set."""
-        self._own.wait(list(keys), timeout)
+        deadline = time.monotonic() + timeout.total_seconds()
+
+        def rest(store: Store) -> None:
+            store.wait(list(keys), timedelta(seconds=max(_LEAST_S, deadline - time.monotonic())))
+
+        self._call(lambda store: store.wait(list(keys), timeout), rest)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Set a key if it has the expected value; an empty one stands for a key that is not set."""
-        return self._own.compare_set(key, expected, desired)
+
+        def in_new_store(store: Store) -> bytes:
+            """A store that was started anew may lack the key, which would be expected for ever."""
+            return store.compare_set(key, expected if store.check([key]) else "", desired)
+
+        found = self._call(lambda store: store.compare_set(key, expected, desired), in_new_store)
+        if found == desired.encode():
+            self.on_set(key, desired)
+        return found
 
     def delete_key(self, key: str) -> bool:
         """Delete a key."""
-        return self._own.delete_key(key)
+        found = self._call(lambda store: store.delete_key(key))
+        self.on_set(key, None)
+        return found
 
 
 @runtime_checkable

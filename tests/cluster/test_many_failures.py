@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 
 from tests.support.cluster import (
     KILLS_IN_TURN,
-    KILLS_OTHERS,
     ClusterRun,
     assert_identical,
     assert_reported_once,
@@ -140,35 +137,6 @@ def test_more_failures_than_allowed(tmp_path: Path, references: Any) -> None:
     resumed = run_cluster(tmp_path, flags=["--resume"])  # leaves no temporary file
     assert_identical(resumed, references())
     assert not resumed.recoveries
-
-
-def test_the_rendezvous_store_is_lost(
-    tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store is outside of all machines. Without it no machine can continue, and the job says so."""
-    monkeypatch.setenv("KILLS", at_once("store", by=2))
-    run = run_cluster(tmp_path, script=training(tmp_path, KILLS_OTHERS))
-    assert run.code == 1
-    assert "The rendezvous store died" in run.output
-    assert_identical(run_cluster(tmp_path, flags=["--resume"]), references())
-
-
-@pytest.mark.thorough
-def test_the_rendezvous_store_falls_silent(
-    tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SIGSTOP: its connections stay open, and nobody ever answers. All machines notice, say so, and end."""
-    monkeypatch.setenv("KILLS", at_once("store", by=2, by_signal=signal.SIGSTOP))
-    script = training(tmp_path, KILLS_OTHERS, iterations=1000)  # longer than the store is waited for
-    run = run_cluster(tmp_path, script=script, flags=["--rendezvous-timeout", "4"])
-    assert run.code == 1
-    warning, *_, last = (line for line in run.output.splitlines() if line.startswith("swift-run: "))
-    assert re.search(r"has not answered for \d s; .* This machine ends in \d s unless", warning), run.output
-    assert "The rendezvous store fell silent" in last
-    assert "start the run again with --resume" in last
-    assert "Traceback" not in run.output
-    assert "c10d" not in run.output
-    assert_identical(run_cluster(tmp_path, flags=["--resume"]), references())
 
 
 def test_a_replacement_needs_the_store_of_another_one_that_dies(

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.lib.etcd import EtcdCluster
 from swift_ft.coordination.block_log import block_log_in
-from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.job_state import Phase
 from swift_ft.store_address import StoreAddress
 from tests.support.cluster import (
-    SLOW_UNTIL_TOLD,
     ClusterRun,
     assert_clean,
     assert_identical,
-    command,
-    processes_of,
     run_cluster,
     training,
 )
-from tests.support.waiting import wait_until
+from tests.support.rendezvous import ENDPOINT, a_recovery_is, once
+from tests.support.told import ToldJob
 
 MACHINES = 2
 ITERATIONS = 10
 LOSS = "kill machine=1 iteration=5 point=forward microbatch=3"
-_END_S = 150.0
 
 
 @pytest.fixture(scope="module")
@@ -50,43 +39,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
 def in_etcd(etcd: EtcdCluster, folder: Path) -> list[str]:
     return [
         *("--rdzv-backend", "etcd-v3", "--rdzv-endpoint", etcd.endpoints),
-        *("--endpoint-out", str(folder / "endpoint.txt")),
+        *("--endpoint-out", str(folder / ENDPOINT)),
         *("--machine-silence", "10"),  # what is only slow on a busy host shall not count as lost
     ]
-
-
-@contextmanager
-def once(folder: Path, due: Callable[[State], bool], act: Callable[[], None]) -> Iterator[threading.Event]:
-    """Act as soon as the state of the run in a folder is so. Yields what says that it was done."""
-    done, over = threading.Event(), threading.Event()
-
-    def look(_before: State, after: State) -> None:
-        if not done.is_set() and due(after):
-            act()
-            done.set()
-
-    def follow() -> None:
-        file = folder / "endpoint.txt"
-        wait_until(lambda: over.is_set() or (file.exists() and file.read_text().endswith("\n")), str(file))
-        if over.is_set():
-            return
-        endpoint, run_id = file.read_text().split()
-        client = partial(connect, StoreAddress.parse(endpoint), run_id)
-        Follower(open_journal(client, by="test"), on_change=look).start()
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield done
-    finally:
-        over.set()
-        thread.join(30.0)
-
-
-def a_recovery_is(phase: Phase) -> Callable[[State], bool]:
-    if phase == Phase.LIVE:  # before the loss
-        return lambda state: state.phase == Phase.LIVE
-    return lambda state: state.generation > 1 and state.phase == phase
 
 
 @pytest.mark.parametrize("phase", [Phase.LIVE, Phase.AGREEING, Phase.RECOVERING])
@@ -127,52 +82,13 @@ def test_a_frozen_leader_is_passed_over(tmp_path: Path, etcd: EtcdCluster, refer
     assert [recovery["mode"] for recovery in run.recoveries] == ["replay"]
 
 
-class Job:
-    """A run whose output can be read while it goes on."""
-
-    def __init__(self, folder: Path, etcd: EtcdCluster, inject: str) -> None:
-        self.folder = folder
-        self.output = folder / "output.txt"
-        script = training(folder, SLOW_UNTIL_TOLD, iterations=ITERATIONS)
-        flags = in_etcd(etcd, folder)
-        line = command(folder, machines=MACHINES, flags=flags, inject=inject, script=script)
-        env = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "SWIFT_TEST_FOLDER": str(folder),
-            "QUICK": str(ITERATIONS),
-        }
-        with self.output.open("w") as out:
-            self.process = subprocess.Popen(
-                line, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
-            )
-
-    def has_said(self, text: str) -> bool:
-        assert self.process.poll() is None, self.output.read_text()[-3000:]
-        return text in self.output.read_text()
-
-    def wait_for(self, text: str) -> None:
-        wait_until(lambda: self.has_said(text), text)
-
-    def end(self) -> ClusterRun:
-        (self.folder / "go").touch()
-        code = self.process.wait(_END_S)
-        assert not processes_of(self.folder)
-        report = json.loads((self.folder / "events.json").read_text())
-        return ClusterRun(self.folder, code, self.output.read_text(), report)
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(60)
-
-
 @pytest.fixture
-def job(tmp_path: Path, etcd: EtcdCluster) -> Iterator[Callable[[str], Job]]:
-    jobs: list[Job] = []
+def job(tmp_path: Path, etcd: EtcdCluster) -> Iterator[Callable[[str], ToldJob]]:
+    jobs: list[ToldJob] = []
 
-    def start(inject: str) -> Job:
-        jobs.append(Job(tmp_path, etcd, inject))
+    def start(inject: str) -> ToldJob:
+        flags = in_etcd(etcd, tmp_path)
+        jobs.append(ToldJob(tmp_path, machines=MACHINES, flags=flags, inject=inject, iterations=ITERATIONS))
         return jobs[-1]
 
     yield start
@@ -182,7 +98,7 @@ def job(tmp_path: Path, etcd: EtcdCluster) -> Iterator[Callable[[str], Job]]:
 
 @pytest.mark.thorough
 def test_without_quorum_training_goes_on_and_a_recovery_waits(
-    etcd: EtcdCluster, reference: ClusterRun, job: Callable[[str], Job]
+    etcd: EtcdCluster, reference: ClusterRun, job: Callable[[str], ToldJob]
 ) -> None:
     """It waits with a warning on the console, and goes on once two of three members are back."""
     run = job("kill machine=1 iteration=7 point=forward microbatch=3")
@@ -203,7 +119,7 @@ def test_without_quorum_training_goes_on_and_a_recovery_waits(
 
 @pytest.mark.thorough
 def test_all_members_may_be_gone_for_a_while(
-    etcd: EtcdCluster, reference: ClusterRun, job: Callable[[str], Job]
+    etcd: EtcdCluster, reference: ClusterRun, job: Callable[[str], ToldJob]
 ) -> None:
     """They keep on their disks what the job has written."""
     run = job("kill machine=1 iteration=8 point=forward microbatch=3")

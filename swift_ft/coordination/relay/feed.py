@@ -62,6 +62,14 @@ class Feed:
         """
         self._line.send({"append": True, TEXT: block_to_text(block)})
 
+    def keep(self, key: str, value: str | None) -> None:
+        """Say what was set in the store; None: the key was deleted.
+
+        Raises:
+            OSError: if the line has ended.
+        """
+        self._line.send({"kept": {key: value}})
+
     def try_send(self, message: dict[str, Any]) -> bool:
         """Send what may be lost, if that needs no waiting.
 

@@ -104,7 +104,10 @@ class Outgoing:
                 return
             if self._failures > failures:
                 raise RendezvousLostError(f"The journal cannot be written: {self._error}") from self._error
-        raise RendezvousLostError(f"The journal has not taken an event within {limit_s:g} s.")
+        raise RendezvousLostError(
+            f"The rendezvous store does not answer: the journal has not taken an event within {limit_s:g} s "
+            "(--rendezvous-timeout). Start the store again if it is gone, and the run with --resume."
+        )
 
 
 class Stamper:

@@ -19,6 +19,7 @@ from typing import Any
 from torch.distributed import DistError
 
 from swift_ft.coordination.compaction import may_have_snapshot
+from swift_ft.coordination.kept_keys import KeptKeys
 from swift_ft.coordination.meeting import Met
 from swift_ft.coordination.relay.lines import Line
 from swift_ft.coordination.relay.merging import Merging
@@ -27,7 +28,7 @@ from swift_ft.coordination.relay.outgoing import Outgoing, Stamper
 from swift_ft.coordination.relay.recent import RecentBlocks
 from swift_ft.coordination.relay.subscriber import Subscriber
 from swift_ft.coordination.relay.upstream import Upstream
-from swift_ft.errors import RendezvousLostError, SwiftError, first_line
+from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, first_line
 from swift_ft.network.messages import TEXT, encoded
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
@@ -57,6 +58,7 @@ class Relay:
         append_s: how long an event of the agent itself may take to arrive.
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
         write_notes: writes into the store what is known of the groups of some slots.
+        kept: takes what workers have set in the store, and machines that this one is the holder for.
         now: a monotonic clock, in seconds.
     """
 
@@ -69,10 +71,12 @@ class Relay:
         append_s: float,
         fanout: int = FANOUT,
         write_notes: Callable[[Notes, Iterable[int]], None] = lambda *_: None,
+        kept: KeptKeys | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._notes = Notes()
         self._write_notes = write_notes
+        self._kept = kept or KeptKeys()
         self._upstream = upstream
         self._outgoing = outgoing
         self._stamper = Stamper(by)
@@ -126,7 +130,6 @@ class Relay:
             raise
         if text is None:
             return None
-        text = text if isinstance(text, str) else text.decode()
         self._push(number, text)
         block = block_from_text(text)
         if self._events_read is not None:
@@ -139,6 +142,7 @@ class Relay:
         snapshot = self._upstream.journal.snapshot()
         if snapshot is not None:
             self._events_read = None
+            self._upstream.copy.begin_from(snapshot)
             self._outgoing.arrived(s for s in self._outgoing.all() if snapshot.sequencer.has(s))
         return snapshot
 
@@ -185,8 +189,14 @@ class Relay:
             self._notes.put(int(slot), facts)
         if "snapshot" in message:
             subscriber.push(encoded({"snapshot": self._may_have_snapshot()}))
+        for key, value in message.get("kept", {}).items():
+            self._kept.put(key, value)
         if "hello" in message:
             subscriber.machine = str(message["hello"])
+        if "hold" in message:
+            self._kept.hold(subscriber.machine, message["hold"], anew=message.get("anew", False))
+        if "release" in message:
+            self._kept.release(subscriber.machine)
 
     def _subscribe(self, subscriber: Subscriber, number: int) -> None:
         with self._changed:
@@ -245,7 +255,7 @@ class Relay:
                     self._upstream.pass_on(block)
                 else:
                     self._upstream.repeat()
-            except RendezvousLostError as error:  # the journal thread sees it, too, and ends the agent
+            except (RendezvousLostError, FencedError) as error:  # the journal thread sees it, too
                 self._outgoing.fail(error)
 
     def _pass_on_notes(self) -> None:
@@ -260,7 +270,7 @@ class Relay:
             if not self._upstream.send({"notes": changed}):
                 try:
                     self._write_notes(self._notes, changed)
-                except (DistError, RuntimeError, RendezvousLostError) as error:
+                except (DistError, RuntimeError, RendezvousLostError, FencedError) as error:
                     # The journal thread sees the same, and speaks of it.
                     _logger.debug("notes are not written: %s", first_line(error))
 

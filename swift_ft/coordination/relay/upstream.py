@@ -21,11 +21,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from swift_ft.coordination.block_log import StoreRenewedError
 from swift_ft.coordination.journal import Journal
 from swift_ft.coordination.meeting import Met
 from swift_ft.coordination.relay.feed import Feed, LineEndedError, NotHereError, SilentError
 from swift_ft.coordination.relay.lines import Line
 from swift_ft.coordination.relay.outgoing import Outgoing
+from swift_ft.coordination.restoring import JournalCopy
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.heads import FANOUT, upstream_of
 from swift_ft.recovery.job_state import State
@@ -55,6 +57,12 @@ class Upstream:
         silence_s: see :data:`SILENCE_S`.
         now: a monotonic clock, in seconds.
         meets: this machine is about to :meth:`meet` another one.
+        copy: what this machine could republish of the journal; one of its own if None.
+
+    Attributes:
+        journal: in the store.
+        copy: of what was read.
+        switches: how often the way has changed.
     """
 
     def __init__(
@@ -67,8 +75,10 @@ class Upstream:
         silence_s: float = SILENCE_S,
         now: Callable[[], float] = time.monotonic,
         meets: bool = False,
+        copy: JournalCopy | None = None,
     ) -> None:
         self.journal = journal
+        self.copy = copy or JournalCopy()
         self._connect = connect
         self._outgoing = outgoing
         self._fanout = fanout
@@ -184,18 +194,30 @@ class Upstream:
 
     # ---------------------------------------------------------------------------------- the traffic
 
-    def read(self, number: int, timeout_s: float) -> str | bytes | None:
+    def read(self, number: int, timeout_s: float) -> str | None:
         """Wait for a block. None if it is not there in time, or earlier; 0 does not wait.
 
         Raises:
             BlockGoneError: if it was deleted.
             RendezvousLostError: if the store does not answer.
+            FencedError: the store was started anew without all that this machine has read.
         """
         deadline = self._now() + timeout_s
+        while True:
+            epoch = self.copy.epoch(max(0.0, deadline - self._now()))
+            if epoch is None:  # the store is being restored
+                return None
+            found = self._read(number, deadline)
+            text = found.decode() if isinstance(found, bytes) else found
+            if text is None or self.copy.take(number, text, epoch):
+                return text
+
+    def _read(self, number: int, deadline: float) -> str | bytes | None:
         if self._meets:
+            left_s = max(0.0, deadline - self._now())
             if number == 0:
-                return self.journal.log.read(number, timeout_s)
-            if self._is_to_meet(timeout_s):
+                return self.journal.log.read(number, left_s)
+            if self._is_to_meet(left_s):
                 return None
         while True:
             feed = self._choose()
@@ -237,8 +259,14 @@ class Upstream:
         return True
 
     def _write(self, block: Block) -> None:
-        self.journal.pass_on(block)
-        self._outgoing.arrived(block)
+        """Events have arrived once they are read again: until then a store that is lost loses them."""
+        while block:
+            try:
+                self.journal.pass_on(block)
+            except StoreRenewedError:
+                block = self._outgoing.all()
+            else:
+                return
 
     @property
     def head(self) -> str | None:

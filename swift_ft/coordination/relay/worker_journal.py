@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from swift_ft.coordination.block_log import StoreRenewedError
 from swift_ft.coordination.journal import EventLog, Journal
 from swift_ft.coordination.relay.feed import Feed, LineEndedError, NotHereError, SilentError
 from swift_ft.coordination.relay.lines import Line, take_line_of_worker
 from swift_ft.coordination.relay.outgoing import Outgoing, Stamper
-from swift_ft.errors import RendezvousLostError
+from swift_ft.errors import FencedError, RendezvousLostError
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
 from swift_ft.recovery.snapshot import Snapshot
@@ -72,7 +73,9 @@ class WorkerJournal:
         self._on_agent_lost = on_agent_lost
         self._append_s = append_s
         self._now = now
-        self._journal: Journal | None = None  # owner: the thread that reads
+        # Owner of these two: the thread that reads.
+        self._journal: Journal | None = None
+        self._unshared: tuple[int, str | bytes] | None = None  # the last block, if the agent did not send it
         self._outgoing = Outgoing(now)
         self._stamper = Stamper(by)
 
@@ -95,6 +98,11 @@ class WorkerJournal:
         """See :meth:`EventLog.note`."""
         with contextlib.suppress(OSError):  # the thread that reads sees that the agent is gone
             self._feed.try_send({"note": {key: facts}})
+
+    def keep(self, key: str, value: str | None) -> None:
+        """Let the agent keep what this worker has set in the store (`coordination/kept_keys.py`)."""
+        with contextlib.suppress(OSError):  # the thread that reads sees that the agent is gone
+            self._feed.keep(key, value)
 
     def read(self, number: int, timeout_s: float) -> Block | None:
         """See :meth:`EventLog.read`."""
@@ -127,20 +135,37 @@ class WorkerJournal:
         while True:
             left_s = max(0.0, deadline - self._now())
             try:
-                return self._feed.next(number, left_s)
+                return self._from_agent(number, left_s)
             except NotHereError:
+                self._unshared = None  # this log itself knows what it has read
                 return self._store().log.read(number, min(left_s, _GLANCE_S))
             except SilentError:
                 journal = self._store()
                 if missing := self._outgoing.all():
-                    journal.pass_on(missing)
-                    self._outgoing.arrived(missing)
+                    with contextlib.suppress(StoreRenewedError):  # they are still here in the next round
+                        journal.pass_on(missing)
                 text = journal.log.read(number, min(left_s, _GLANCE_S))
+                if text is not None:
+                    self._unshared = number, text
                 if text is not None or left_s <= 0:
                     return text
             except LineEndedError as error:
                 self._on_agent_lost()
                 raise RendezvousLostError("The agent of this machine is gone.") from error
+
+    def _from_agent(self, number: int, timeout_s: float) -> str | None:
+        if self._unshared is not None:
+            before, text = self._unshared
+            theirs = self._feed.next(before, timeout_s)
+            if theirs is None:
+                return None
+            if theirs.encode() != (text if isinstance(text, bytes) else text.encode()):
+                raise FencedError(
+                    f"The rendezvous store was started anew without block {before} of the journal, which "
+                    "this worker has read while its agent was silent: its state is not that of the others."
+                )
+            self._unshared = None
+        return self._feed.next(number, timeout_s)
 
     def _store(self) -> Journal:
         if self._journal is None:

@@ -8,5 +8,6 @@ EVERY = 8
 
 if __name__ == "__main__":
     vars(compaction)["_EVENTS_PER_WORKER"] = 1
-    Compactor.__init__.__defaults__ = (EVERY,)
+    _, *others = Compactor.__init__.__defaults__ or ()
+    Compactor.__init__.__defaults__ = (EVERY, *others)
     run_and_exit()

@@ -9,6 +9,7 @@ import pytest
 
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from tests.support.waiting import wait_until
 
 
 class SlowStore:
@@ -73,18 +74,23 @@ def test_an_errand_that_fails_is_logged_and_the_next_one_done(caplog: pytest.Log
     assert [record.event for record in caplog.records if hasattr(record, "event")] == ["errand_failed"]
 
 
-def test_a_lost_store_is_no_error_here() -> None:
-    """Whoever follows the journal learns of the same loss."""
-
+def test_a_store_that_is_back_gets_all_that_it_had_not_taken() -> None:
     class Lost(SlowStore):
         def _note(self, key: str, value: str | None) -> None:
-            self.ended.set()
-            raise RuntimeError("Connection reset by peer")
+            if not self.go_on.is_set():
+                self.begun.set()
+                raise RuntimeError("Connection reset by peer")
+            super()._note(key, value)
 
     store = Lost()
     writer = BackgroundWriter(cast(RendezvousStore, store))
     writer.set("a", "1")
-    assert store.ended.wait(30)
+    assert store.begun.wait(30)
     writer.set("a", "2")
+    writer.set("b", "1")
     assert not writer.flush(30), "it is lost"
     assert writer.lost
+    store.go_on.set()
+    wait_until(lambda: not writer.lost, "the store to be found again")
+    assert writer.flush(30)
+    assert store.writes == [("a", "1"), ("a", "2"), ("b", "1")]

@@ -212,9 +212,9 @@ def test_no_block_grows_without_a_limit() -> None:
     outbox = Outbox("me", writer)
     threads = [appended(outbox, 0)]
     assert writer.begun.wait(_DEADLINE_S)
-    many = tuple(Stamped(fault(number), 0.0, "you", "other", number) for number in range(1, MOST_EVENTS))
+    many = [fault(number) for number in range(1, MOST_EVENTS)]
     for size in (1, 2):
-        threads.append(threading.Thread(target=outbox.pass_on, args=(many,)))
+        threads.append(threading.Thread(target=outbox.append, args=many))
         threads[-1].start()
         wait_until(partial(lambda size: len(outbox._queue) == size, size), "the block to be queued")
     writer.go_on.set()

@@ -143,7 +143,7 @@ def test_a_loop_that_does_not_turn_is_not_healthy(agent: Agent) -> None:
 def test_a_frozen_store_is_not_healthy(agent: Agent) -> None:
     service = StoreService("127.0.0.1", 0)
     store = connect(service.address, "job")
-    watch = StoreWatch(store, "the store", limit_s=_DEADLINE_S * 10, on_lost=lambda: None)
+    watch = StoreWatch(store, "the store", limit_s=_DEADLINE_S * 10)
     agent.status.observe_store(watch.silence_s, 5.0)
     try:
         assert agent.get("/healthz") == (200, "ok\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 from swift_ft.cli.console import LauncherConsole
 from swift_ft.cli.options import add_options, config_from
 from swift_ft.coordination.follower import Follower
+from swift_ft.coordination.incarnations import begin
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.store_service import StoreService
@@ -23,6 +24,7 @@ def main() -> None:
     config = config_from(parser.parse_args())
     console = LauncherConsole(config)
     store = StoreService("127.0.0.1", 0)
+    begin(connect(store.address, "story"))
     console.follow(store.address, "story")
     if config.events_log:
         extra = {"event": "log_suspended", "rank": 1, "until": Path("x")}

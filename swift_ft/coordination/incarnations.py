@@ -1,0 +1,47 @@
+"""Which life of the rendezvous store holds a run: torch's store forgets all when its process ends.
+
+The launcher that begins a run gives the store an *incarnation*, a key with a value unlike any other. A store
+without it was started anew. The machines that survived then republish what they hold (`restoring.py`), and
+set the key last, to another value: so a store has all of a run, or nothing that counts. A connection leads to
+one process of the store, so it is enough to look once on each connection.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from swift_ft.errors import NotRestoredError
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store
+
+__all__ = ["INCARNATION", "NOT_RESTORED", "begin", "has_begun", "incarnation_of", "new_incarnation"]
+
+INCARNATION = "incarnation"
+NOT_RESTORED = "not restored: "
+"""What the incarnation begins with if the run cannot go on. Why follows."""
+
+
+def new_incarnation() -> str:
+    """Unlike any other."""
+    return uuid.uuid4().hex[:12]
+
+
+def begin(store: RendezvousStore) -> None:
+    """The store holds a run from now on."""
+    store.compare_set(INCARNATION, "", new_incarnation())
+
+
+def incarnation_of(store: Store) -> str:
+    """The incarnation; empty if the store has been started anew.
+
+    Raises:
+        NotRestoredError: machines have tried to restore the run, and could not.
+    """
+    found = store.get(INCARNATION).decode() if store.check([INCARNATION]) else ""
+    if found.startswith(NOT_RESTORED):
+        raise NotRestoredError(found.removeprefix(NOT_RESTORED))
+    return found
+
+
+def has_begun(store: Store) -> bool:
+    """Whether a store holds the run: for clients that do not restore it (:data:`.store_client.Admit`)."""
+    return bool(incarnation_of(store))

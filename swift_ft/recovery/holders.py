@@ -1,0 +1,37 @@
+"""Which machine holds, for another one, what that has set in the rendezvous store. Pure.
+
+The store may be lost together with a machine. What the machine had set is then with its holder: the next
+machine in the order of the slots, on another host. So nothing is lost unless three fail at once.
+"""
+
+from __future__ import annotations
+
+from swift_ft.recovery.job_state import State
+
+__all__ = ["fenced_between", "holder_of", "is_first"]
+
+
+def holder_of(state: State, machine: str) -> str | None:
+    """The holder of a member's keys, or a spare's; None if there is no other machine.
+
+    A spare is one only where there is no other member.
+    """
+    membership = state.membership
+    members, hosts = membership.members, membership.hosts
+    own_host, own_slot = hosts.get(machine, machine), membership.slots.get(machine, -1)
+    others = [slot for slot, other in members.items() if hosts.get(other, other) != own_host]
+    if others:
+        return members[min([slot for slot in others if slot > own_slot] or others)]
+    return next((spare for spare in membership.waiting() if hosts.get(spare, spare) != own_host), None)
+
+
+def is_first(state: State, machine: str) -> bool:
+    """Whether a machine fills the lowest of the filled slots."""
+    members = state.membership.members
+    return bool(members) and members[min(members)] == machine
+
+
+def fenced_between(before: State, after: State) -> list[str]:
+    """The machines that were lost between two states."""
+    old, new = before.membership.fenced, after.membership.fenced
+    return [] if new is old else [machine for machine in new if machine not in old]
