@@ -258,4 +258,7 @@ def _endpoint(job: MachineJob, status: AgentStatus | None, watch: StoreWatch) ->
 def _wait_until_opened(handler: JournalRendezvous) -> None:
     state = handler.follower.wait_for(lambda state: state.shape.machines > 0, _FIRST_EVENT_S)
     if state is None:
-        raise SwiftError(f"The journal of run {handler.get_run_id()} stayed empty for {_FIRST_EVENT_S:g} s.")
+        raise SwiftError(
+            f"The journal of run {handler.get_run_id()} stayed empty for {_FIRST_EVENT_S:g} s, as when "
+            "the rendezvous store was started anew meanwhile: start this machine again."
+        )

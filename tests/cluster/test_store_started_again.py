@@ -129,9 +129,7 @@ def test_the_host_of_the_store_is_lost_with_its_machine(
     lost.wait(30)
     again, attempts = hosts.start_launcher("again0"), 1
     while again.wait(_END_S) != 0 and attempts < 3 and survivor.poll() is None:
-        assert (
-            "goes on in it: start this machine again" in (tmp_path / f"again{attempts - 1}.txt").read_text()
-        )
+        assert "start this machine again" in (tmp_path / f"again{attempts - 1}.txt").read_text()
         again, attempts = hosts.start_launcher(f"again{attempts}"), attempts + 1
         hosts.go_on()
     assert [again.wait(_END_S), survivor.wait(_END_S)] == [0, 0], hosts.said()[-5000:]
