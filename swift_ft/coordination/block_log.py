@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from torch.distributed import DistError, DistStoreError
 
-from swift_ft.coordination.incarnations import INCARNATION
+from swift_ft.coordination.incarnations import incarnation_of
 from swift_ft.errors import FencedError, NotRestoredError, RendezvousLostError, first_line
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store
 
@@ -257,8 +257,7 @@ class StoreBlockLog:
         known: tuple[int, _Place] | None = getattr(self._of_thread, "known", None)
         if known is not None and known[0] == number:
             return known[1]
-        begun = self._store.check([INCARNATION])
-        place = self._enter(self._store.get(INCARNATION).decode() if begun else "")
+        place = self._enter(incarnation_of(self._store))
         if self._store.connection_number == number:
             self._of_thread.known = number, place
         return place

@@ -39,8 +39,7 @@ _ARCHIVED = "journal/archived"
 
 def writes_snapshots(state: State, machine: str) -> bool:
     """Whether it is the duty of a machine's agent: that of the lowest filled slot."""
-    members = state.membership.members
-    return bool(members) and members[min(members)] == machine
+    return state.membership.first == machine
 
 
 def may_have_snapshot(state: State, events: int) -> bool:

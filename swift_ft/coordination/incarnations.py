@@ -30,7 +30,7 @@ def begin(store: RendezvousStore) -> None:
     store.compare_set(INCARNATION, "", new_incarnation())
 
 
-def incarnation_of(store: Store) -> str:
+def incarnation_of(store: Store | RendezvousStore) -> str:
     """The incarnation; empty if the store has been started anew.
 
     Raises:

@@ -8,11 +8,11 @@ is offered to a store that was started anew (`restoring.py`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from swift_ft.torch_adapters.rendezvous_store import Store
 
-__all__ = ["KeptKeys"]
+__all__ = ["KeptKeys", "absent"]
 
 _KEPT = "restore/kept"
 
@@ -30,6 +30,7 @@ class KeptKeys:
         self._adopted: set[str] = set()  # of them, what only lost machines have set: it may be outdated
         self._held: dict[str, dict[str, str]] = {}  # by machine
         self._news: dict[str, str | None] = {}  # what the holder of this machine's keys has not been told
+        self._woken = False
 
     def put(self, key: str, value: str | None) -> None:
         """Keep a value; None: the key was deleted."""
@@ -84,12 +85,14 @@ class KeptKeys:
     def wait_for_news(self, timeout_s: float) -> bool:
         """Wait for changes that the holder has not been told of. False if there are none in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: bool(self._news), timeout_s)
+            found = self._changed.wait_for(lambda: bool(self._news) or self._woken, timeout_s)
+            self._woken = False
+            return found
 
     def wake(self) -> None:
         """End a wait for news."""
         with self._changed:
-            self._news.setdefault(_KEPT, None)
+            self._woken = True
             self._changed.notify_all()
 
     def take_news(self) -> dict[str, str | None]:
@@ -126,10 +129,14 @@ class KeptKeys:
     @staticmethod
     def missing(store: Store, machines: Collection[str]) -> list[str]:
         """The machines whose keys no other machine has put back."""
-        keys = {machine: f"{_KEPT}/{machine}" for machine in machines}
-        if store.check(list(keys.values())):
-            return []
-        return [machine for machine, key in keys.items() if not store.check([key])]
+        return absent(store, {machine: f"{_KEPT}/{machine}" for machine in machines})
+
+
+def absent(store: Store, keys: Mapping[str, str]) -> list[str]:
+    """Of machines and a key of each, those whose key is not set. One question, if all are."""
+    if not keys or store.check(list(keys.values())):
+        return []
+    return [machine for machine, key in keys.items() if not store.check([key])]
 
 
 def _put(values: dict[str, str], key: str, value: str | None) -> None:

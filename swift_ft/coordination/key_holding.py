@@ -15,7 +15,7 @@ from collections.abc import Callable
 from swift_ft.coordination.kept_keys import KeptKeys
 from swift_ft.coordination.relay.lines import Line
 from swift_ft.errors import first_line
-from swift_ft.recovery.holders import fenced_between, holder_of, is_first
+from swift_ft.recovery.holders import fenced_between, holder_of
 from swift_ft.recovery.job_state import State
 
 __all__ = ["KeyHolding"]
@@ -51,7 +51,7 @@ class KeyHolding:
         """Take over the keys of machines that were lost, and choose the holder. In the journal thread."""
         for lost in fenced_between(before, after):
             adopted = self._kept.adopt(lost)
-            if not adopted and lost not in before.membership.slots and is_first(after, machine):
+            if not adopted and lost not in before.membership.slots and after.membership.first == machine:
                 self._kept.put_machine(lost)  # it never had workers, so it has set nothing that matters
         holder = holder_of(after, machine)
         address = after.membership.addresses.get(holder, "") if holder is not None else ""

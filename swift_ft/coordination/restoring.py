@@ -32,7 +32,7 @@ from torch.distributed import DistStoreError
 
 from swift_ft.coordination.block_log import republish, republished_to
 from swift_ft.coordination.incarnations import INCARNATION, NOT_RESTORED, incarnation_of, new_incarnation
-from swift_ft.coordination.kept_keys import KeptKeys
+from swift_ft.coordination.kept_keys import KeptKeys, absent
 from swift_ft.errors import FencedError
 from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
 from swift_ft.torch_adapters.rendezvous_store import Store
@@ -224,7 +224,7 @@ class Restorer:
             return True
 
     def _restore(self, store: Store, roster: Roster, own: int) -> str:
-        """The new incarnation; empty if nobody has set one."""
+        """The new incarnation; empty if none is set."""
         self._kept.put_back(store)
         for machine in roster.lost:
             store.set(_lost_key(machine), "1")
@@ -269,8 +269,7 @@ class Restorer:
     def _without_keys(self, store: Store, roster: Roster) -> list[str]:
         """Machines whose keys neither they nor others have set again."""
         needed = {*roster.members, *roster.fenced} - {roster.own}
-        absent = [machine for machine in needed if not store.check([_offer_key(machine)])]
-        return KeptKeys.missing(store, absent) if absent else []
+        return KeptKeys.missing(store, self._silent(store, needed))
 
     def _give_up(self, store: Store, gone: list[str]) -> None:
         reason = (
@@ -283,13 +282,12 @@ class Restorer:
             _logger.error("%s", reason, extra={"event": "store_not_restored"})
 
     def _missing(self, store: Store, others: Collection[str]) -> list[str]:
-        if store.check([_offer_key(machine) for machine in others]):
-            return []
-        return [
-            machine
-            for machine in others
-            if not store.check([_offer_key(machine)]) and not store.check([_lost_key(machine)])
-        ]
+        silent = self._silent(store, others)
+        return absent(store, {machine: _lost_key(machine) for machine in silent})
+
+    @staticmethod
+    def _silent(store: Store, machines: Collection[str]) -> list[str]:
+        return absent(store, {machine: _offer_key(machine) for machine in machines})
 
     def _furthest(self, store: Store, own: str, position: int, others: Collection[str]) -> str:
         offers = [

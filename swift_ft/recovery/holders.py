@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from swift_ft.recovery.job_state import State
 
-__all__ = ["fenced_between", "holder_of", "is_first"]
+__all__ = ["fenced_between", "holder_of"]
 
 
 def holder_of(state: State, machine: str) -> str | None:
@@ -23,12 +23,6 @@ def holder_of(state: State, machine: str) -> str | None:
     if others:
         return members[min([slot for slot in others if slot > own_slot] or others)]
     return next((spare for spare in membership.waiting() if hosts.get(spare, spare) != own_host), None)
-
-
-def is_first(state: State, machine: str) -> bool:
-    """Whether a machine fills the lowest of the filled slots."""
-    members = state.membership.members
-    return bool(members) and members[min(members)] == machine
 
 
 def fenced_between(before: State, after: State) -> list[str]:

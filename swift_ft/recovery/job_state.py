@@ -155,6 +155,11 @@ class Membership:
     restart_all: bool = False
     """The next generation starts all processes anew, not only those of empty slots."""
 
+    @property
+    def first(self) -> str | None:
+        """The machine in the lowest slot that is filled; None if none is."""
+        return self.members[min(self.members)] if self.members else None
+
     def knows(self, machine: str) -> bool:
         """Whether a machine of this name has joined before."""
         return any(machine in of for of in (self.slots, self.spares, self.fenced, self.refused))

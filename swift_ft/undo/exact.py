@@ -223,8 +223,7 @@ def _choose_kernels(stepped: _Stepped, parts: Sequence[ParamTensors]) -> None:
     """Notes in each entry the kernel that inverts it, for its undo; one for all with the same numbers."""
     update = stepped.update
     for part in parts:
-        slice_ = ParamSlice(part.index, part.param, part.grad, part.state)
-        tensors = update.tensors([slice_], stepped.entries, stepped.steps)
+        tensors = update.tensors([part.whole()], stepped.entries, stepped.steps)
         if is_compilable(update.rule, tensors):
             computed = tuple(stepped.before[part.index])
             key = (computed, tensors.steps[0], *tensors.notes[0].items())

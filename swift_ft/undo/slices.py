@@ -33,10 +33,15 @@ class ParamTensors:
     grad: Tensor
     state: dict[str, Tensor]
 
-    def within(self, range_: slice) -> ParamTensors:
+    def whole(self) -> ParamSlice:
+        """All of it as one slice."""
+        return ParamSlice(self.index, self.param, self.grad, self.state)
+
+    def within(self, range_: slice) -> ParamSlice:
         """Flat views of a range; all tensors are contiguous."""
         state = {key: value.view(-1)[range_] for key, value in self.state.items()}
-        return ParamTensors(self.index, self.param.view(-1)[range_], self.grad.view(-1)[range_], state)
+        param, grad = self.param.view(-1)[range_], self.grad.view(-1)[range_]
+        return ParamSlice(self.index, param, grad, state, range_.start)
 
 
 @dataclass(slots=True)
@@ -70,7 +75,7 @@ def sliced(parts: Sequence[ParamTensors], elementwise: bool) -> Iterator[list[Pa
     total = 0
     for part in parts:
         limit = slice_elements(part.param.device)
-        for slice_ in _cut(part, limit) if elementwise else [_whole(part)]:
+        for slice_ in _cut(part, limit) if elementwise else [part.whole()]:
             if batch and total + slice_.param.numel() > limit:
                 yield batch
                 batch, total = [], 0
@@ -109,28 +114,13 @@ def slice_elements(device: torch.device) -> int:
     return CPU_ELEMENTS if device.type == "cpu" else DEVICE_ELEMENTS
 
 
-def _whole(part: ParamTensors) -> ParamSlice:
-    return ParamSlice(part.index, part.param, part.grad, part.state)
-
-
 def _cut(part: ParamTensors, limit: int) -> list[ParamSlice]:
     tensors = [part.param, part.grad, *part.state.values()]
     size = part.param.numel()
     if size <= limit or not all(t.is_contiguous() and t.numel() == size for t in tensors):
-        return [_whole(part)]
+        return [part.whole()]
     return _ranges(part, limit)
 
 
 def _ranges(part: ParamTensors, limit: int) -> list[ParamSlice]:
-    param, grad = part.param.view(-1), part.grad.view(-1)
-    state = {key: value.view(-1) for key, value in part.state.items()}
-    return [
-        ParamSlice(
-            part.index,
-            param[at : at + limit],
-            grad[at : at + limit],
-            {key: value[at : at + limit] for key, value in state.items()},
-            at,
-        )
-        for at in range(0, param.numel(), limit)
-    ]
+    return [part.within(slice(at, at + limit)) for at in range(0, part.param.numel(), limit)]

@@ -62,6 +62,12 @@ class Machine:
         self.store = connect(stores.address, RUN, timeout_s=30.0, silence_s=30.0, admit=self.restorer.admit)
         self.store.on_set = self.kept.put
 
+    def outlives_all_others(self) -> None:
+        """They are lost, and it has their keys."""
+        for other in MACHINES:
+            self.kept.put_machine(other)
+        self.lost = MACHINES[1:]
+
     def read(self, journal: Journal, blocks: int) -> None:
         epoch = self.copy.epoch(0.0)
         assert epoch is not None
@@ -234,9 +240,7 @@ def test_events_that_nobody_has_read_come_first_again(stores: Stores) -> None:
     journal = written(stores, 2)
     machine = Machine("m0", stores)
     machine.read(journal, 1)
-    for other in MACHINES:
-        machine.kept.put_machine(other)
-    machine.lost = MACHINES[1:]
+    machine.outlives_all_others()
     log = open_journal(
         partial(connect, stores.address, RUN, silence_s=30.0, admit=machine.restorer.admit), by="test"
     ).log
@@ -264,9 +268,7 @@ def test_a_copy_begins_with_what_the_store_may_begin_with(stores: Stores) -> Non
     journal = written(stores, 5)
     machine = Machine("m0", stores)
     machine.read(journal, 5)
-    for other in MACHINES:
-        machine.kept.put_machine(other)
-    machine.lost = MACHINES[1:]
+    machine.outlives_all_others()
     machine.copy.drop_before(Snapshot(State(), Sequencer(), 3))
     machine.copy.drop_before(Snapshot(State(), Sequencer(), 9))  # it has not read so far
     stores.lose()
@@ -322,9 +324,7 @@ def test_waits_end_when_the_store_is_restored(stores: Stores) -> None:
     """A wait that was under way when the store was lost is one in the new store."""
     machine = Machine("m0", stores)
     machine.read(written(stores, 1), 1)
-    for other in MACHINES:
-        machine.kept.put_machine(other)
-    machine.lost = MACHINES[1:]
+    machine.outlives_all_others()
     found: list[bytes] = []
     waiter = threading.Thread(target=lambda: found.append(machine.store.get("awaited")))
     waiter.start()

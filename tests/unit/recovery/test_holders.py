@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.holders import fenced_between, holder_of, is_first
+from swift_ft.recovery.holders import fenced_between, holder_of
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step_all
 
@@ -19,7 +19,7 @@ def machine(name: str, host: str = "") -> ev.MachineJoined:
 def test_members_form_a_ring_and_spares_have_the_first_member() -> None:
     state = job(3, *(machine(name) for name in ("a", "b", "c", "spare")))
     assert [holder_of(state, name) for name in ("a", "b", "c", "spare")] == ["b", "c", "a", "a"]
-    assert [name for name in "abc" if is_first(state, name)] == ["a"]
+    assert [name for name in "abc" if state.membership.first == name] == ["a"]
 
 
 def test_an_empty_slot_is_passed_over() -> None:
