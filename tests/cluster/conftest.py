@@ -20,14 +20,14 @@ NEWEST, OLDER, LENGTH = 12, 6, 17
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Undisturbed runs, one per set of arguments, made when first asked for."""
-    made: dict[tuple[str, ...], ClusterRun] = {}
+    made: dict[tuple[int, tuple[str, ...]], ClusterRun] = {}
 
-    def reference(*args: str) -> ClusterRun:
-        if args not in made:
-            made[args] = run_cluster(tmp_path_factory.mktemp("undisturbed"), *args)
-            assert made[args].code == 0, made[args].output[-6000:]
-            assert not made[args].recoveries
-        return made[args]
+    def reference(*args: str, machines: int = 4) -> ClusterRun:
+        if (key := (machines, args)) not in made:
+            made[key] = run_cluster(tmp_path_factory.mktemp("undisturbed"), *args, machines=machines)
+            assert made[key].code == 0, made[key].output[-6000:]
+            assert not made[key].recoveries
+        return made[key]
 
     return reference
 

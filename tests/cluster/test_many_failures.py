@@ -21,7 +21,6 @@ from tests.support.cluster import (
 )
 
 MID = "iteration=5 point=forward microbatch=3"
-AFTER_CHECKPOINT = Path(__file__).parent / "scripts" / "after_checkpoint.py"
 COUNTS = Path(__file__).parent / "scripts" / "counts.py"
 LOSES_ITS_STORE = Path(__file__).parent / "scripts" / "loses_its_store.py"
 
@@ -51,8 +50,7 @@ def test_the_recovered_machine_fails_again(
     """
     faults = [f"kill machine={slot} {point}" for point in (MID, "iteration=0 point=report", point)]
     faults += ["kill machine=3 iteration=4 point=help"] if helpers else []
-    script = training(tmp_path, AFTER_CHECKPOINT)  # which is what the third fault waits for
-    run = run_cluster(tmp_path, inject="; ".join(faults), flags=["--helpers", str(helpers)], script=script)
+    run = run_cluster(tmp_path, inject="; ".join(faults), flags=["--helpers", str(helpers)])
     assert_identical(run, references())
     assert len(run.events("FaultInjected")) == len(faults)
     assert_replays(run, [slot] * 3 + [3] * bool(helpers), recoveries)

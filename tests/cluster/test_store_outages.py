@@ -18,11 +18,9 @@ LOSS = "kill machine=1 iteration={} point=forward microbatch=3"
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run = run_cluster(folder, machines=2, script=training(folder, iterations=ITERATIONS))
-    assert run.code == 0, run.output[-3000:]
-    return run
+def reference(references: Any) -> ClusterRun:
+    found: ClusterRun = references("--iterations", str(ITERATIONS), machines=2)
+    return found
 
 
 @pytest.fixture

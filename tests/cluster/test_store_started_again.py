@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,6 @@ from tests.support.cluster import (
     ClusterRun,
     assert_identical,
     kill_processes_of,
-    run_cluster,
     training,
 )
 from tests.support.waiting import free_port, wait_until
@@ -85,11 +85,9 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run = run_cluster(folder, machines=2, script=training(folder, iterations=ITERATIONS))
-    assert run.code == 0, run.output[-3000:]
-    return run
+def reference(references: Any) -> ClusterRun:
+    found: ClusterRun = references("--iterations", str(ITERATIONS), machines=2)
+    return found
 
 
 def test_a_store_of_ones_own(hosts: Hosts, reference: ClusterRun, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from swift_ft.storage.store import FileFacts, Store
 from tests.support.cluster import ClusterRun, recover, run_cluster, training
 
 CHECKPOINT, LENGTH, LOST = 6, 11, 1
-SCRIPT = Path(__file__).parents[1] / "cluster" / "scripts" / "after_commit.py"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             folder,
             *("--store", url, f"--iterations={LENGTH}", f"--checkpoint-every={CHECKPOINT}"),
             inject=f"kill machine={LOST} iteration=8 point=forward microbatch=3",
-            script=training(folder, SCRIPT),
+            script=training(folder),
         )
         assert run.code == 0, run.output[-3000:]
         assert [recovery["mode"] for recovery in run.recoveries] == ["replay"]
@@ -151,7 +150,7 @@ def test_gc_shows_and_deletes_nothing(made: Made, capfd: pytest.CaptureFixture[s
 def test_replay(made: Made, tmp_path: Path) -> None:
     """What is rebuilt from the store alone is what the machine had at the end."""
     out = tmp_path / "rebuilt"
-    script = training(tmp_path / "nowhere", SCRIPT)
+    script = training(tmp_path / "nowhere")
     done = recover("replay", made.url, "--machine", str(LOST), "--out", str(out), "--", *script)
     assert f"{LENGTH} iterations completed" in done.stdout, done.stderr
     rebuilt = read_part(Store(out), Part(f"rank-{LOST:05d}", ""))

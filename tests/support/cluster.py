@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -115,14 +116,14 @@ def training(folder: Path, script: Path = EXAMPLE, *, iterations: int = ITERATIO
 
 def command(
     folder: Path,
-    *,
+    *args: str,
     inject: str = "",
     machines: int = 4,
     flags: list[str] | None = None,
     script: list[str] | None = None,
 ) -> list[str]:
     """The command line of one run. A fault strikes once the checkpoint before it is committed."""
-    options = script if script is not None else training(folder)
+    options = [*(script if script is not None else training(folder)), *args]
     launcher = [sys.executable, "-m", "swift_ft.cli.run", "--standalone", "--machines", str(machines)]
     launcher += ["--spares", "1"]
     launcher += ["--log-dir", str(folder / "logs"), "--events-out", str(folder / "events.json")]
@@ -134,9 +135,11 @@ def command(
 
 def _after_commit(inject: str, options: Sequence[str]) -> str:
     """These faults, each after the checkpoint that a user would expect by then, however slow the disk is."""
-    if "--checkpoint-every" not in options:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--checkpoint-every", type=int)
+    every = parser.parse_known_args(options)[0].checkpoint_every
+    if every is None:
         return inject
-    every = int(options[len(options) - options[::-1].index("--checkpoint-every")])  # the last one counts
     return "; ".join(str(_after_checkpoint(fault, every)) for fault in parse_faults(inject))
 
 
@@ -156,8 +159,7 @@ def run_cluster(
     """Runs to the end, and checks that no process (hence no port) and no temporary file is left."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix="swift-"))  # a short path: loaders have sockets there
-    whole = [*(script if script is not None else training(folder)), *args]
-    full = command(folder, inject=inject, machines=machines, flags=flags, script=whole)
+    full = command(folder, *args, inject=inject, machines=machines, flags=flags, script=script)
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
