@@ -123,12 +123,13 @@ def append_results(title: str, body: str) -> None:
     RESULTS.write_text(f"{old.rstrip()}\n\n## {title}, {date}\n\n{where}\n\n{body.strip()}\n")
 
 
-def argument_parser(description: str | None, repetitions: int) -> argparse.ArgumentParser:
-    """The options that all benchmarks share."""
+def argument_parser(description: str | None, repetitions: int | None = None) -> argparse.ArgumentParser:
+    """The options that all benchmarks share; with ``--repetitions`` if there is a default for it."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--update", action="store_true", help="append a section to benchmarks/RESULTS.md")
-    parser.add_argument("--repetitions", type=int, default=repetitions, help="default: %(default)s")
+    if repetitions is not None:
+        parser.add_argument("--repetitions", type=int, default=repetitions, help="default: %(default)s")
     return parser

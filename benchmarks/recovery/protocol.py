@@ -10,7 +10,6 @@ journal, no network. Each job is a hybrid of pipelines and replicas, and a singl
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import Target, append_results, table, target_table
+from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import commit_due, worker_order
@@ -127,12 +126,8 @@ def measure(machines: int, name: str, report: Report) -> Row:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure every size, print, and keep."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--update", action="store_true", help="append a section to benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
     jobs: dict[str, Report] = {"one pipeline": pipeline, f"pipelines of {STAGES} stages": hybrid}
     rows = [measure(size, name, report) for size in args.machines for name, report in jobs.items()]

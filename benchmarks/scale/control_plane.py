@@ -12,7 +12,6 @@ A new worker then takes half a second to start, as a real one does: until then a
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import Target, append_results, table, target_table
+from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
 from benchmarks.scale.fit import fit
 from benchmarks.scale.host import Costs, Host
 from benchmarks.scale.machine import Job
@@ -309,16 +308,12 @@ def _by_size(rows: Sequence[Row]) -> list[Target]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure every size, print, and keep."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
     parser.add_argument("--lost", type=int, nargs="+", default=[8], metavar="K", help="default: %(default)s")
     parser.add_argument("--of", type=int, default=128, metavar="N", help="machines (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=4, metavar="N", help="default: %(default)s")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write JSON there, for simulated.py")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--update", action="store_true", help="append a section to benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
     rows = []
     for machines, lost in [*((n, 1) for n in sorted(args.machines)), *((args.of, k) for k in args.lost)]:

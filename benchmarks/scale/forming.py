@@ -8,7 +8,6 @@ time from when they are told to join until all agents and workers have their fir
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import sys
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import append_results, table
+from benchmarks.lib.results import append_results, argument_parser, table
 from benchmarks.scale.control_plane import cpu_of, summed
 from benchmarks.scale.host import Host
 from benchmarks.scale.machine import Job
@@ -116,13 +115,9 @@ def _cells(row: Row) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure every size, print, and keep."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
     parser.add_argument("--processes", type=int, default=4, metavar="N", help="default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--update", action="store_true", help="append a section to benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
     rows = []
     for machines in sorted(args.machines):

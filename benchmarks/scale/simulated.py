@@ -8,7 +8,6 @@ control planes: give ``--measured`` what `control_plane.py --out` has written.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,7 @@ from immutables import Map
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import Target, append_results, table, target_table
+from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
 from benchmarks.scale.calibrate import calibrated
 from benchmarks.scale.etcd_rate import LARGE, EtcdRate, measure
 from benchmarks.scale.model import Costs, Tree, checkpoint, recovery
@@ -219,17 +218,13 @@ def _check_cells(c: Check) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Calibrate, simulate, compare, print, and keep."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
     parser.add_argument(
         "--measured", type=Path, metavar="FILE", help="what control_plane.py --out has written"
     )
     parser.add_argument("--cores", type=int, default=2, help="of the host that measured (default: 2)")
     parser.add_argument("--no-etcd", action="store_true", help="do not measure etcd")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--update", action="store_true", help="append a section to benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
     costs = calibrated()
     rows = [simulate(machines, on_cluster(costs)) for machines in args.machines]
