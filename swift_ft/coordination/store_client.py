@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -25,7 +24,7 @@ from swift_ft.torch_adapters.connections import (
     shut_down,
     tcp_connections,
 )
-from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store, TCPStore
+from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store, TCPStore, ask_store
 
 __all__ = ["Admit", "connect", "how_to_restart", "prefix_of"]
 
@@ -120,15 +119,15 @@ def _open(address: StoreAddress, prefix: str, timeout: timedelta, silence_s: flo
 def _open_admitted(
     address: StoreAddress, prefix: str, timeout_s: float, silence_s: float, admit: Admit
 ) -> Store:
-    """One attempt. It is quick where nothing listens: torch's client would print each of its own attempts."""
+    """One attempt. It asks first, since torch's client would print each attempt of its own that fails."""
+    attempt_s = min(timeout_s, _ATTEMPT_S)
     try:
-        with socket.create_connection((address.host, address.port), timeout=_PROBE_S):
-            pass
+        ask_store(address.host, address.port, connect_s=_PROBE_S, answer_s=attempt_s)
     except OSError as error:
         raise RendezvousLostError(
             f"No rendezvous store answers at {address} ({first_line(error)}). {how_to_restart(address)}"
         ) from error
-    store = _open(address, prefix, timedelta(seconds=min(timeout_s, _ATTEMPT_S)), silence_s)
+    store = _open(address, prefix, timedelta(seconds=attempt_s), silence_s)
     try:
         if admit(store):
             return store

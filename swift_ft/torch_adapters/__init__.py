@@ -11,7 +11,8 @@ core/buffers.py                         a module's own buffers, copies of many  
 core/shards.py                          local tensors and specs of DTensors         core/test_shards.py
 core/optimizers.py                      step hooks, Muon's kernels, scheduler marks core/test_optimizers.py
 communication.py                        how schedules begin and wait, backends      test_communication.py
-rendezvous_store.py                     the classes of the key-value stores         test_communication.py
+rendezvous_store.py                     the classes of the key-value stores, how a  test_communication.py,
+                                        client begins                               test_rendezvous_store.py
 comm_errors.py                          frames in which torch communicates          test_communication.py
 process_group.py                        gloo's constructor, a group's timeout       test_communication.py,
                                                                                     test_failed_group.py

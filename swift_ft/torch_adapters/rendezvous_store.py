@@ -7,12 +7,15 @@ wait in one would hold up the other one, even if that one was about to end the w
 ``torch.distributed.Store`` and its subclasses are public, but torch does not export them explicitly, so that
 strict mypy refuses the public names. At runtime both are the same classes.
 
-Private parts used (tested on torch 2.13): the module ``torch._C._distributed_c10d``.
+Private parts used (tested on torch 2.13): the module ``torch._C._distributed_c10d``, and the first two
+messages of a client to the server.
 """
 
 from __future__ import annotations
 
+import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,8 +28,17 @@ from torch.distributed import DistError, DistStoreError
 from swift_ft.addresses import family_of, listen_address
 from swift_ft.errors import NotRestoredError, RendezvousLostError
 from swift_ft.torch_adapters.connections import connections_to, exempt, new_connections, tcp_connections
+from swift_ft.waits import waiting
 
-__all__ = ["AbortableStore", "PrefixStore", "RendezvousStore", "Store", "TCPStore", "serve_store"]
+__all__ = [
+    "AbortableStore",
+    "PrefixStore",
+    "RendezvousStore",
+    "Store",
+    "TCPStore",
+    "ask_store",
+    "serve_store",
+]
 
 _BACKLOG = 2048  # as torch's own server
 _TRY_S = 0.1
@@ -34,6 +46,7 @@ _TRY_S = 0.1
 _TRIES = 3
 """A call whose connection ends so often is itself the cause: its value is too large, perhaps."""
 _LEAST_S = 0.001
+_HELLO, _PING = struct.pack("=BI", 0, 0x3C85F7CE), 13
 
 _Answer = TypeVar("_Answer")
 
@@ -57,6 +70,30 @@ def serve_store(host: str, port: int) -> TCPStore:
     port = listener.getsockname()[1]
     descriptor = listener.detach()  # it belongs to the server from now on
     return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=descriptor)
+
+
+def ask_store(host: str, port: int, *, connect_s: float, answer_s: float) -> None:
+    """Ask whether a store answers, as a client of torch does that begins. That one prints what fails.
+
+    The kernel takes connections also for a store that is frozen.
+
+    Args:
+        host: of the store.
+        port: of the store.
+        connect_s: seconds to wait for the connection.
+        answer_s: seconds to wait for the answer.
+
+    Raises:
+        OSError: none answers.
+    """
+    nonce = secrets.token_bytes(4)
+    with socket.create_connection((host, port), timeout=connect_s) as line:
+        line.settimeout(answer_s)
+        line.sendall(_HELLO + bytes([_PING]) + nonce)
+        with waiting("the rendezvous store to answer", answer_s):
+            answer = line.recv(len(nonce), socket.MSG_WAITALL)
+        if answer != nonce:
+            raise ConnectionError("what listens there is no store of torch")
 
 
 class RendezvousStore:

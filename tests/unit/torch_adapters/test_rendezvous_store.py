@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from datetime import timedelta
 from typing import cast
 
+import pytest
+
 from swift_ft.torch_adapters.connections import connections_to, new_connections, tcp_connections
-from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store, TCPStore
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store, TCPStore, ask_store, serve_store
 
 
 def served() -> RendezvousStore:
@@ -92,3 +95,32 @@ def test_an_abort_spares_a_connection_that_a_thread_opened_meanwhile() -> None:
     other.start()
     other.join(20)
     assert seen == [0, 1]
+
+
+def test_a_store_is_asked_before_torch_connects(capfd: pytest.CaptureFixture[str]) -> None:
+    """As torch's client does. What does not answer, or not as a store does, is found without a word."""
+    store = serve_store("127.0.0.1", 0)
+    ask_store("127.0.0.1", store.port, connect_s=5.0, answer_s=5.0)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        port = frozen.getsockname()[1]
+        with pytest.raises(TimeoutError):
+            ask_store("127.0.0.1", port, connect_s=5.0, answer_s=0.05)
+    with pytest.raises(ConnectionRefusedError):
+        ask_store("127.0.0.1", port, connect_s=5.0, answer_s=5.0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_another_server_is_no_store() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            line, _ = other.accept()
+            with line:
+                line.recv(100)
+                line.sendall(b"????")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ConnectionError, match="no store of torch"):
+            ask_store("127.0.0.1", other.getsockname()[1], connect_s=5.0, answer_s=5.0)
+        thread.join(20)
