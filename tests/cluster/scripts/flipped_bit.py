@@ -2,20 +2,49 @@
 
 ``{"example": "train_ddp", "rank": 1, "iteration": 4}`` flips a bit of its first parameter; with ``"field":
 "exp_avg"`` one of the optimizer's state. With ``"replayed": true`` it does so when the iteration is replayed.
+A fault at the checkpoint after it then waits until all workers have completed it, so that it is replayed.
 """
 
 import importlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import swift_ft
+from swift_ft.failpoints import Point
+from swift_ft.runtime import fault_injector
 
 flip = json.loads(os.environ["FLIP"])
 example: Any = importlib.import_module(flip["example"])
+
+
+FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
+DEADLINE_S = 20.0
+
+
+class PatientFaults(fault_injector.FaultInjector):
+    def __call__(self, point: Point, iteration: int, part: int | None) -> None:
+        if point == Point.CHECKPOINT and flip.get("replayed") and iteration == flip["iteration"] + 1:
+            wait_for_all(iteration)
+        super().__call__(point, iteration, part)
+
+
+def begun(rank: int, iteration: int) -> Path:
+    return FOLDER / f"begun-{rank}-{iteration}"
+
+
+def wait_for_all(iteration: int) -> None:
+    files = [begun(rank, iteration) for rank in range(torch.distributed.get_world_size())]
+    deadline = time.monotonic() + DEADLINE_S
+    while not all(file.exists() for file in files):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all workers begin iteration {iteration}")
+        time.sleep(0.01)
 
 
 class Session(swift_ft.Session):
@@ -26,6 +55,7 @@ class Session(swift_ft.Session):
     def steps(self, iterations: int) -> Iterator[Any]:
         mine = torch.distributed.get_rank() == flip["rank"]
         for step in super().steps(iterations):
+            begun(torch.distributed.get_rank(), step.index).touch()
             yield step
             due = (step.index, step.replayed) == (flip["iteration"], flip.get("replayed", False))
             if mine and due:
@@ -40,5 +70,6 @@ class Session(swift_ft.Session):
         tensor.data.view(torch.int32).view(-1)[0] ^= 1
 
 
+fault_injector.FaultInjector = PatientFaults  # type: ignore[misc]
 swift_ft.Session = Session  # type: ignore[misc]
 example.main()

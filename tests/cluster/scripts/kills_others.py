@@ -1,6 +1,6 @@
 """An example training in which one worker kills machines, all of them at the very same time, and only once.
 
-``"signal"`` names the signal.
+``"signal"`` names the signal. The checkpoint before that step is committed by then, however slow the disk is.
 
 KILLS says as JSON which worker does so, and at the beginning of which step: ``{"by": rank, "iteration": n,
 "replayed": false, "victims": [ranks], "example": "train_swift"}``. A victim's whole machine dies, so of a
@@ -17,19 +17,32 @@ from pathlib import Path
 
 import swift_ft
 from swift_ft.config import WorkerContext
+from swift_ft.recovery.job_state import State
 
 CONTEXT = WorkerContext.from_env()
 RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
 KILLS = json.loads(os.environ["KILLS"])
+COMMIT_S = 20.0
 
 
 class Session(swift_ft.Session):
     def steps(self, iterations: int) -> Iterator[swift_ft.Step]:
         for step in super().steps(iterations):
             if (RANK, step.index, step.replayed) == (KILLS["by"], KILLS["iteration"], KILLS["replayed"]):
+                self.wait_for_commit(step.index)
                 kill()
             yield step
+
+    def wait_for_commit(self, index: int) -> None:
+        """As a fault does (``swift_ft.faults``); on to the kill all the same if there is none in time."""
+        every = self._assembly._settings.checkpoint_every
+
+        def over(state: State) -> bool:
+            newest = state.checkpoints.committed
+            return newest is not None and newest >= (index - 1) // every * every
+
+        self._assembly._participant.wait_for(over, COMMIT_S)
 
 
 def kill() -> None:
