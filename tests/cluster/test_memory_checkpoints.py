@@ -58,7 +58,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
 
 @pytest.fixture(scope="module")
 def of_three(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_by_hand(tmp_path_factory.mktemp("undisturbed"), machines=3)
+    run = run_by_hand(tmp_path_factory.mktemp("undisturbed"), "--settle", machines=3)
     assert run.code == 0, run.output[-6000:]
     return run
 

@@ -68,10 +68,17 @@ def damage(which: str) -> None:
 
 
 def settle(completed: int) -> None:
-    """Wait until the newest copy is complete, or a loss is known: one that is due before that is skipped."""
+    """Wait until the newest copy is complete, and a checkpoint committed, or a loss is known.
+
+    A copy that is due before that is skipped.
+    """
     deadline, due = time.monotonic() + 30, completed - completed % int(every)
     participant = session._assembly._participant
-    while (newest := session.metrics().in_memory) is None or newest < due:
+    while (
+        (newest := session.metrics().in_memory) is None
+        or newest < due
+        or participant.state.checkpoints.committed is None
+    ):
         if participant.state.phase != Phase.LIVE:
             return
         assert time.monotonic() < deadline, f"the copy of iteration {due} is not complete: {newest}"

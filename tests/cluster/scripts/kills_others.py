@@ -37,10 +37,10 @@ class Session(swift_ft.Session):
     def wait_for_commit(self, index: int) -> None:
         """As a fault does (``swift_ft.faults``); on to the kill all the same if there is none in time."""
         every = self._assembly._settings.checkpoint_every
+        wanted = (index - 1) // every * every
 
         def over(state: State) -> bool:
-            newest = state.checkpoints.committed
-            return newest is not None and newest >= (index - 1) // every * every
+            return (state.checkpoints.committed or 0) >= wanted
 
         self._assembly._participant.wait_for(over, COMMIT_S)
 
