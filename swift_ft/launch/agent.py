@@ -161,7 +161,7 @@ class MachineAgent(ElasticAgent):
                 result = self._obey()
                 if result is not None:
                     return result
-                for key, _ in self._selector.select(timeout=self._watch.pause_s):
+                for key, _ in self._selector.select(timeout=self._pause_s()):
                     self._handle(key.fileobj, key.data)
                 self._watch_workers()
                 for rank, facts in self._heard.shown.items():
@@ -179,6 +179,11 @@ class MachineAgent(ElasticAgent):
         finally:
             self._sentinel.close()
             self._port.close()
+
+    def _pause_s(self) -> float:
+        """Until something may be due that no event tells of."""
+        deadlines = [at for at in (self._rejoin_at, self._guests.due_at) if at is not None]
+        return max(0.0, min([self._watch.pause_s, *(at - time.monotonic() for at in deadlines)]))
 
     def _worker_facts(self) -> list[WorkerFacts]:
         """Called by threads that serve them."""
@@ -401,6 +406,8 @@ class MachineAgent(ElasticAgent):
             raise ChildProcessError("the standby process died")
         if self._processes is None:
             return
+        if "stopped" in report:
+            self._watch.stopped()
         local_rank = self._processes.note(report)
         if local_rank is None:
             return

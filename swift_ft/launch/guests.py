@@ -46,6 +46,12 @@ class Guests:
         self._since: float | None = None
         self._tries: Counter[int] = Counter()  # by slot, since all slots were filled
 
+    @property
+    def due_at(self) -> float | None:
+        """When the job will have waited for so long, on the monotonic clock; None if it does not wait."""
+        at = None if self._since is None else self._since + self._wait_s
+        return at if at is not None and at > time.monotonic() else None
+
     def check(self, state: State, workers: Iterable[int]) -> None:
         """Start the guests that this machine is to take, if the job has waited for so long.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
-import selectors
+import select
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +18,7 @@ from typing import Any
 from swift_ft.launch.awake_clock import AwakeClock
 from swift_ft.launch.watched_machine import FIRST_CONTACT, LostMachine, WatchedMachine
 from swift_ft.network import Channel, JobSecret, Port, connect
+from swift_ft.network.messages import encoded
 
 __all__ = ["BEAT", "WATCH", "Sentinel"]
 
@@ -31,6 +32,9 @@ _BEATS = 10
 """Heartbeats in the time of silence after which a machine counts as lost."""
 
 _LONGEST_BEAT_S = 0.5
+_END = getattr(select, "POLLRDHUP", select.POLLIN)
+"""Where the system can tell the end of a connection alone, beats wait for the next look. They are most of
+what comes, and a wake for each was most of what an idle agent cost."""
 _DIALS = 2
 """Attempts to connect in the time that the first contact may take."""
 
@@ -66,8 +70,6 @@ class Sentinel:
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         self._closing = False
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_r, selectors.EVENT_READ, self._obey)
         self._thread = threading.Thread(target=self._run, name="swift-sentinel", daemon=True)
         self._thread.start()
         threading.Thread(target=self._report, name="swift-sentinel-reports", daemon=True).start()
@@ -97,11 +99,13 @@ class Sentinel:
         next_beat = time.monotonic()
         while not self._closing:
             pause_s = self._pause_s(next_beat)
-            ready = self._selector.select(pause_s)
+            has_orders = self._wait(pause_s)
             now = time.monotonic()
             awake_s = self._clock.look(now, pause_s)
-            for key, _ in ready:
-                key.data()
+            if has_orders:
+                self._obey()
+            for machine, line in list(self._lines.items()):
+                self._listen(self._watched[machine], line)
             if now >= next_beat:
                 next_beat = now + self._beat_s
                 self._send_to_watchers(BEAT)
@@ -109,6 +113,14 @@ class Sentinel:
         self._send_to_watchers(_BYE)
         for line in (*self._watchers, *self._lines.values()):
             line.close()
+
+    def _wait(self, pause_s: float) -> bool:
+        """Until a connection ends, or for so long. Whether there are orders, for which it ends, too."""
+        poll = select.poll()
+        poll.register(self._wake_r, select.POLLIN)
+        for line in self._lines.values():
+            poll.register(line, _END)
+        return any(fd == self._wake_r for fd, _ in poll.poll(1000 * pause_s))
 
     def _pause_s(self, next_beat: float) -> float:
         now = time.monotonic()
@@ -159,11 +171,8 @@ class Sentinel:
             return
         watched.connected, watched.heard_at = True, self._clock.awake_s
         self._lines[watched.machine] = line
-        self._selector.register(line, selectors.EVENT_READ, lambda: self._listen(watched, line))
 
     def _listen(self, watched: WatchedMachine, line: Channel) -> None:
-        if self._lines.get(watched.machine) is not line:
-            return
         try:
             messages = line.drain()
         except OSError as error:
@@ -181,13 +190,13 @@ class Sentinel:
 
     def _hang_up(self, machine: str) -> None:
         if (line := self._lines.pop(machine, None)) is not None:
-            self._selector.unregister(line)
             line.close()
 
     def _send_to_watchers(self, what: dict[str, Any]) -> None:
+        body = encoded(what)
         for watcher in list(self._watchers):
             try:
-                watcher.try_send(what)  # one that does not read gets nothing
+                watcher.try_send_encoded(body)  # one that does not read gets nothing
             except OSError:
                 self._watchers.remove(watcher)
                 watcher.close()

@@ -123,7 +123,8 @@ class Standby:
     def receive(self) -> dict[str, int] | None:
         """The next report: ``{"started": pid, "local_rank": n}`` or ``{"ended": pid, "status": n}``.
 
-        The start of a guest has its slot, as ``guest``, instead of a local rank.
+        ``{"stopped": pid}`` says that a signal has stopped one. The start of a guest has its slot, as
+        ``guest``, instead of a local rank.
 
         ``status`` is negative for a signal. None when the standby itself is gone.
 
@@ -182,9 +183,12 @@ def _serve(agent: socket.socket, become_guest: Callable[[int, str], NoReturn] | 
 
 def _reap(agent: socket.socket, children: set[int]) -> None:
     while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+        pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
         if pid == 0:
             return
+        if os.WIFSTOPPED(status):
+            agent.send(json.dumps({"stopped": pid}).encode())
+            continue
         children.discard(pid)
         agent.send(json.dumps({"ended": pid, "status": os.waitstatus_to_exitcode(status)}).encode())
 

@@ -14,7 +14,7 @@ from swift_ft.launch.processes import process_state
 __all__ = ["LOOKS", "StoppedWorkers"]
 
 LOOKS = 10
-"""How often one looks, at least, in the time for which a worker may be stopped."""
+"""How often one looks, in the time for which a worker may be stopped, as long as one is."""
 
 _BY_SIGNAL = "T"
 
@@ -36,6 +36,16 @@ class StoppedWorkers:
         self._state_of = state_of
         self._since: dict[int, float] = {}  # by pid, when it was first seen stopped
         self._looked_at = -float("inf")
+        self._told = False
+
+    @property
+    def some(self) -> bool:
+        """Whether one was stopped at the last look: the next one has to come soon."""
+        return bool(self._since)
+
+    def tell(self) -> None:
+        """A signal has stopped some worker: the next look is not put off."""
+        self._told = True
 
     def look(self, pids: Mapping[int, int], ages: Mapping[int, float], limit_s: float) -> list[int]:
         """Look at all workers, unless that was done just now.
@@ -49,8 +59,9 @@ class StoppedWorkers:
             Local ranks of those that have been stopped for so long, at the latest.
         """
         now, between_s = self._clock(), limit_s / LOOKS
-        if now - self._looked_at < between_s / 2:
+        if now - self._looked_at < between_s / 2 and not self._told:
             return []
+        self._told = False
         if now - self._looked_at > limit_s / 2:  # this process was held up, and they may have run meanwhile
             self._since.clear()
         self._looked_at = now

@@ -47,7 +47,7 @@ class StoreWatch:
         self._place = place
         self._notice_s = min(_NOTICE_S, limit_s / 2)
         self._limit_s = limit_s
-        self._interval_s = min(1.0, self._notice_s / 4)
+        self._interval_s = self._notice_s / 4
         self._closed = threading.Event()
         self._heard_at = time.monotonic()  # owner: the asking thread, and the watching one after a freeze
         for target in (self._ask, self._watch):
@@ -59,7 +59,7 @@ class StoreWatch:
         return self._notice_s
 
     def silence_s(self) -> float:
-        """Seconds since the store answered. It is asked about once a second."""
+        """Seconds since the store answered. It is asked four times in :attr:`notice_s`."""
         return time.monotonic() - self._heard_at
 
     def close(self) -> None:

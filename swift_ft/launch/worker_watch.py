@@ -48,7 +48,12 @@ class WorkerWatch:
     @property
     def pause_s(self) -> float:
         """The longest time between two calls of :meth:`check`."""
-        return min(self._heartbeat_timeout_s / 4, self._machine_silence_s / LOOKS)
+        rarely_s, often_s = self._heartbeat_timeout_s / 4, self._machine_silence_s / LOOKS
+        return min(rarely_s, often_s) if self._stopped.some else rarely_s
+
+    def stopped(self) -> None:
+        """A signal has stopped some worker. Call :meth:`check` at once."""
+        self._stopped.tell()
 
     def report_loss(self, reason: str) -> None:
         """Report this machine's loss at once, so that the other machines need not detect it."""

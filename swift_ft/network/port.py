@@ -34,7 +34,6 @@ MAX_NEWCOMERS = 128
 """Connections that have not proved anything yet. A member needs milliseconds for it."""
 
 _BACKLOG = 512
-_TICK_S = 0.25
 _PAUSE_S = 0.05  # before another try to accept, where descriptors are short
 _CLOSE_S = 5.0
 
@@ -100,7 +99,7 @@ class Port:
 
     def _run(self) -> None:
         while not self._closing:
-            for key, _ in self._selector.select(_TICK_S):
+            for key, _ in self._selector.select(self._pause_s()):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.fileobj, Newcomer) and key.fileobj in self._newcomers:
@@ -112,6 +111,13 @@ class Port:
             self._forget(newcomer).close()
         self._selector.close()
         self._listener.close()
+
+    def _pause_s(self) -> float | None:
+        """Until the next deadline; None if nothing has one."""
+        due = [newcomer.deadline for newcomer in self._newcomers][:1]  # the oldest one's
+        if (flush_at := self._refusals.flush_at) is not None:
+            due.append(flush_at)
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _accept(self) -> None:
         try:

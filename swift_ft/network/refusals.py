@@ -48,6 +48,12 @@ class Refusals:
                 extra={"event": "connection_refused"},
             )
 
+    @property
+    def flush_at(self) -> float | None:
+        """When :meth:`flush` has something to log, on the clock; None if nothing waits for that."""
+        with self._lock:
+            return self._since + _INTERVAL_S if self._silent else None
+
     def flush(self, *, now: bool = False) -> None:
         """Log how many were refused without a line of their own, once a minute is over or ``now``."""
         with self._lock:

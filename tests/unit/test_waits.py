@@ -85,7 +85,6 @@ REASONS = {
         "launch/agent.py:MachineAgent.supervise",
         "launch/cluster.py:Cluster._wait_for_agents",
         "launch/sentinel.py:Sentinel._report",
-        "launch/sentinel.py:Sentinel._run",
         "launch/standby.py:_serve",
         "launch/store_service.py:_wait_until_over",
         "logging/writing/uploader.py:SegmentUploader._run",

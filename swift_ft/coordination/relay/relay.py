@@ -11,6 +11,7 @@ pushes what comes down; one that writes, one that gives signs of life, and one f
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -28,6 +29,7 @@ from swift_ft.coordination.relay.outgoing import Outgoing, Stamper
 from swift_ft.coordination.relay.recent import RecentBlocks
 from swift_ft.coordination.relay.subscriber import Subscriber
 from swift_ft.coordination.relay.upstream import Upstream
+from swift_ft.coordination.relay.worker_journal import AGENT_SILENCE_S
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, first_line
 from swift_ft.network.messages import TEXT, encoded
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text
@@ -42,7 +44,10 @@ _logger = logging.getLogger(__name__)
 
 NOTES_S = 1.0
 BEAT_S = 0.25
-"""Between two signs of life."""
+"""Between two signs of life, if other machines follow."""
+
+WORKERS_BEAT_S = AGENT_SILENCE_S / 4
+"""The same if workers alone do, which wait longer for it."""
 
 _REPEAT_S = 1.0
 _LONG_S = 3600.0
@@ -247,8 +252,10 @@ class Relay:
         while not self._closed:
             with self._changed:
                 due_s = self._due_in()
-                if due_s > 0:
-                    self._changed.wait(min(due_s, _REPEAT_S))
+                if self._outgoing.waits_since() is not None:
+                    due_s = min(due_s, _REPEAT_S)
+                if due_s > 0 and not self._closed:
+                    self._changed.wait(None if math.isinf(due_s) else due_s)
                 block = self._merging.take() if self._due_in() <= 0 else ()
             try:
                 if block:
@@ -283,7 +290,7 @@ class Relay:
             for subscriber in subscribers:
                 subscriber.push(message)
             self._upstream.check()
-            self._stopped.wait(BEAT_S)
+            self._stopped.wait(BEAT_S if any(s.machine for s in subscribers) else WORKERS_BEAT_S)
 
     def close(self) -> None:
         """Serve no line any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,15 @@ def test_a_worker_that_waits_may_end(standby: Standby) -> None:
     started = launch(standby, 0, "sh", "-c", "exit 7")
     assert started != waiting
     assert standby.receive() == {"ended": started, "status": 7}
+
+
+def test_the_stop_of_a_worker_is_told_and_then_its_end(standby: Standby) -> None:
+    started = launch(standby, 0, "sleep", "600")
+    os.kill(started, signal.SIGSTOP)
+    assert standby.receive() == {"stopped": started}
+    os.kill(started, signal.SIGCONT)
+    os.kill(started, 9)
+    assert standby.receive() == {"ended": started, "status": -9}
 
 
 def test_no_worker_waits_longer_than_its_standby_lives() -> None:

@@ -48,6 +48,18 @@ def test_one_that_goes_on_in_between_is_not(kernel: Kernel) -> None:
         assert kernel.found_within(LIMIT_S / LOOKS) == []
 
 
+def test_a_stop_that_was_told_is_looked_at_at_once(kernel: Kernel) -> None:
+    """Without it, the next look would come with the next event of any kind."""
+    assert kernel.found_within(LIMIT_S / LOOKS) == []
+    assert not kernel.stopped.some
+    kernel.states[101] = "T"
+    kernel.stopped.look(PIDS, {0: 60.0, 1: 60.0}, LIMIT_S)
+    assert not kernel.stopped.some
+    kernel.stopped.tell()
+    kernel.stopped.look(PIDS, {0: 60.0, 1: 60.0}, LIMIT_S)
+    assert kernel.stopped.some
+
+
 def test_one_that_was_heard_meanwhile_is_not(kernel: Kernel) -> None:
     kernel.states[101] = "T"
     assert kernel.found_within(5.0, age_s=0.05) == []
