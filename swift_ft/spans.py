@@ -239,18 +239,18 @@ class Recorder:
                 break
         return now, unix
 
-    def saw(self, position: int, at: int) -> None:
-        """A position of the journal was seen. Those that came together are one note, with the last time."""
+    def saw(self, first: int, last: int, at: int) -> None:
+        """Positions of the journal were seen. Those that came together are one note, with the last time."""
         with self._lock:
             if not self.active:
                 return
             if self._seen:
-                first, last, before = self._seen[-1]
-                if position == last + 1 and at - before < _TOGETHER_NS:
-                    self._seen[-1] = first, position, at
+                noted, end, before = self._seen[-1]
+                if first == end + 1 and at - before < _TOGETHER_NS:
+                    self._seen[-1] = noted, last, at
                     return
             if len(self._seen) < _NOTES:
-                self._seen.append((position, position, at))
+                self._seen.append((first, last, at))
 
     def appended(self, position: int, at: int) -> None:
         """An event of this process has this position, and was appended then."""

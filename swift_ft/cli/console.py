@@ -15,7 +15,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TextIO
@@ -262,16 +262,17 @@ class _Inbox:
         )
         here_before = True
 
-        def on_entry(entry: Entry) -> None:
-            old = here_before and entry.at < self._began - _TICK_S
-            self._queue.put(_Read(entry, news=not old))
+        def on_entries(entries: Sequence[Entry]) -> None:
+            for entry in entries:
+                old = here_before and entry.at < self._began - _TICK_S
+                self._queue.put(_Read(entry, news=not old))
 
         def on_snapshot(snapshot: Snapshot) -> None:
             self._queue.put(_Begin(snapshot.state))
 
         with contextlib.suppress(SwiftError):  # the launcher has its own clients, and reports it
             follower = Follower(
-                open_journal(client, by="console"), on_entry=on_entry, on_snapshot=on_snapshot
+                open_journal(client, by="console"), on_entries=on_entries, on_snapshot=on_snapshot
             )
             here_before = False
             follower.start()

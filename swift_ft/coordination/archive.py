@@ -141,10 +141,10 @@ class JournalArchiver:
         self._goes_on = False
         self._warned = False
 
-    def on_entry(self, entry: Entry) -> None:
-        """Keep an entry until it is archived. Called in the journal thread."""
+    def on_entries(self, entries: Sequence[Entry]) -> None:
+        """Keep entries until they are archived. Called in the journal thread."""
         with self._lock:
-            self._entries.append(entry)
+            self._entries += entries
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Entries are missing from here on: they are archived. Called in the journal thread."""

@@ -29,7 +29,7 @@ class Follower:
         on_change: called in the journal thread after each block that arrives after :meth:`start`, with the
             state before and after it. If the journal is lost, it is called with the same state twice. It
             must return soon.
-        on_entry: called in the journal thread with each entry, before the state shows it.
+        on_entries: called in the journal thread with those of each block, before the state shows them.
         on_snapshot: called in the journal thread with a snapshot that stands for entries which are not read.
         on_block: called in the journal thread after each block, with where the journal stands.
     """
@@ -39,7 +39,7 @@ class Follower:
         journal: EventLog,
         *,
         on_change: Callable[[State, State], None] | None = None,
-        on_entry: Callable[[Entry], None] | None = None,
+        on_entries: Callable[[Sequence[Entry]], None] | None = None,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         on_block: Callable[[Snapshot], None] | None = None,
     ) -> None:
@@ -48,7 +48,7 @@ class Follower:
         self._on_snapshot = on_snapshot
         self._on_block = on_block
         self._on_change = on_change
-        self._on_entry = on_entry
+        self._on_entries = on_entries
         self._changed = threading.Condition()
         # Owner of these three: the journal thread, once it runs. All threads read them.
         self._state = State()
@@ -128,9 +128,8 @@ class Follower:
     def _apply(self, entries: Sequence[Entry]) -> None:
         before = self._state
         after = after_entries(before, entries)
-        if self._on_entry is not None:
-            for entry in entries:
-                self._on_entry(entry)
+        if entries and self._on_entries is not None:
+            self._on_entries(entries)
         self._advance(before, after, changed=bool(entries))
 
     def _advance(self, before: State, after: State, *, changed: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from swift_ft.coordination.block_log import BlockGoneError
 from swift_ft.coordination.journal import EventLog
@@ -83,9 +83,9 @@ class History:
         self.began = snapshot.state
         self.entries.clear()
 
-    def on_entry(self, entry: Entry) -> None:
-        """Note an entry."""
-        self.entries.append(entry)
+    def on_entries(self, entries: Sequence[Entry]) -> None:
+        """Note entries."""
+        self.entries += entries
 
 
 def entries_of(journal: EventLog) -> Iterator[Entry]:

@@ -73,7 +73,7 @@ class Participant:
         self._follower = Follower(
             journal,
             on_change=self._on_change,
-            on_entry=self._on_entry,
+            on_entries=self._on_entries,
             on_snapshot=archiver.on_snapshot if archiver is not None else None,
         )
 
@@ -89,11 +89,11 @@ class Participant:
         if (channel := agent_channel()) is not None:
             channel.send(session=True)
 
-    def _on_entry(self, entry: Entry) -> None:
+    def _on_entries(self, entries: Sequence[Entry]) -> None:
         """Called in the journal thread, and before it begins."""
-        self._trace.on_entry(entry)
+        self._trace.on_entries(entries)
         if self._archiver is not None:
-            self._archiver.on_entry(entry)
+            self._archiver.on_entries(entries)
 
     def _on_change(self, before: State, after: State) -> None:
         """Called in the journal thread."""

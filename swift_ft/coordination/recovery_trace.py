@@ -8,7 +8,7 @@ way: they tie the clocks of hosts together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import Phase, State
@@ -42,7 +42,7 @@ class RecoveryTrace:
         self._recorder = own
         # Owner: the journal thread, once it runs.
         self._started = False
-        self._losses: list[tuple[Entry, tuple[int, int]]] = []  # in this block, and when they were seen
+        self._losing: tuple[Sequence[Entry], tuple[int, int]] | None = None  # a block with a loss, and when
         self._recovers = own.active  # a replacement is started in a recovery
         self._lost_in = 0  # the generation that the newest loss ended
 
@@ -50,28 +50,28 @@ class RecoveryTrace:
         """The journal thread is about to start. What was read until now is history."""
         self._started = True
 
-    def on_entry(self, entry: Entry) -> None:
-        """Note an entry. Called in the journal thread, before the state shows it."""
-        if self._started and isinstance(entry.event, INTERRUPTIONS):
-            self._losses.append((entry, self._recorder.both_clocks()))
+    def on_entries(self, entries: Sequence[Entry]) -> None:
+        """Note those of a block. Called in the journal thread, before the state shows them."""
+        if self._started and any(isinstance(entry.event, INTERRUPTIONS) for entry in entries):
+            self._losing = entries, self._recorder.both_clocks()
         elif self._recorder.active:
-            self._note(entry, self._recorder.both_clocks())
+            self._note(entries, self._recorder.both_clocks())
 
     def on_change(self, before: State, after: State) -> None:
         """Begin or end a recording. Called in the journal thread, before all others learn of the change."""
-        losses, self._losses = self._losses, []
-        if losses and interrupts(before, after):
+        losing, self._losing = self._losing, None
+        if losing is not None and interrupts(before, after):
             if before.phase == Phase.LIVE:
                 self.end(before.generation)  # its first iteration did not complete
             self._lost_in = before.generation
-            self._recorder.begin(losses[0][1][0])
+            self._recorder.begin(losing[1][0])
             self._recovers = True
-        elif losses and not self._recovers and after.phase == Phase.LIVE:
+        elif losing is not None and not self._recovers and after.phase == Phase.LIVE:
             self._recorder.drop()  # a spare was lost, or a machine that others had reported before
         if not self._recorder.active:
             return
-        for entry, clocks in losses:
-            self._note(entry, clocks)
+        if losing is not None:
+            self._note(*losing)
         if after.phase == Phase.ENDED:
             self._recorder.drop()
         elif after.phase == Phase.LIVE and self._until_live:
@@ -103,8 +103,9 @@ class RecoveryTrace:
             self._recovers = False
             self._write(recording, generation)
 
-    def _note(self, entry: Entry, clocks: tuple[int, int]) -> None:
+    def _note(self, entries: Sequence[Entry], clocks: tuple[int, int]) -> None:
         now, unix = clocks
-        self._recorder.saw(entry.position, now)
-        if entry.by == self._by:  # so the entry's time is of this host
-            self._recorder.appended(entry.position, now - (unix - round(entry.at * 1e9)))
+        self._recorder.saw(entries[0].position, entries[-1].position, now)
+        for entry in entries:
+            if entry.by == self._by:  # so the entry's time is of this host
+                self._recorder.appended(entry.position, now - (unix - round(entry.at * 1e9)))

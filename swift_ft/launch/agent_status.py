@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,15 +84,19 @@ class AgentStatus:
         self._turned_at: float | None = None
         self._workers: Callable[[], list[WorkerFacts]] = list
 
-    def on_entry(self, entry: Entry) -> None:
-        """Apply an entry of the journal. Called in the follower's thread."""
+    def on_entries(self, entries: Sequence[Entry]) -> None:
+        """Apply entries of the journal. Called in the follower's thread."""
         with self._lock:
-            before, self._state = self._state, step(self._state, entry.event)
-            self._timeline.apply(before, self._state, entry)
-            lost = entry.event.machine if isinstance(entry.event, ev.MachineLost) else None
-            self._failures += lost is not None and before.slot_of(lost) is not None and before != self._state
-            if self._state.checkpoints.committed != before.checkpoints.committed:
-                self._committed_at = entry.at
+            for entry in entries:
+                self._apply(entry)
+
+    def _apply(self, entry: Entry) -> None:
+        before, self._state = self._state, step(self._state, entry.event)
+        self._timeline.apply(before, self._state, entry)
+        lost = entry.event.machine if isinstance(entry.event, ev.MachineLost) else None
+        self._failures += lost is not None and before.slot_of(lost) is not None and before != self._state
+        if self._state.checkpoints.committed != before.checkpoints.committed:
+            self._committed_at = entry.at
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Begin from a snapshot of the journal. Called in the follower's thread."""

@@ -232,7 +232,7 @@ class Cluster:
 
     def _result(self) -> ClusterResult:
         history = History()
-        follower = Follower(self._journal(), on_entry=history.on_entry, on_snapshot=history.on_snapshot)
+        follower = Follower(self._journal(), on_entries=history.on_entries, on_snapshot=history.on_snapshot)
         verdict = follower.state.verdict or Verdict(False, "all machines ended before the job did", 1)
         return ClusterResult(verdict, history, self._told_store())
 

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NoReturn
@@ -122,12 +122,12 @@ def run_machine(job: MachineJob) -> Verdict:
     run_end = RunEnd(job.run_id, on_store)
     status = _status(job)
 
-    def on_entry(entry: Entry) -> None:
-        run_end.on_entry(entry)
+    def on_entries(entries: Sequence[Entry]) -> None:
+        run_end.on_entries(entries)
         if status is not None:
-            status.on_entry(entry)
+            status.on_entries(entries)
         if job.history is not None:
-            job.history.on_entry(entry)
+            job.history.on_entries(entries)
 
     def on_snapshot(snapshot: Snapshot) -> None:
         run_end.on_snapshot()
@@ -159,7 +159,7 @@ def run_machine(job: MachineJob) -> Verdict:
         join_s=settings.config.join_timeout_s,
         on_change=on_change,
         trace=trace,
-        on_entry=on_entry,
+        on_entries=on_entries,
         on_snapshot=on_snapshot,
         compacts=not job.keeps_journal,
         setup=setup,

@@ -6,7 +6,7 @@ A machine that keeps its slot keeps its ranks; a newcomer fills the slot that a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -65,7 +65,7 @@ class JournalRendezvous(RendezvousHandler):
         trace: learns of each change before all others do.
         setup: what this machine must have in common with all others, as it is now.
         domain: this machine's failure domain; empty if it is one of its own.
-        on_entry: called in the follower's thread with each entry of the journal.
+        on_entries: called in the follower's thread with the entries of each block of the journal.
         on_snapshot: called in the follower's thread with a snapshot that stands for entries of the journal.
         compacts: this machine may delete old blocks of the journal, if that is its duty.
         reach: opens a line to the relay of the machine at an address.
@@ -98,7 +98,7 @@ class JournalRendezvous(RendezvousHandler):
         setup: Callable[[], tuple[str, ...]],
         domain: str = "",
         host: str = "",
-        on_entry: Callable[[Entry], None] | None = None,
+        on_entries: Callable[[Sequence[Entry]], None] | None = None,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         compacts: bool = True,
         reach: Callable[[str], Line] | None = None,
@@ -163,10 +163,10 @@ class JournalRendezvous(RendezvousHandler):
             kept=kept,
         )
 
-        def on_new_entry(entry: Entry) -> None:
-            trace.on_entry(entry)
-            if on_entry is not None:
-                on_entry(entry)
+        def on_new_entries(entries: Sequence[Entry]) -> None:
+            trace.on_entries(entries)
+            if on_entries is not None:
+                on_entries(entries)
 
         def on_new_state(before: State, after: State) -> None:
             trace.on_change(before, after)
@@ -185,7 +185,7 @@ class JournalRendezvous(RendezvousHandler):
         self.follower = Follower(
             self.relay,
             on_change=on_new_state,
-            on_entry=on_new_entry,
+            on_entries=on_new_entries,
             on_snapshot=on_snapshot,
             on_block=compactor.on_block if compacts else None,
         )

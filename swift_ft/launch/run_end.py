@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,10 @@ class RunEnd:
         self._logs: set[Path] = set()  # where workers of this machine wrote their logs
         self._store = ""  # its URL, once a worker of this machine has claimed it
 
-    def on_entry(self, entry: Entry) -> None:
-        """Keep an entry. Called in the follower's thread."""
+    def on_entries(self, entries: Sequence[Entry]) -> None:
+        """Keep entries. Called in the follower's thread."""
         with self._lock:
-            self._tail.append(entry)
+            self._tail += entries
 
     def on_snapshot(self) -> None:
         """Entries are missing from here on: they are archived. Called in the follower's thread."""

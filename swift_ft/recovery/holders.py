@@ -6,6 +6,8 @@ machine in the order of the slots, on another host. So nothing is lost unless th
 
 from __future__ import annotations
 
+import itertools
+
 from swift_ft.recovery.job_state import State
 
 __all__ = ["fenced_between", "holder_of"]
@@ -19,9 +21,11 @@ def holder_of(state: State, machine: str) -> str | None:
     membership = state.membership
     members, hosts = membership.members, membership.hosts
     own_host, own_slot = hosts.get(machine, machine), membership.slots.get(machine, -1)
-    others = [slot for slot, other in members.items() if hosts.get(other, other) != own_host]
-    if others:
-        return members[min([slot for slot in others if slot > own_slot] or others)]
+    machines = state.shape.machines
+    for slot in itertools.chain(range(own_slot + 1, machines), range(own_slot)):
+        other = members.get(slot)
+        if other is not None and hosts.get(other, other) != own_host:
+            return other
     return next((spare for spare in membership.waiting() if hosts.get(spare, spare) != own_host), None)
 
 

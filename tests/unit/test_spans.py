@@ -45,7 +45,7 @@ def test_without_a_loss_nothing_is_recorded() -> None:
         recorder.add("append", 0)
         recorder.lap(FIRST_ITERATION)
         recorder.woke()
-        recorder.saw(1, 1)
+        recorder.saw(1, 1, 1)
         recorder.appended(1, 1)
     assert recorder.on_collective(0) is None
     assert (recorder.take(), recorder.begun) == (None, 0)
@@ -130,7 +130,7 @@ def test_it_is_bounded() -> None:
     for number in range(3000):
         with recorder.span("replay an iteration", detail=True, iteration=number):
             pass
-        recorder.saw(2 * number, recorder.now())
+        recorder.saw(2 * number, 2 * number, recorder.now())
         recorder.appended(number, recorder.now())
     with recorder.span("connect"):  # it comes last, and matters most
         pass
@@ -152,7 +152,7 @@ def test_entries_of_one_block_are_one_note() -> None:
     recorder = Recorder()
     recorder.begin(0)
     for position, at in ((4, 1_000), (5, 2_000), (6, 30_000), (8, 31_000)):
-        recorder.saw(position, at)
+        recorder.saw(position, position, at)
     recorder.appended(5, 500)
     assert recorded(recorder).seen == ((4, 5, 2_000), (6, 6, 30_000), (8, 8, 31_000))
 

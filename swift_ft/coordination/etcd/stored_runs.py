@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -95,11 +95,11 @@ def _look_at(address: StoreAddress, client: EtcdClient, run_id: str, now: float)
     keys = int(client.call("/kv/range", request, _deadline()).get("count", 0))
     last: list[Entry] = []
 
-    def on_entry(entry: Entry) -> None:
-        last[:] = [entry]
+    def on_entries(entries: Sequence[Entry]) -> None:
+        last[:] = entries[-1:]
 
     journal = open_journal(partial(connect, address, run_id), by="gc")
-    state = Follower(journal, on_entry=on_entry).state
+    state = Follower(journal, on_entries=on_entries).state
     return StoredRun(run_id, keys, state.phase == Phase.ENDED, now - last[0].at if last else None)
 
 

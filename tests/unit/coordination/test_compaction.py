@@ -91,7 +91,7 @@ def test_weeks_of_checkpoints_stay_small(client: Connect) -> None:
     agent = follower_of(client, 0)
     history = History()
     frozen = Follower(
-        open_journal(client, by="frozen"), on_entry=history.on_entry, on_snapshot=history.on_snapshot
+        open_journal(client, by="frozen"), on_entries=history.on_entries, on_snapshot=history.on_snapshot
     )
     assert len(history.entries) == len(opening(MACHINES))
     for number in range(1, 501):
@@ -105,7 +105,7 @@ def test_weeks_of_checkpoints_stay_small(client: Connect) -> None:
     assert kept == [*range(kept[0], written)]
     assert len(kept) <= 2 * EVERY, "the last interval, and the one that grows"
     read: list[ev.Entry] = []
-    newcomer = Follower(open_journal(client, by="newcomer"), on_entry=read.append)
+    newcomer = Follower(open_journal(client, by="newcomer"), on_entries=read.extend)
     assert newcomer.state == expected
     assert len(read) == len(kept)
     assert [entry.position for entry in read] == [*range(read[0].position, read[-1].position + 1)]
@@ -149,7 +149,7 @@ def test_what_is_not_archived_is_not_deleted(client: Connect, tmp_path: Any) -> 
     store = Store(str(tmp_path))
     archive = JournalArchive(store, RUN)
     first = JournalArchiver(archive, AtOnce(), archived.note)
-    Follower(journal, on_entry=first.on_entry, on_snapshot=first.on_snapshot)
+    Follower(journal, on_entries=first.on_entries, on_snapshot=first.on_snapshot)
     first.start()
     last = archived.read()
     assert last == end_of(archive.spans()) == len(opening(MACHINES)) + 99 * (MACHINES + 1)
@@ -160,7 +160,7 @@ def test_what_is_not_archived_is_not_deleted(client: Connect, tmp_path: Any) -> 
     assert 0 < snapshot.sequencer.position <= last
 
     replacement = JournalArchiver(archive, AtOnce(), archived.note)
-    Follower(journal, on_entry=replacement.on_entry, on_snapshot=replacement.on_snapshot)
+    Follower(journal, on_entries=replacement.on_entries, on_snapshot=replacement.on_snapshot)
     replacement.start()
     assert end_of(archive.spans()) == len(opening(MACHINES)) + 199 * (MACHINES + 1)
     entries = {entry.position: entry for span in archive.spans() for entry in archive.read(span)}

@@ -76,7 +76,7 @@ def test_a_follower_applies_each_event_of_a_block(client: Connect) -> None:
     journal.append(ev.JobOpened(machines=2), ev.MachineJoined(machine="a"), ev.MachineJoined(machine="b"))
     assert journal.read(1, 0.0) is None, "it is one block"
     seen: list[ev.Entry] = []
-    follower = Follower(journal, on_entry=seen.append)
+    follower = Follower(journal, on_entries=seen.extend)
     assert follower.state.generation == 1
     follower.start()
     state = follower.append(ev.MachineLost(machine="a", reason="silent"))

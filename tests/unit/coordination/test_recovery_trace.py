@@ -46,7 +46,7 @@ class Process:
     def _read(self, events: list[Event]) -> None:
         for event in events:
             self.state = step(self.state, event)
-            self.trace.on_entry(Entry(self.position, event, time.time(), "worker 0"))
+            self.trace.on_entries([Entry(self.position, event, time.time(), "worker 0")])
             self.position += 1
 
 

@@ -44,7 +44,7 @@ class Agent:
 
     def read(self, *events: ev.Event) -> None:
         for event in events:
-            self.status.on_entry(Entry(self.position, event, 1000.0 + self.position, "test"))
+            self.status.on_entries([Entry(self.position, event, 1000.0 + self.position, "test")])
             self.position += 1
 
     def get(self, path: str) -> tuple[int, str]:

@@ -63,8 +63,7 @@ def live(generation: int = 1, committed: int | None = None) -> State:
 
 def archiver_of(archive: JournalArchive, entries: list[Entry]) -> JournalArchiver:
     archiver = JournalArchiver(archive, AtOnce())
-    for entry in entries:
-        archiver.on_entry(entry)
+    archiver.on_entries(entries)
     return archiver
 
 
@@ -158,7 +157,7 @@ def test_a_worker_archives_at_each_change(archive: JournalArchive) -> None:
     assert files(archive) == []  # the store may still be another run's
     archiver.start()
     assert archive.spans() == [Span(0, 2)]
-    archiver.on_entry(entries[3])
+    archiver.on_entries(entries[3:4])
     archiver.on_change(live())
     assert archive.spans() == [Span(0, 2)]  # nothing that matters has changed
     archiver.on_change(live(committed=5))
@@ -172,7 +171,7 @@ def test_a_full_file_grows_no_more(archive: JournalArchive, monkeypatch: pytest.
     archiver = archiver_of(archive, [])
     archiver.start()
     for number, entry in enumerate(journal(10)):
-        archiver.on_entry(entry)
+        archiver.on_entries([entry])
         archiver.on_change(live(committed=number))
     assert archive.spans() == [Span(0, 3), Span(4, 7), Span(8, 9)]
 
@@ -198,7 +197,7 @@ def test_an_outage_is_warned_of_once_and_made_up_for(
         archiver.on_change(live(committed=3))
     assert [record.event for record in caplog.records] == ["archive_failed"]  # type: ignore[attr-defined]
     folder.unlink()
-    archiver.on_entry(entries[4])
+    archiver.on_entries(entries[4:5])
     archiver.on_change(live(committed=6))
     assert read_journal(archive.store, RUN).entries == tuple(entries[:5])
 
@@ -234,8 +233,7 @@ def ended(*slots: int) -> State:
 
 def run_end(archive: JournalArchive, entries: list[Entry], store: str | None = None) -> RunEnd:
     end = RunEnd(RUN)
-    for entry in entries:
-        end.on_entry(entry)
+    end.on_entries(entries)
     end.hear({"store": archive.store.child_url("") if store is None else store})
     return end
 
