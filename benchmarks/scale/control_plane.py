@@ -312,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
     parser.add_argument("--lost", type=int, nargs="+", default=[8], metavar="K", help="default: %(default)s")
     parser.add_argument("--of", type=int, default=128, metavar="N", help="machines (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=4, metavar="N", help="default: %(default)s")
+    parser.add_argument("--processes", type=int, default=16, metavar="N", help="default: %(default)s")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write JSON there, for simulated.py")
     args = parser.parse_args(argv)
     rows = []

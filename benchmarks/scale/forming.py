@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure every size, print, and keep."""
     parser = argument_parser(__doc__)
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
-    parser.add_argument("--processes", type=int, default=4, metavar="N", help="default: %(default)s")
+    parser.add_argument("--processes", type=int, default=16, metavar="N", help="default: %(default)s")
     args = parser.parse_args(argv)
     rows = []
     for machines in sorted(args.machines):

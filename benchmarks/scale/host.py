@@ -27,7 +27,7 @@ __all__ = ["Costs", "Events", "Host"]
 
 _STACK_BYTES = 1 << 18
 _STARTERS = 8
-_SWITCH_S = 0.05
+_SWITCH_S = 1.0
 """So often a thread that waits for the interpreter asks for it. By default hundreds do so each 5 ms."""
 _DIE_WITH_PARENT = 1  # of Linux's prctl()
 

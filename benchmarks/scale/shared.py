@@ -18,9 +18,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from swift_ft.coordination import follower, journal, journal_reader
-from swift_ft.coordination.relay import outgoing, relay, worker_journal
+from swift_ft.coordination.relay import merging, outgoing, relay, worker_journal
 from swift_ft.coordination.relay.upstream import Upstream
-from swift_ft.launch import sentinel
+from swift_ft.launch import sentinel, watched_machine
 from swift_ft.recovery.blocks import Block, Sequencer, block_from_text
 from swift_ft.recovery.events import Entry
 from swift_ft.recovery.job_state import State
@@ -28,6 +28,7 @@ from swift_ft.recovery.job_state import State
 __all__ = ["be_patient", "share"]
 
 _KEPT = 65_536
+_LINGER_S = 1.0
 
 
 class _Memo:
@@ -50,12 +51,17 @@ def be_patient(silence_s: float) -> None:
     """Let relays wait so long for each other before they take another way, and say less often that they live.
 
     Hundreds of machines take turns on a processor here. None of their relays fails, so what a failure would
-    cost is not measured, but one that is only late must not count as one.
+    cost is not measured, but one that is only late must not count as one. So a relay holds the events of a
+    phase until it has all of them, as it does where each machine has a processor: else the slower the host,
+    the more blocks there are, each of which wakes all machines. And a second watcher waits for longer until
+    it reports a loss, too.
     """
     for constructor in (Upstream.__init__, worker_journal.WorkerJournal.__init__):
         defaults: dict[str, Any] = constructor.__kwdefaults__ or {}
         defaults["silence_s"] = silence_s
     outgoing._ALLOWED_S = silence_s
+    merging.LINGER_S, merging.LONGEST_LINGER_S = _LINGER_S, silence_s / 12
+    watched_machine.END_STEP_S = _LINGER_S
     relay.BEAT_S = sentinel._LONGEST_BEAT_S = silence_s / 12
     for name in ("swift_ft.launch.relay_port",):
         if importlib.util.find_spec(name) is not None:

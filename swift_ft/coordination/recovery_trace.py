@@ -17,6 +17,8 @@ from swift_ft.spans import Recorder, Recording, recorder
 
 __all__ = ["RecoveryTrace"]
 
+_INTERRUPTIONS = frozenset(INTERRUPTIONS)
+
 
 class RecoveryTrace:
     """Begins and ends the recordings of one process.
@@ -52,7 +54,7 @@ class RecoveryTrace:
 
     def on_entries(self, entries: Sequence[Entry]) -> None:
         """Note those of a block. Called in the journal thread, before the state shows them."""
-        if self._started and any(isinstance(entry.event, INTERRUPTIONS) for entry in entries):
+        if self._started and not _INTERRUPTIONS.isdisjoint({type(entry.event) for entry in entries}):
             self._losing = entries, self._recorder.both_clocks()
         elif self._recorder.active:
             self._note(entries, self._recorder.both_clocks())

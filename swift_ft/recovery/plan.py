@@ -310,17 +310,21 @@ def _assign_tasks(
 ) -> dict[int, Task]:
     """Stage 5: what each worker does to reach the consensus iteration."""
     group_of = {rank: members for members in replay_groups for rank in members}
-    return {
-        rank: Task(
-            load=committed if target.iteration is None else None,
-            begin=target.begin(committed) or 0,
-            replay_until=resume,
-            resend_from_log=target.live and (target.iteration or 0) > resume,
-            replay_group=group_of.get(rank, ()),
-            undo=target.undo,
-        )
-        for rank, target in targets.items()
-    }
+    tasks: dict[tuple[Target, tuple[int, ...]], Task] = {}  # most workers of a large job share one
+    found = {}
+    for rank, target in targets.items():
+        group = group_of.get(rank, ())
+        if (task := tasks.get((target, group))) is None:
+            task = tasks[target, group] = Task(
+                load=committed if target.iteration is None else None,
+                begin=target.begin(committed) or 0,
+                replay_until=resume,
+                resend_from_log=target.live and (target.iteration or 0) > resume,
+                replay_group=group,
+                undo=target.undo,
+            )
+        found[rank] = task
+    return found
 
 
 def _parts_from(

@@ -66,12 +66,14 @@ def reconcile_replicas(replicas: Mapping[int, StatusReported]) -> Reconciliation
     Returns:
         The result of the first way that is possible, or None if no replica has a usable state.
     """
-    live = {rank: s for rank, s in replicas.items() if s.live and s.iteration is not None and not s.dirty}
+    if len(replicas) == 1:  # most parts of a long pipeline: nothing is to be compared
+        ((rank, only),) = replicas.items()
+        if not _is_usable(only):
+            return None
+        return Reconciliation(only.iteration or 0, {rank: only.updated} if only.updated else {})
+    live = {rank: s for rank, s in replicas.items() if _is_usable(s)}
     if not live:
         return None
-    if len(replicas) == 1:  # most parts of a long pipeline: nothing is to be compared
-        ((rank, only),) = live.items()
-        return Reconciliation(only.iteration or 0, {rank: only.updated} if only.updated else {})
     # The latest whole state wins. Without one, the latest state that is halfway through an update.
     whole = {rank: s for rank, s in live.items() if not s.updated}
     iteration = max(s.iteration or 0 for s in (whole or live).values())
@@ -82,6 +84,10 @@ def reconcile_replicas(replicas: Mapping[int, StatusReported]) -> Reconciliation
         source = min(whole.keys() & latest.keys(), default=min(latest))
         transfers = (*transfers, Transfer(source, rest))
     return Reconciliation(iteration, undo, transfers)
+
+
+def _is_usable(status: StatusReported) -> bool:
+    return status.live and status.iteration is not None and not status.dirty
 
 
 def roll_back_to(replicas: Mapping[int, StatusReported], iteration: int) -> Reconciliation | None:

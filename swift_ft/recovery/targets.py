@@ -74,17 +74,24 @@ def reconcile(
     results: list[_Reconciled] = [(replicas, reconcile_replicas(replicas)) for replicas in replica_sets]
     common = _common_iteration(statuses, topology, results)
     results = _rolled_back(topology, results, common)
-    targets = {rank: Target.reported(status) for rank, status in statuses.items()}
+    targets: dict[int, Target] = {}
     transfers: list[Transfer] = []
+    kept: dict[int, Target] = {}  # by iteration: the one target of all that keep a state as it is
     for replicas, result in results:
         if result is None:
+            targets |= {rank: Target.reported(status) for rank, status in replicas.items()}
             continue
         transfers += result.transfers
         received = {rank for transfer in result.transfers for rank in transfer.targets}
         for rank in replicas:
-            undo = result.undo.get(rank, ())
-            targets[rank] = Target(result.iteration, live=True, received=rank in received, undo=undo)
-    return targets, tuple(transfers)
+            if rank in received or rank in result.undo:
+                undo = result.undo.get(rank, ())
+                targets[rank] = Target(result.iteration, live=True, received=rank in received, undo=undo)
+            elif (same := kept.get(result.iteration)) is not None:
+                targets[rank] = same
+            else:
+                targets[rank] = kept[result.iteration] = Target(result.iteration, live=True)
+    return {rank: targets[rank] for rank in statuses}, tuple(transfers)
 
 
 def _rolled_back(topology: Topology, results: Sequence[_Reconciled], common: int) -> list[_Reconciled]:

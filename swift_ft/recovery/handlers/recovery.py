@@ -59,7 +59,8 @@ def report_counts(state: State, event: ev.StatusReported) -> bool:
 
 def status_that_counts(state: State, event: ev.StatusReported) -> ev.StatusReported:
     """A report, and that its state is still being replayed if an earlier replay did not reach its end."""
-    if event.live and (event.iteration or 0) < state.tries.replay_targets.get(event.rank, 0):
+    targets = state.tries.replay_targets
+    if targets and event.live and (event.iteration or 0) < targets.get(event.rank, 0):
         return dataclasses.replace(event, live=False)
     return event
 
