@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -181,6 +182,7 @@ def _serve(line: Connection, job: Job, indices: tuple[int | None, ...], shares: 
     be_patient(SILENCE_S)
     if shares:
         share()
+        gc.disable()  # it would look through the objects of all machines here: each of its own has few
     # Each new connection is looked for among all of this process. A machine of its own has few of them.
     connections._connections = lambda: iter(())
     traffic = StoreTraffic()
