@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch.distributed.tensor import DTensor
 
-__all__ = ["StateDigests", "differing", "listed", "tensor_digests", "weighted_sum"]
+__all__ = ["StateDigests", "differing", "listed", "tensor_digests", "warm_up", "weighted_sum"]
 
 StateDigests = Mapping[str, int]
 """By the name of a tensor of the state."""
@@ -45,6 +45,14 @@ def tensor_digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
         if large := {name: weighted_sum(t) for name, t in here.items() if t.nbytes >= _SMALL_BYTES}:
             sums.update(zip(large, torch.stack([*large.values()]).tolist(), strict=True))
     return {name: _mix((sums[name] & _MASK) ^ _kind_of(t)) for name, t in dense.items()}
+
+
+def warm_up() -> None:
+    """Compute what the first digests on the host need, and have torch load its kernels: 7 ms otherwise.
+
+    Tensors are so small that torch starts no threads.
+    """
+    tensor_digests({"small": torch.zeros(3), "large": torch.zeros(2 * _ROW)})
 
 
 def differing(one: StateDigests, other: StateDigests) -> list[str]:

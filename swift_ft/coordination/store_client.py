@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 
 from torch.distributed import DistError
 
+from swift_ft.alarms import alarms
 from swift_ft.config import SILENCE_S
 from swift_ft.errors import RendezvousLostError, UsageError, first_line
 from swift_ft.store_address import ETCD, StoreAddress
@@ -91,13 +91,11 @@ def _deadline(port: int, before: dict[int, str], timeout: timedelta) -> Iterator
     def end() -> None:
         shut_down(dict(connections_to(port).items() & new_connections(before).items()))
 
-    timer = threading.Timer(timeout.total_seconds(), end)
-    timer.daemon = True
-    timer.start()
+    alarm = alarms.after(timeout.total_seconds(), end)
     try:
         yield
     finally:
-        timer.cancel()
+        alarm.cancel()
 
 
 def _open(address: StoreAddress, prefix: str, timeout: timedelta, silence_s: float) -> Store:

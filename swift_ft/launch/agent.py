@@ -358,6 +358,7 @@ class MachineAgent(ElasticAgent):
         """A spare's workers are forked before it gets a slot."""
         if not self._prepared and self._membership.machine in state.membership.spares:
             self._standby.prepare(state.shape.workers_per_machine)
+            self._membership.bootstrap.prepare()
             self._prepared = True
 
     def _joins_others(self, state: State, generation: int) -> bool:

@@ -41,6 +41,12 @@ class Bootstrap:
         self._rendezvous = store
         self._address = address
         self._served: TCPStore | None = None  # ends when it is replaced, and with it the older workers' store
+        self._ready: TCPStore | None = None
+
+    def prepare(self) -> None:
+        """Have a store ready: this machine will start workers while all others wait for it."""
+        if self._ready is None:
+            self._ready = serve_store(self._address, 0)
 
     def place(self, machine: str, generation: int, state: Callable[[], State]) -> RendezvousStoreInfo:
         """Where the bootstrap store of a generation listens. Serves it, or waits for the one who does.
@@ -59,7 +65,7 @@ class Bootstrap:
                 key = f"bootstrap/{generation}/{self.server}"
                 if self.server == machine:
                     # Not read again: an answer that comes late would look like one that never comes.
-                    self._served = serve_store(self._address, 0)
+                    self._served, self._ready = self._ready or serve_store(self._address, 0), None
                     self._rendezvous.set(key, f"{self._address}:{self._served.port}")
                     return RendezvousStoreInfo(self._address, self._served.port)
                 with suppress(DistStoreError):  # it is not there yet

@@ -274,7 +274,8 @@ class JournalRendezvous(RendezvousHandler):
         if order.todo == AgentTodo.STOP or order.slot is None:
             raise RendezvousClosedError("The job has ended.")
         self.started_in = order.generation
-        store = PrefixStore(f"agents/{order.generation}", self.store.connection())
+        # torchelastic's barriers use it, of which none is left: it needs no connection of its own.
+        store = PrefixStore(f"agents/{order.generation}", self.store.underlying)
         place = self.bootstrap.place(self.machine, order.generation, lambda: self.follower.state)
         return RendezvousInfo(store, order.slot, state.shape.machines, place)
 

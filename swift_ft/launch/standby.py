@@ -38,6 +38,7 @@ _PRELOAD = (
     "torch.utils.serialization",
     "fsspec.implementations.chained",
     "swift_ft.session",
+    "encodings.idna",  # a name of a host is looked up
 )
 _MAX_PACKET = 1 << 20
 _ANSWER_S = 120.0
@@ -48,6 +49,7 @@ def preload() -> None:
     """Import what a worker needs, before this process forks."""
     for module in _PRELOAD:
         importlib.import_module(module)
+    importlib.import_module("swift_ft.checkpoint.state_digest").warm_up()
     # A recovery collects garbage while all workers wait. Imported modules never become garbage: skip them.
     gc.collect()
     gc.freeze()

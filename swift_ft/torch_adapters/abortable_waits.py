@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
+from swift_ft.alarms import alarms
 from swift_ft.spans import recorder
 
 __all__ = ["AbortableWaits"]
@@ -64,9 +65,14 @@ class AbortableWaits:
     """Waits for one training thread, which :meth:`abort` ends.
 
     :meth:`install` puts it in the place of the function with which torch's schedules wait.
+
+    Args:
+        is_cancelled: whether the generation that this worker computes in is over. A schedule asks before it
+            computes on, since what it waits for next may be there already.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+        self._is_cancelled = is_cancelled
         self._lock = threading.Lock()
         self._current: _Call | None = None
         self._requests: SimpleQueue[_Call] | None = None
@@ -80,11 +86,11 @@ class AbortableWaits:
         """Wait for operations.
 
         Raises:
-            RuntimeError: as they do, or because they were aborted and do not end.
+            RuntimeError: as they do, or because they were aborted and do not end, or will be.
         """
-        if works:
+        if works or self._is_cancelled():
             with recorder.while_waiting():
-                self.call_or_abort(functools.partial(wait_for_works, works))
+                self.call_or_abort(functools.partial(wait_for_works, works), is_cancelled=self._is_cancelled)
 
     def call_or_abort(
         self,
@@ -132,9 +138,7 @@ class AbortableWaits:
         with self._lock:
             call = self._current
         if call is not None:
-            timer = threading.Timer(_GRACE_S, self._give_up, (call,))
-            timer.daemon = True
-            timer.start()
+            alarms.after(_GRACE_S, functools.partial(self._give_up, call))
 
     def _give_up(self, call: _Call) -> None:
         with self._lock:

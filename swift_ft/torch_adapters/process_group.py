@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
+from swift_ft.alarms import Alarm, alarms
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.comm_errors import is_communication
 from swift_ft.torch_adapters.connections import new_connections, shut_down, tcp_connections
@@ -74,12 +75,12 @@ class GenerationGroup:
         self._world_size = world_size
         self._timeout_s = timeout_s
         self._is_cancelled = is_cancelled
-        self.waits = LastingGroup.waits = AbortableWaits()
+        self.waits = LastingGroup.waits = AbortableWaits(is_cancelled)
         self._lock = threading.Lock()
         self._sockets: dict[int, str] = {}
         self._forming: dict[int, str] | None = None  # the connections that were open before
         self._retired: list[dist.ProcessGroup] = []  # left, and not destroyed yet
-        self._stuck: threading.Timer | None = None
+        self._stuck: Alarm | None = None
         self.helper_group: dist.ProcessGroup | None = None
         self._on_abort: list[Callable[[], None]] = []
         self._followed: list[tuple[LastingGroup, Callable[[dist.ProcessGroup], None]]] = []
@@ -276,9 +277,7 @@ class GenerationGroup:
                 self._sockets |= new_connections(self._forming)
             shut_down(self._sockets)
             if self._sockets and self._stuck is None:
-                self._stuck = threading.Timer(STUCK_S, _end_if_stuck)
-                self._stuck.daemon = True
-                self._stuck.start()
+                self._stuck = alarms.after(STUCK_S, _end_if_stuck)
             self._sockets = {}
         if isinstance(self._connection, AbortableStore):
             self._connection.abort()

@@ -51,6 +51,7 @@ REASONS = {
         "cli/recover/drain.py:_wait",
     ),
     "an idle thread or process waits for work, and nobody for it": (
+        "alarms.py:Alarms._next",
         "cli/console.py:_narrate",
         "cli/event_hook.py:EventHook._run_all",
         "launch/event_pipe.py:EventPipe.receive",

@@ -93,3 +93,14 @@ def test_a_wait_ends_when_the_machine_has_something_else_to_do(store: Rendezvous
     states = iter([BOTH])
     with pytest.raises(RendezvousStateError):
         Bootstrap(store, "127.0.0.1").place("c.0", 2, lambda: next(states, now))
+
+
+def test_a_store_that_was_made_ready_is_served_once(store: RendezvousStore) -> None:
+    """In an old store, restarted workers would read the addresses of dead ones."""
+    b = Bootstrap(store, "127.0.0.1")
+    b.prepare()
+    first = b.place("b.0", 2, lambda: BOTH)
+    assert usable(first.master_port)
+    again = b.place("b.0", 3, lambda: job({1: "b.0"}, {1: 3}))
+    assert first.master_port != again.master_port
+    assert usable(again.master_port)

@@ -51,6 +51,18 @@ def test_what_it_raises_is_a_broken_connection() -> None:
     assert not is_broken_communication(caught.value)
 
 
+@pytest.mark.parametrize("works", [[], [Work()]], ids=["nothing to wait for", "what is there already"])
+def test_no_schedule_computes_on_in_a_generation_that_is_over(works: list[Work]) -> None:
+    """What it waits for may have come before the loss: it would compute one piece more."""
+    over = False
+    one = waits.AbortableWaits(lambda: over)
+    one.wait_or_abort(works)  # type: ignore[arg-type]
+    over = True
+    with pytest.raises(RuntimeError, match="cancelled") as caught:
+        one.wait_or_abort(works)  # type: ignore[arg-type]
+    assert is_broken_communication(caught.value)
+
+
 def test_a_wait_that_never_ends_is_ended_by_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "_GRACE_S", 0.0)
     one, stuck = waits.AbortableWaits(), Work(ends=False)
