@@ -138,6 +138,7 @@ MEANINGS = {
     "worker_record_not_written": "The store does not say which stages a worker has: no offline replay.",
     "worker_fenced": "A worker found that it has been replaced, and ended.",
     "worker_came_back": "A silent worker answered just after it was reported: the deadline was too short.",
+    "output_ended": "A launcher's output cannot be written any more. The files of its workers' output go on.",
     "worker_silent": "An agent kills a worker that sent no heartbeat in time.",
     "worker_stuck": "gloo did not end a wait. The worker ends and is replaced.",
 }

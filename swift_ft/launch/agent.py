@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
-from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
 from swift_ft.config import RunConfig, WorkerContext
@@ -45,7 +44,7 @@ from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.spans import recorder
 from swift_ft.store_address import StoreAddress
-from swift_ft.torch_adapters.elastic_agent import ElasticAgent
+from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
 
 __all__ = ["AgentSettings", "MachineAgent"]
 
@@ -100,7 +99,7 @@ class MachineAgent(ElasticAgent):
     def __init__(
         self,
         spec: WorkerSpec,
-        logs_specs: LogsSpecs,
+        logs_specs: MachineLogs,
         settings: AgentSettings,
         standby: Standby,
         wake: socket.socket,
@@ -109,6 +108,7 @@ class MachineAgent(ElasticAgent):
         status: AgentStatus | None = None,
     ) -> None:
         super().__init__(spec, logs_specs, shutdown_s=settings.shutdown_s)
+        self._logs = logs_specs
         assert isinstance(spec.rdzv_handler, JournalRendezvous)
         self._settings = settings
         self._standby = standby
@@ -350,7 +350,7 @@ class MachineAgent(ElasticAgent):
             for worker in self.workers
         }
         self._processes = StandbyContext(
-            self._standby, jobs, self.logs_specs, self._prefixes(state.shape.workers_per_machine)
+            self._standby, jobs, self._logs, self._prefixes(state.shape.workers_per_machine)
         )
         return self._processes
 

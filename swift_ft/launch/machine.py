@@ -47,6 +47,7 @@ from swift_ft.recovery.job_state import State, Verdict
 from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.spans import recorder
 from swift_ft.store_address import ETCD
+from swift_ft.torch_adapters.elastic_agent import MachineLogs
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["MachineJob", "run_machine"]
@@ -196,7 +197,7 @@ def run_machine(job: MachineJob) -> Verdict:
             event_log_handler=launch_config.event_log_handler,
             virtual_local_rank=launch_config.virtual_local_rank,
         )
-        assert launch_config.logs_specs is not None
+        assert isinstance(launch_config.logs_specs, MachineLogs)
         agent = MachineAgent(
             spec, launch_config.logs_specs, settings, standby, wake_r, run_end, job.lifeline, status
         )

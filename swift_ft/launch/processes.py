@@ -7,17 +7,20 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, RunProcsResult
+from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from swift_ft.coordination.agent_channel import channel_pair
 from swift_ft.coordination.relay.lines import LocalLine, local_pair
+from swift_ft.launch.output_tail import OutputTail, Shown
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.worker import WorkerJob
 from swift_ft.spans import recorder
+from swift_ft.torch_adapters.elastic_agent import MachineLogs
 from swift_ft.waits import waiting
 
 __all__ = ["StandbyContext", "is_stopped", "process_state"]
@@ -53,7 +56,7 @@ class StandbyContext(PContext):
         self,
         standby: Standby,
         jobs: dict[int, WorkerJob],
-        logs_specs: LogsSpecs,
+        logs_specs: MachineLogs,
         prefixes: dict[int, str],
     ) -> None:
         super().__init__(
@@ -62,8 +65,14 @@ class StandbyContext(PContext):
             args={rank: job.args for rank, job in jobs.items()},
             envs={rank: job.env for rank, job in jobs.items()},
             logs_specs=logs_specs,
-            log_line_prefixes=prefixes,
         )
+        streams = zip(logs_specs.shown, (sys.stdout, sys.stderr), strict=True)
+        self._shown = [
+            Shown(path, output, prefixes[local_rank])
+            for paths, output in streams
+            for local_rank, path in paths.items()
+        ]
+        self._tail: OutputTail | None = None
         self._standby = standby
         self._jobs = jobs
         self._pids: dict[int, int] = {}
@@ -72,6 +81,7 @@ class StandbyContext(PContext):
         self.exit_codes: dict[int, int] = {}
 
     def _start(self) -> None:
+        self._tail = OutputTail(self._shown) if self._shown else None
         with recorder.span("fork workers"):
             self._fork()
 
@@ -144,6 +154,8 @@ class StandbyContext(PContext):
             channel.close()
         for line in self.lines.values():
             line.close()
+        if self._tail is not None:
+            self._tail.stop()
 
     def _running(self) -> list[int]:
         return [pid for rank, pid in self._pids.items() if rank not in self.exit_codes]

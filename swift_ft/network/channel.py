@@ -165,7 +165,8 @@ class Channel:
                 return messages
             got = self._read()
             read += got
-            if not got:
+            if not got or (got < _READ_BYTES and not self._encrypted):  # no more is there
+                messages += iter(self._next, None)
                 return messages
 
     def _pending(self) -> int:

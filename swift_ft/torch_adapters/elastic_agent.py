@@ -5,6 +5,7 @@ torchelastic has no public extension points for either; tested on torch 2.13.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from abc import abstractmethod
 from typing import Any
@@ -89,11 +90,20 @@ class ElasticAgent(LocalElasticAgent):
 
 
 class MachineLogs(DefaultLogsSpecs):
-    """torchelastic's log directories, under the names of the run and the machine's slot."""
+    """torchelastic's log directories, under the names of the run and the machine's slot.
+
+    Attributes:
+        shown: files of the last :meth:`reify` that are to be shown, by local rank: of output, and of errors.
+            torchelastic is not told of them, and shows none.
+    """
+
+    shown: tuple[dict[int, str], dict[int, str]] = ({}, {})
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """``<log_dir>/<run_id>/machine-<slot>/attempt_<generation>/<local_rank>/stdout.log``."""
         if self._root_log_dir != os.devnull:
             place = f"{envs[0]['TORCHELASTIC_RUN_ID']}/machine-{envs[0]['GROUP_RANK']}"
             self._run_log_dir = f"{self._root_log_dir}/{place}"  # type: ignore[assignment]  # torch says None
-        return super().reify(envs)
+        destinations = super().reify(envs)
+        self.shown = destinations.tee_stdouts, destinations.tee_stderrs
+        return dataclasses.replace(destinations, tee_stdouts={}, tee_stderrs={})

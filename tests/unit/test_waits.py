@@ -85,6 +85,7 @@ REASONS = {
         "launch/agent.py:MachineAgent._handle",
         "launch/agent.py:MachineAgent.supervise",
         "launch/cluster.py:Cluster._wait_for_agents",
+        "launch/output_tail.py:OutputTail._run",
         "launch/sentinel.py:Sentinel._report",
         "launch/standby.py:_serve",
         "launch/store_service.py:_wait_until_over",

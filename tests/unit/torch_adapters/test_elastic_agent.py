@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import PContext
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 
@@ -96,5 +96,10 @@ def test_the_environment_is_torchruns(agent: Agent) -> None:
 
 def test_logs_are_found_by_run_and_machine(tmp_path: Any) -> None:
     env = {"TORCHELASTIC_RUN_ID": "run7", "GROUP_RANK": "2", "TORCHELASTIC_RESTART_COUNT": "3"}
-    destination = MachineLogs(log_dir=str(tmp_path)).reify({0: env})
-    assert destination.error_files[0].startswith(f"{tmp_path}/run7/machine-2/attempt_3/0/")
+    logs = MachineLogs(log_dir=str(tmp_path), tee=Std.OUT)
+    destination = logs.reify({0: env})
+    place = f"{tmp_path}/run7/machine-2/attempt_3/0/"
+    assert destination.error_files[0].startswith(place)
+    assert destination.stdouts[0] == f"{place}stdout.log"
+    assert logs.shown == ({0: f"{place}stdout.log"}, {})
+    assert destination.tee_stdouts == {}  # torchelastic would show them, too
