@@ -23,6 +23,7 @@ _WAITS = frozenset(
     {
         *("_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"),  # torch's
         *("wait_for_works", "call_or_abort"),  # swift_ft.torch_adapters.abortable_waits
+        "end_backward",  # swift_ft.torch_adapters.ddp
     }
 )
 _ENGINES = frozenset({"_engine_run_backward", "_pre_forward"})

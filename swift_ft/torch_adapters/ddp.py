@@ -48,6 +48,7 @@ __all__ = [
     "OnReduced",
     "construct_within",
     "constructed",
+    "end_backward",
     "join_without_sync",
     "trial_forward",
 ]
@@ -57,6 +58,10 @@ _torch: Any = dist  # with the private names that DDP itself looks up there
 _abandoned: list[dist.ProcessGroup] = []
 
 _constructed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+_LEAST_APART = 6
+_MOST_CALLS = 16
+"""How many parameters look whether their backward was aborted: every sixth, or fewer: so many at most."""
 
 _BUFFERS = -1
 """Among the numbers of buckets, stands for the module's buffers."""
@@ -107,6 +112,8 @@ class DataParallelHook:
         self._layout_known = False
         self._order: list[int] = []
         self._handles = self._watch_order()
+        self._aborted = threading.Event()  # since the step began
+        _end_when(self._aborted, self.model)
         self._failure: Exception | None = None
         self._under_way: set[int] = set()  # buckets
         self._awaited: dict[int, torch.futures.Future[None]] = {}  # who completes one takes it out first
@@ -142,6 +149,7 @@ class DataParallelHook:
     def begin(self, iteration: int) -> None:
         """The step of an iteration begins."""
         self._iteration = iteration
+        self._aborted.clear()
         self.buffers.forget()
         if self._layout_known:  # not before: no hook may be removed while the engine goes through them
             for handle in self._handles:
@@ -149,7 +157,8 @@ class DataParallelHook:
             self._handles.clear()
 
     def abort(self) -> None:
-        """Make a backward that waits for an all-reduce fail now. May be called from any thread."""
+        """Make a backward fail that waits for an all-reduce, or soon will. May be called from any thread."""
+        self._aborted.set()
         with self._one_at_a_time:
             self.broken = self.broken or "the group was aborted"
             awaited = list(self._awaited.values())
@@ -351,6 +360,26 @@ class DataParallelHook:
             parameter.register_post_accumulate_grad_hook(lambda _, i=index: self._order.append(i))
             for index, parameter in enumerate(parameters)
         ]
+
+
+def _end_when(aborted: threading.Event, model: torch.nn.Module) -> None:
+    """Let a backward end soon after an abort: it would compute all gradients before it waits for any.
+
+    A call from autograd takes some microseconds, so few parameters make one.
+    """
+
+    def look(_: torch.Tensor) -> None:
+        if aborted.is_set():
+            end_backward()
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in parameters[:: max(_LEAST_APART, -(-len(parameters) // _MOST_CALLS))]:
+        parameter.register_post_accumulate_grad_hook(look)
+
+
+def end_backward() -> None:
+    """Fail, as a broken connection does. `comm_errors` recognizes it by this function's name."""
+    raise RuntimeError("the group was aborted in a backward")
 
 
 def _after_backward(act: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from swift_ft import failpoints
 from swift_ft.errors import UnsupportedError
 from swift_ft.failpoints import Point
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp import DataParallelHook, _after_backward, trial_forward
 
 
@@ -71,6 +72,26 @@ def test_the_layout_is_the_one_that_ddp_goes_on_with(options: dict[str, Any]) ->
     used = [[index[p] for p in bucket.parameters()] for bucket in reducer._get_zeros_like_grad_buckets()]
     assert layouts == [used]
     assert len(used) > 1
+
+
+def test_a_backward_ends_at_the_next_gradient_after_an_abort() -> None:
+    """It would compute all of them before it waits for an average."""
+    events = Events()
+    hook, layouts = hooked(events)
+    before = backward(hook)
+    last = hook.model.module.layers[4].bias  # its gradient is the first one
+    handle = last.register_post_accumulate_grad_hook(lambda _: hook.abort())
+    computed: list[int] = []
+    for layer in hook.model.module.layers:
+        layer.weight.register_post_accumulate_grad_hook(lambda _: computed.append(1))
+    with pytest.raises(RuntimeError, match="aborted") as caught:
+        backward(hook)
+    assert is_broken_communication(caught.value, hook.broken)
+    assert len(computed) < len(hook.model.module.layers)
+    hook.drain(60.0)
+    handle.remove()
+    hook.reset(layouts[0], sync_buffers=True)
+    assert all(map(torch.equal, before, backward(hook)))
 
 
 def test_unused_parameters_keep_the_first_layout() -> None:
