@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +27,7 @@ __all__ = [
     "tcp_connections",
 ]
 
-_DESCRIPTORS = Path("/proc/self/fd")
+_DESCRIPTORS = "/proc/self/fd"
 
 _PROBES = 4
 """How often the kernel asks a silent host before a connection fails."""
@@ -44,7 +43,7 @@ def exempt(connections: dict[int, str]) -> None:
 
 def tcp_connections() -> dict[int, str]:
     """Open TCP connections of this process: the kernel's names by file descriptor."""
-    return {fd: name for fd, name, _ in _connections()}
+    return {fd: name for fd, name, *_ in _connections()}
 
 
 def new_connections(before: dict[int, str]) -> dict[int, str]:
@@ -54,26 +53,25 @@ def new_connections(before: dict[int, str]) -> dict[int, str]:
 
 def connections_to(port: int) -> dict[int, str]:
     """The open connections to a port, whatever the host."""
-    return {fd: name for fd, name, its_port in _connections() if its_port == port}
+    return {fd: name for fd, name, (_, its_port, *_), _ in _connections() if its_port == port}
 
 
 def open_connections() -> Iterator[tuple[str, str, socket.socket]]:
     """The kernel's name, the other side's address, and a copy of each open TCP connection, one by one."""
-    for fd, name, _ in [*_connections()]:
-        with contextlib.suppress(OSError), _copy(fd) as copy:
-            if _name(copy.fileno()) == name:
-                yield name, copy.getpeername()[0], copy
+    for _, name, (host, *_), copy in _connections():
+        yield name, host, copy
 
 
-def _connections() -> Iterator[tuple[int, str, int]]:
-    """Descriptor, the kernel's name and the other side's port of each open TCP connection."""
-    for link in _DESCRIPTORS.iterdir():
+def _connections() -> Iterator[tuple[int, str, tuple[Any, ...], socket.socket]]:
+    """Descriptor, the kernel's name, the other side and a copy of each open TCP connection, one by one."""
+    for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208  # once a second: a Path costs more than the call
         with contextlib.suppress(OSError, ValueError):
-            fd = int(link.name)
-            if link.readlink().name.startswith("socket:"):
+            fd = int(name)
+            if _name(fd).startswith("socket:"):
                 with _copy(fd) as copy:
                     if copy.family in (socket.AF_INET, socket.AF_INET6):
-                        yield fd, _name(copy.fileno()), copy.getpeername()[1]  # raises if it only listens
+                        peer = copy.getpeername()  # raises if it only listens
+                        yield fd, _name(copy.fileno()), peer, copy
 
 
 def _copy(fd: int) -> socket.socket:
@@ -87,7 +85,7 @@ def _copy(fd: int) -> socket.socket:
 
 
 def _name(fd: int) -> str:
-    return str((_DESCRIPTORS / str(fd)).readlink())
+    return os.readlink(f"{_DESCRIPTORS}/{fd}")  # noqa: PTH115  # as above
 
 
 def keep_alive(connections: dict[int, str], silence_s: float) -> None:
