@@ -48,6 +48,8 @@ _CONNECT_S = 30.0
 _EXIT_RENDEZVOUS_LOST = 76
 """Exit code of a machine that lost the rendezvous store."""
 _POLL_S = 0.02
+_LATER_S = 1.0
+"""How much later a machine is started that no slot waits for: most recoveries are over by then."""
 _STOPPED = range(129, 256)
 """Exit codes of a machine that a signal stopped, and that has handed over."""
 
@@ -89,6 +91,7 @@ class Cluster:
             on_store=partial(_tell, told_w),
         )
         self._agents: dict[int, int] = {}  # number of the machine on this host, by process
+        self._later: list[tuple[float, int]] = []  # when a machine is to start, and its number
 
     @property
     def run_id(self) -> str:
@@ -170,7 +173,7 @@ class Cluster:
 
     def _wait_for_agents(self) -> None:
         while self._agents:
-            pid, status = os.waitpid(-1, 0)
+            pid, status = self._next_end()
             if self._service is not None and pid == self._service.pid:
                 say_restarted(self._service.address)
                 self._service = self._service.again()
@@ -190,9 +193,28 @@ class Cluster:
             elif os.waitstatus_to_exitcode(status) in (EXIT_FENCED, *_STOPPED):
                 self._replace(index)
 
+    def _next_end(self) -> tuple[int, int]:
+        """Wait for the end of a process, and start machines meanwhile that are due."""
+        while self._later:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid:
+                return pid, status
+            if self._later[0][0] <= time.monotonic():
+                self._start_machine(None, self._later.pop(0)[1])
+            time.sleep(_POLL_S)
+        return os.waitpid(-1, 0)
+
     def _replace(self, index: int) -> None:
-        if not self._job.settings.config.no_replacement:
+        """Start a machine: at once if a slot waits for it, else once the others have recovered, as a rule.
+
+        They share this host's processors, and to start a machine takes some of the same time.
+        """
+        if self._job.settings.config.no_replacement:
+            return
+        if len(self._agents) < self._job.opened.machines:
             self._start_machine(None, index)
+        else:
+            self._later.append((time.monotonic() + _LATER_S, index))
 
     def _wait_for_the_rest(self) -> None:
         """Waits until the other agents see that the job has ended. Kills those that do not (stopped ones)."""
