@@ -101,11 +101,11 @@ class Sentinel:
             pause_s = self._pause_s(next_beat)
             has_orders = self._wait(pause_s)
             now = time.monotonic()
-            awake_s = self._clock.look(now, pause_s)
+            looked_s, awake_s = self._clock.awake_s, self._clock.look(now, pause_s)
             if has_orders:
                 self._obey()
             for machine, line in list(self._lines.items()):
-                self._listen(self._watched[machine], line)
+                self._listen(self._watched[machine], line, looked_s)
             if now >= next_beat:
                 next_beat = now + self._beat_s
                 self._send_to_watchers(BEAT)
@@ -172,7 +172,8 @@ class Sentinel:
         watched.connected, watched.heard_at = True, self._clock.awake_s
         self._lines[watched.machine] = line
 
-    def _listen(self, watched: WatchedMachine, line: Channel) -> None:
+    def _listen(self, watched: WatchedMachine, line: Channel, looked_s: float) -> None:
+        """Read what came since the last look. The kernel knows when: so watchers still report in turn."""
         try:
             messages = line.drain()
         except OSError as error:
@@ -186,7 +187,7 @@ class Sentinel:
             watched.end("its agent's connection ended", self._clock.awake_s)
             self._hang_up(watched.machine)
         elif messages:
-            watched.heard_at = self._clock.awake_s
+            watched.heard_at = max(looked_s, self._clock.awake_s - line.quiet_s())
 
     def _hang_up(self, machine: str) -> None:
         if (line := self._lines.pop(machine, None)) is not None:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 __all__ = ["END_STEP_S", "FIRST_CONTACT", "SILENCE_SHARES", "LostMachine", "WatchedMachine"]
 
-SILENCE_SHARES = (0.9, 0.925, 0.95)
+SILENCE_SHARES = (0.95, 0.975, 1.0)
 """By turn: the share of the allowed silence after which a watcher reports. The first one leaves the others
-time to read its report. A watcher looks once for each of its own beats, so what it heard last may have come a
-tenth of the silence before: most are done when the silence has lasted as long as allowed."""
+time to read its report, and all are done when the silence has lasted as long as allowed."""
 
 FIRST_CONTACT = 5
 """How many times the allowed silence it may take until a machine can be heard. Both sides compute for that,

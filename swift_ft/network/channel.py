@@ -10,6 +10,8 @@ import contextlib
 import select
 import socket
 import ssl
+import struct
+import sys
 import threading
 import time
 from typing import Any
@@ -28,6 +30,8 @@ _FRAME_S = 30.0  # how long the other side may take for a frame that it has begu
 _READ_BYTES = 1 << 16
 _DRAIN_BYTES = 1 << 20  # other channels of the same loop have their turn after so much
 _LOOK_S = 5.0  # a thread that waits looks so often whether another one closed the channel
+
+_MS, _RECEIVED_AT = struct.Struct("=I"), 52  # of Linux' tcp_info: tcpi_last_data_recv
 
 # A machine that is gone without a word ends its connections within half a minute.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
@@ -168,6 +172,17 @@ class Channel:
             if not got or (got < _READ_BYTES and not self._encrypted):  # no more is there
                 messages += iter(self._next, None)
                 return messages
+
+    def quiet_s(self) -> float:
+        """Since when nothing has come, by the kernel. 0 if the system does not tell."""
+        if sys.platform != "linux" or self.ended:
+            return 0.0
+        told = self._line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + _MS.size)
+        return (
+            0.0
+            if len(told) < _RECEIVED_AT + _MS.size
+            else float(_MS.unpack_from(told, _RECEIVED_AT)[0]) / 1000
+        )
 
     def _pending(self) -> int:
         if not isinstance(self._line, ssl.SSLSocket) or self.ended:

@@ -106,7 +106,7 @@ def test_watchers_report_in_turn() -> None:
     first, second, third = (
         WatchedMachine("m", "host:1", turn, heard_at=10.0, connected=True) for turn in range(3)
     )
-    assert 10.9 <= first.due_at(1.0) < second.due_at(1.0) < third.due_at(1.0) < 11.0
+    assert 10.9 < first.due_at(1.0) < second.due_at(1.0) < third.due_at(1.0) == 11.0
     second.end("its agent's connection ended", 10.2)
     second.end("and more", 10.3)
     assert second.due_at(1.0) == 10.2 + END_STEP_S
@@ -125,7 +125,7 @@ def test_the_first_contact_may_take_longer() -> None:
 def test_a_stall_of_half_the_time_leaves_room_for_a_loaded_host() -> None:
     """The last beat may have been one interval before the stall, and the next one comes late."""
     stalled = WatchedMachine("m", "host:1", 0, heard_at=0.0, connected=True)
-    assert stalled.due_at(1.0) - (0.5 + 0.1) > 0.29
+    assert stalled.due_at(1.0) - (0.5 + 0.1) > 0.3
     assert stalled.as_lost(0.95) == LostMachine("m", "its agent was silent for 0.9 s", silent=True)
 
 

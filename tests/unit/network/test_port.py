@@ -8,6 +8,7 @@ import queue
 import selectors
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -384,3 +385,18 @@ def test_an_error_of_a_handler_ends_its_channel_only(served: Port, caplog: pytes
     channel.send({"a": 1})
     assert channel.receive(WAIT_S) == {"a": 1}
     channel.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when the last bytes came")
+def test_the_kernel_knows_when_the_last_message_came() -> None:
+    """Also of one that was not read yet."""
+    kept: queue.Queue[Channel] = queue.Queue()
+    with contextlib.closing(Port("127.0.0.1", SECRET, {"hold": kept.put})) as listening:
+        one = connect(listening.address, SECRET, "hold", timeout_s=WAIT_S)
+        other = kept.get(timeout=WAIT_S)
+        before = time.monotonic()
+        one.send({"a": 1})
+        eventually(lambda: other.quiet_s() >= 0.05, "the kernel counts")
+        assert other.drain() == [{"a": 1}]
+        assert 0.05 <= other.quiet_s() <= time.monotonic() - before + 0.02  # a tick of the kernel's clock
+        one.close()
