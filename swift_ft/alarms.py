@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 
 __all__ = ["Alarm", "Alarms", "alarms"]
+
+_logger = logging.getLogger(__name__)
 
 _LONGEST_S = 3600.0
 """One wait of the thread: an alarm that is set meanwhile ends it."""
@@ -23,7 +26,7 @@ class Alarm:
     """Something that is to happen. Any thread may call it off.
 
     Args:
-        function: is called in the thread of all alarms, so it must return soon, and raise nothing.
+        function: is called in the thread of all alarms, so it must return soon. What it raises is logged.
     """
 
     __slots__ = ("_function",)
@@ -66,7 +69,11 @@ class Alarms:
 
     def _run(self) -> None:
         while True:
-            self._next().ring()
+            alarm = self._next()
+            try:
+                alarm.ring()
+            except Exception:  # the others still have to happen
+                _logger.exception("what was to happen by now has failed", extra={"event": "alarm_failed"})
 
     def _next(self) -> Alarm:
         """Wait for the first one."""

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from swift_ft.alarms import Alarms
 
 LIMIT_S = 60.0
@@ -35,6 +37,18 @@ def test_one_that_is_called_off_does_not_happen() -> None:
     clock.after(0.04, over.set)
     assert over.wait(LIMIT_S)
     assert not rung
+
+
+def test_one_that_fails_is_logged_and_ends_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    clock, over = Alarms(), threading.Event()
+
+    def fail() -> None:
+        raise OSError("no such place")
+
+    clock.after(0.0, fail)
+    clock.after(0.01, over.set)
+    assert over.wait(LIMIT_S)
+    assert [record.exc_text is not None or record.exc_info is not None for record in caplog.records] == [True]
 
 
 CHILD = """
