@@ -84,7 +84,7 @@ REASONS = {
         "launch/store_watch.py:StoreWatch._watch",
         "launch/agent.py:MachineAgent._handle",
         "launch/agent.py:MachineAgent.supervise",
-        "launch/cluster.py:Cluster._wait_for_agents",
+        "launch/cluster.py:Cluster._next_end",
         "launch/output_tail.py:OutputTail._run",
         "launch/sentinel.py:Sentinel._report",
         "launch/standby.py:_serve",
