@@ -113,9 +113,10 @@ class Machine:
         self._live_in = 0  # owner: the agent's journal thread
         self._config = RunConfig(machine_silence_s=SILENCE_S)
         self._connect = partial(connect, job.store, job.run_id)
+        self._name = f"m-{uuid.uuid4().hex[:8]}"
         self._rendezvous = JournalRendezvous(
             lambda _admit: self._connect(),
-            name=f"m-{uuid.uuid4().hex[:8]}",
+            name=self._name,
             address=_HOST,
             run_id=job.run_id,
             opened=ev.JobOpened(machines=job.machines, checkpoint=COMMITTED),
@@ -144,7 +145,7 @@ class Machine:
     def _on_change(self, _before: State, after: State) -> None:
         if after.phase == Phase.LIVE and after.generation != self._live_in:
             self._live_in = after.generation
-            if self._rendezvous.machine in after.membership.slots:
+            if self._name in after.membership.slots:
                 self._went_live("agent", after.generation, time.monotonic())
         self._changed.set()
 
