@@ -113,10 +113,10 @@ class Machine:
         self._live_in = 0  # owner: the agent's journal thread
         self._config = RunConfig(machine_silence_s=SILENCE_S)
         self._connect = partial(connect, job.store, job.run_id)
-        self._name = f"m-{uuid.uuid4().hex[:8]}"
+        self._known = False  # a journal thread begins before this machine has the rendezvous
         self._rendezvous = JournalRendezvous(
             lambda _admit: self._connect(),
-            name=self._name,
+            name=f"m-{uuid.uuid4().hex[:8]}",
             address=_HOST,
             run_id=job.run_id,
             opened=ev.JobOpened(machines=job.machines, checkpoint=COMMITTED),
@@ -128,6 +128,7 @@ class Machine:
             reach=partial(reach, secret=job.secret, purpose=RELAY, timeout_s=SILENCE_S),
             append_s=self._config.rendezvous_timeout_s,
         )
+        self._known = True
         self._port = Port(_HOST, job.secret, {RELAY: self._rendezvous.relay.serve})
         self._sentinel = Sentinel(
             silence_s=self._config.machine_silence_s,
@@ -145,7 +146,7 @@ class Machine:
     def _on_change(self, _before: State, after: State) -> None:
         if after.phase == Phase.LIVE and after.generation != self._live_in:
             self._live_in = after.generation
-            if self._name in after.membership.slots:
+            if self._known and self._rendezvous.machine in after.membership.slots:
                 self._went_live("agent", after.generation, time.monotonic())
         self._changed.set()
 
