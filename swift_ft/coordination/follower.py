@@ -116,6 +116,7 @@ class Follower:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+            self._journal.give_up(error)
             if self._on_change is not None:
                 self._on_change(self._state, self._state)
 

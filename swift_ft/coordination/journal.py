@@ -45,6 +45,9 @@ class EventLog(Protocol):
     def snapshot(self) -> Snapshot | None:
         """The newest snapshot, or None if there is none yet. All blocks after it are there."""
 
+    def give_up(self, error: BaseException) -> None:
+        """Nothing is read any more: let those that wait for events to arrive fail."""
+
 
 class Journal:
     """An :class:`EventLog` that goes to the store itself.
@@ -89,6 +92,9 @@ class Journal:
         """See :meth:`EventLog.snapshot`."""
         text = self.log.snapshot()
         return None if text is None else snapshot_from_text(text)
+
+    def give_up(self, error: BaseException) -> None:
+        """See :meth:`EventLog.give_up`. Who writes to the store itself does not wait for what is read."""
 
     def is_empty(self, timeout_s: float = 0.0) -> bool:
         """Whether nothing has happened yet, nor happens in so many seconds."""

@@ -118,4 +118,5 @@ def test_a_recovery_asks_no_more_of_the_store_per_machine_where_there_are_more(t
         assert all(len(counts) == 2 for counts in seen), seen  # the start, and the recovery
         asked[machines] = sum(counts[-1] for counts in seen)
     assert asked[4] >= 3
-    assert asked[6] / 5 <= asked[4] / 3, asked
+    # A wait that lasts asks once more. In proportion to the machines they would ask 1.7 times as much.
+    assert asked[6] / 5 <= asked[4] / 3 + 1, asked

@@ -41,8 +41,7 @@ class Outgoing:
         # Guarded by the condition.
         self._events: dict[tuple[str, int], Stamped] = {}
         self._since: dict[tuple[str, int], float] = {}
-        self._failures = 0
-        self._error: BaseException | None = None  # the last one
+        self._error: BaseException | None = None  # the last one, once nothing arrives any more
 
     def __contains__(self, stamped: Stamped) -> bool:
         """Whether this very event is on its way."""
@@ -78,15 +77,19 @@ class Outgoing:
             return next(iter(self._since.values()), None)
 
     def is_overdue(self) -> bool:
-        """Whether an event should have arrived by now, wherever relays may hold it for a while."""
+        """Whether an event should have arrived by now, wherever relays may hold it for a while.
+
+        Never once all waits have ended: what would arrive is not read.
+        """
         now = self._now()
         with self._changed:
+            if self._error is not None:
+                return False
             return any(now - since > _allowed_s(self._events[key]) for key, since in self._since.items())
 
     def fail(self, error: BaseException) -> None:
-        """End all waits: the journal is out of reach now."""
+        """End all waits, also those to come: the journal is out of reach now."""
         with self._changed:
-            self._failures += 1
             self._error = error
             self._changed.notify_all()
 
@@ -98,11 +101,10 @@ class Outgoing:
         """
         key = stamped.origin, stamped.serial
         with waiting("the journal to take an event", limit_s), self._changed:
-            failures = self._failures
-            self._changed.wait_for(lambda: key not in self._events or self._failures > failures, limit_s)
+            self._changed.wait_for(lambda: key not in self._events or self._error is not None, limit_s)
             if key not in self._events:
                 return
-            if self._failures > failures:
+            if self._error is not None:
                 raise RendezvousLostError(f"The journal cannot be written: {self._error}") from self._error
         raise RendezvousLostError(
             f"The rendezvous store does not answer: the journal has not taken an event within {limit_s:g} s "

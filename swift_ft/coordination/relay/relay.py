@@ -128,11 +128,7 @@ class Relay:
 
     def read(self, number: int, timeout_s: float) -> Block | None:
         """See :meth:`EventLog.read`. What was read is pushed to those that follow."""
-        try:
-            text = self._upstream.read(number, timeout_s)
-        except RendezvousLostError as error:
-            self._outgoing.fail(error)
-            raise
+        text = self._upstream.read(number, timeout_s)
         if text is None:
             return None
         self._push(number, text)
@@ -150,6 +146,10 @@ class Relay:
             self._upstream.copy.begin_from(snapshot)
             self._outgoing.arrived(s for s in self._outgoing.all() if snapshot.sequencer.has(s))
         return snapshot
+
+    def give_up(self, error: BaseException) -> None:
+        """See :meth:`EventLog.give_up`."""
+        self._outgoing.fail(error)
 
     def meet(self, other: Met | None) -> None:
         """See :meth:`Upstream.meet`."""

@@ -106,11 +106,7 @@ class WorkerJournal:
 
     def read(self, number: int, timeout_s: float) -> Block | None:
         """See :meth:`EventLog.read`."""
-        try:
-            text = self._read(number, timeout_s)
-        except RendezvousLostError as error:
-            self._outgoing.fail(error)
-            raise
+        text = self._read(number, timeout_s)
         if text is None:
             return None
         block = block_from_text(text)
@@ -129,6 +125,10 @@ class WorkerJournal:
         if snapshot is not None:
             self._outgoing.arrived(s for s in self._outgoing.all() if snapshot.sequencer.has(s))
         return snapshot
+
+    def give_up(self, error: BaseException) -> None:
+        """See :meth:`EventLog.give_up`."""
+        self._outgoing.fail(error)
 
     def _read(self, number: int, timeout_s: float) -> str | bytes | None:
         deadline = self._now() + timeout_s

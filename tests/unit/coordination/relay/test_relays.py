@@ -7,12 +7,16 @@ from collections import Counter
 
 import pytest
 
+from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import Journal
 from swift_ft.coordination.relay import merging, outgoing
+from swift_ft.coordination.relay.relay import Relay
+from swift_ft.coordination.relay.upstream import Upstream
+from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Sequencer
 from swift_ft.recovery.job_state import Phase
-from tests.support.relays import RelayedJob
+from tests.support.relays import MemoryLog, RelayedJob
 from tests.support.waiting import wait_until
 
 MACHINES = 6
@@ -109,3 +113,25 @@ def test_a_lost_head_takes_no_notes_with_it(job: RelayedJob) -> None:
     job.written.clear()
     job.machines["m2"].kill()
     wait_until(lambda: any("m3.0" in notes for _, notes in job.written), "the note, once more")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_journal_that_is_read_no_more_ends_waits_and_repetitions() -> None:
+    """An error in whoever follows the journal is not a silent store: nothing that is appended comes back."""
+    log, now = MemoryLog(), [0.0]
+    sent = outgoing.Outgoing(lambda: now[0])
+    relay = Relay(Upstream(Journal(log, by="m0"), None, sent), sent, by="m0", append_s=600.0)
+
+    def fail(*_: object) -> None:
+        raise ValueError("a mistake")
+
+    follower = Follower(relay, on_change=fail)
+    follower.start()
+    relay.append(ev.JobOpened(machines=1))
+    assert follower.has_ended(60.0)
+    with pytest.raises(RendezvousLostError, match="a mistake"):
+        relay.append(ev.MachineJoined(machine="m0"))
+    now[0] = 3600.0
+    assert sent.all()
+    assert not sent.is_overdue()
+    relay.close()
