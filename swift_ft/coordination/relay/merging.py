@@ -8,6 +8,9 @@ held.
 In a large job that forms for the first time joins are held in the same way, until all machines are there:
 no one is in a hurry for one of them. Each was a block of its own, which woke all that had joined before.
 
+Machines that are lost together are found by many others at about the same time. In a large job the last relay
+on the way waits a few hundredths of a second for more losses: each block ends what all participants do.
+
 While events keep coming the linger begins anew with each, up to a bound from the first that is held: each
 block wakes all participants of a job, so one block less is worth a wait. A first version had a linger of five
 milliseconds, and wrote a block for nearly each worker, since survivors of a loss report within tens of
@@ -25,12 +28,23 @@ from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.heads import FANOUT, levels_of
 from swift_ft.recovery.job_state import State
 
-__all__ = ["LINGER_S", "LONGEST_LINGER_S", "PARTS_LINGER_S", "Merging"]
+__all__ = [
+    "LINGER_S",
+    "LONGEST_LINGER_S",
+    "LONGEST_LOSSES_LINGER_S",
+    "LOSSES_LINGER_S",
+    "PARTS_LINGER_S",
+    "Merging",
+]
 
 LINGER_S = 0.1
 """How long events of a phase are held after the newest one came."""
 LONGEST_LINGER_S = 0.4
 """How long they are held at most."""
+LOSSES_LINGER_S = 0.02
+"""How long a loss is held after the newest one, by the relay that goes to the store, in a job with heads."""
+LONGEST_LOSSES_LINGER_S = 0.1
+"""How long it is held at most: the third watcher of a machine reports so late (`watched_machine.py`)."""
 PARTS_LINGER_S = 0.5
 """How long parts of a checkpoint are held: nothing waits for its commit."""
 
@@ -54,8 +68,14 @@ class Merging:
         self._missing: dict[Told, set[int]] = {}  # and what is still to come, in the state of the last look
         self._looked_at: tuple[State, range] | None = None
 
-    def hold(self, state: State, events: Iterable[Stamped]) -> None:
-        """Keep events until they are due, in a state of the job."""
+    def hold(self, state: State, events: Iterable[Stamped], *, is_last: bool = False) -> None:
+        """Keep events until they are due.
+
+        Args:
+            state: of the job.
+            events: that came.
+            is_last: this relay goes to the store itself.
+        """
         for stamped in events:
             self._held[stamped.origin, stamped.serial] = stamped
             what = told(stamped.event)
@@ -65,6 +85,8 @@ class Merging:
                     self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
                 elif is_known(state, stamped.event):
                     self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
+                elif is_last and isinstance(stamped.event, ev.MachineLost) and self._has_heads(state):
+                    self._wait_for_more(LOSSES_LINGER_S, LONGEST_LOSSES_LINGER_S)
                 else:
                     self._due_at = -math.inf
                 continue
@@ -79,9 +101,12 @@ class Merging:
 
     def _is_one_of_many(self, state: State, event: ev.Event) -> bool:
         """Whether an event is a join that others are still to follow, in a job that has heads."""
-        if not isinstance(event, ev.MachineJoined) or not levels_of(state.shape.machines, self._fanout):
+        if not isinstance(event, ev.MachineJoined) or not self._has_heads(state):
             return False
         return joins_awaited(state) > 1
+
+    def _has_heads(self, state: State) -> bool:
+        return levels_of(state.shape.machines, self._fanout) > 0
 
     def _wait_for_more(self, linger_s: float, longest_s: float) -> None:
         self._latest = min(self._latest, self._now() + longest_s)

@@ -117,7 +117,7 @@ class Relay:
             block = self._stamper.stamp(events)
             self._outgoing.add(block)
             with self._changed:
-                self._merging.hold(self._state, block)
+                self._merging.hold(self._state, block, is_last=self._upstream.head is None)
                 self._changed.notify_all()
         return block[-1]
 
@@ -238,7 +238,7 @@ class Relay:
         """Take events from below."""
         with self._changed:
             fresh = (s for s in block if s not in self._merging and s not in self._outgoing)
-            self._merging.hold(self._state, fresh)
+            self._merging.hold(self._state, fresh, is_last=self._upstream.head is None)
             self._changed.notify_all()
 
     def _due_in(self) -> float:

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from swift_ft.coordination.relay.merging import LINGER_S, LONGEST_LINGER_S, PARTS_LINGER_S, Merging
+from swift_ft.coordination.relay.merging import (
+    LINGER_S,
+    LONGEST_LINGER_S,
+    LONGEST_LOSSES_LINGER_S,
+    LOSSES_LINGER_S,
+    PARTS_LINGER_S,
+    Merging,
+)
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Stamped
 from swift_ft.recovery.job_state import Phase, State
@@ -117,6 +124,21 @@ def test_a_loss_that_the_state_knows_hurries_nobody(clock: Clock, agreeing: Stat
     assert merging.due_at(joined, slots) == clock.now + LINGER_S
     merging.hold(joined, stamped(ev.MachineLost(machine="m2", reason="?", reporter="m1"), first=2))
     assert merging.due_at(joined, slots) == -math.inf
+
+
+def test_the_last_relay_of_a_large_job_waits_for_the_rest_of_a_rack(clock: Clock, agreeing: State) -> None:
+    losses = [ev.MachineLost(machine=f"m{slot}", reason="?") for slot in (1, 2, 3)]
+    merging, slots, latest = Merging(clock, fanout=2), range(4), clock.now + LONGEST_LOSSES_LINGER_S
+    for serial, loss in enumerate(losses, 1):
+        merging.hold(agreeing, stamped(loss, first=serial), is_last=True)
+        assert merging.due_at(agreeing, slots) == min(clock.now + LOSSES_LINGER_S, latest)
+        clock.now += 3 * LONGEST_LOSSES_LINGER_S / 4
+    assert [s.event.machine for s in merging.take()] == ["m1", "m2", "m3"]  # type: ignore[union-attr]
+    merging.hold(agreeing, stamped(losses[0]))  # a relay on the way
+    assert merging.due_at(agreeing, slots) == -math.inf
+    small = Merging(clock, fanout=MACHINES)
+    small.hold(agreeing, stamped(losses[0]), is_last=True)
+    assert small.due_at(agreeing, slots) == -math.inf
 
 
 def test_what_belongs_to_a_generation_that_is_over_is_held_no_longer(clock: Clock, agreeing: State) -> None:
