@@ -35,6 +35,8 @@ WALL_LIMIT_S = 3.0
 EXPONENT_LIMIT = 1.2
 _FORMING_S, _RECOVERY_S = 600.0, 300.0
 _IDLE_S = 2.0
+_CALM, _SETTLE_S = 0.7, 180.0
+"""Processors that a thousand idle control planes take at most, and how long to wait for that."""
 _START_S = 0.5
 _NOISE = 1.05
 
@@ -155,7 +157,7 @@ def _lose(
     for spare in spares:
         spare.begin()
     hosts = [*others, *spares]
-    time.sleep(_IDLE_S)  # the spares join; then what all use while nothing happens
+    _settle(hosts)  # the spares join; then what all use while nothing happens
     calm, calm_store, calm_at = [h.costs() for h in hosts], cpu_of(store), time.monotonic()
     time.sleep(_IDLE_S)
     before, before_store, now = [h.costs() for h in hosts], cpu_of(store), time.monotonic()
@@ -169,6 +171,18 @@ def _lose(
         store_cpu_s=cpu_of(store) - before_store,
         idle_cpu=idle_s / (now - calm_at),
     )
+
+
+def _settle(hosts: Sequence[Host]) -> None:
+    """Wait until next to nothing happens: many spares join one after the other, and all learn of each."""
+    deadline = time.monotonic() + _SETTLE_S
+    while time.monotonic() < deadline:
+        before, began = [h.costs() for h in hosts], time.monotonic()
+        time.sleep(_IDLE_S)
+        used_s = summed(h.costs().since(a) for h, a in zip(hosts, before, strict=True)).cpu_s
+        if used_s < _CALM * (time.monotonic() - began):
+            return
+    raise TimeoutError(f"the machines still work {_SETTLE_S:g} s after the last one has joined")
 
 
 def summed(costs: Iterable[Costs]) -> Costs:
