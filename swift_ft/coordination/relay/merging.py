@@ -41,6 +41,8 @@ LINGER_S = 0.1
 """How long events of a phase are held after the newest one came."""
 LONGEST_LINGER_S = 0.4
 """How long they are held at most."""
+JOINS_LINGER_S, LONGEST_JOINS_LINGER_S = LINGER_S, LONGEST_LINGER_S
+"""The same, of the joins of a job that forms for the first time."""
 LOSSES_LINGER_S = 0.02
 """How long a loss is held after the newest one, by the relay that goes to the store, in a job with heads."""
 LONGEST_LOSSES_LINGER_S = 0.1
@@ -82,7 +84,7 @@ class Merging:
             if what is None:
                 if self._is_one_of_many(state, stamped.event):
                     self._joins += 1
-                    self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
+                    self._wait_for_more(JOINS_LINGER_S, LONGEST_JOINS_LINGER_S)
                 elif is_known(state, stamped.event):
                     self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
                 elif is_last and isinstance(stamped.event, ev.MachineLost) and self._has_heads(state):
