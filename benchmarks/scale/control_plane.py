@@ -157,11 +157,7 @@ def _lose(
     for spare in spares:
         spare.begin()
     hosts = [*others, *spares]
-    _settle(hosts)  # the spares join; then what all use while nothing happens
-    calm, calm_store, calm_at = [h.costs() for h in hosts], cpu_of(store), time.monotonic()
-    time.sleep(_IDLE_S)
-    before, before_store, now = [h.costs() for h in hosts], cpu_of(store), time.monotonic()
-    idle_s = summed(b.since(a) for a, b in zip(calm, before, strict=True)).cpu_s + before_store - calm_store
+    before, before_store, idle_cpu = _settled(hosts, store)
     killed = min([victim.kill() for victim in victims])
     lives = [host.live(generation, _RECOVERY_S) for host in hosts]
     return _Seen(
@@ -169,19 +165,26 @@ def _lose(
         workers_s=max(max(live.values()) for live in lives) - killed,
         used=[h.costs().since(a) for h, a in zip(hosts, before, strict=True)],
         store_cpu_s=cpu_of(store) - before_store,
-        idle_cpu=idle_s / (now - calm_at),
+        idle_cpu=idle_cpu,
     )
 
 
-def _settle(hosts: Sequence[Host]) -> None:
-    """Wait until next to nothing happens: many spares join one after the other, and all learn of each."""
+def _settled(hosts: Sequence[Host], store: int) -> tuple[list[Costs], float, float]:
+    """Wait until next to nothing happens: many spares join one after the other, and all learn of each.
+
+    Returns:
+        What the hosts have used, and the store; and what all use in a second while nothing happens.
+    """
     deadline = time.monotonic() + _SETTLE_S
-    while time.monotonic() < deadline:
-        before, began = [h.costs() for h in hosts], time.monotonic()
+    time.sleep(_IDLE_S)
+    costs, store_s, at = [h.costs() for h in hosts], cpu_of(store), time.monotonic()
+    while at < deadline:
+        before, before_s, began = costs, store_s, at
         time.sleep(_IDLE_S)
-        used_s = summed(h.costs().since(a) for h, a in zip(hosts, before, strict=True)).cpu_s
-        if used_s < _CALM * (time.monotonic() - began):
-            return
+        costs, store_s, at = [h.costs() for h in hosts], cpu_of(store), time.monotonic()
+        used_s = summed(b.since(a) for a, b in zip(before, costs, strict=True)).cpu_s + store_s - before_s
+        if (idle_cpu := used_s / (at - began)) < _CALM:
+            return costs, store_s, idle_cpu
     raise TimeoutError(f"the machines still work {_SETTLE_S:g} s after the last one has joined")
 
 

@@ -11,8 +11,6 @@ What one participant costs without this is measured in processes that do not sha
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -63,9 +61,6 @@ def be_patient(silence_s: float) -> None:
     merging.LINGER_S, merging.LONGEST_LINGER_S = _LINGER_S, silence_s / 12
     watched_machine.END_STEP_S = _LINGER_S
     relay.BEAT_S = sentinel._LONGEST_BEAT_S = silence_s / 12
-    for name in ("swift_ft.launch.relay_port",):
-        if importlib.util.find_spec(name) is not None:
-            importlib.import_module(name).__dict__["SILENCE_S"] = silence_s
 
 
 def share() -> None:
