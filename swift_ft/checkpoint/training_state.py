@@ -17,6 +17,7 @@ from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tenso
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.errors import TopologyMismatchError
 from swift_ft.torch_adapters.core.shards import Description, describe, local, note_changed, rebuilt
+from swift_ft.torch_adapters.core.tensors import same_bits
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
 
 __all__ = ["TrainingState", "bytes_of"]
@@ -166,12 +167,18 @@ class TrainingState:
                         key=key,
                     )
 
-    def to_load(self, stored: Mapping[StatePath, TensorKind], aside: bool = False) -> dict[str, Any]:
+    def to_load(
+        self,
+        stored: Mapping[StatePath, TensorKind],
+        aside: bool = False,
+        models: Mapping[str, dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
         """Tensors to be filled: the models' own, and new ones for optimizers.
 
         Args:
             stored: the tensors that will arrive, by their path in :meth:`to_save`.
             aside: new tensors for models too, so that nothing changes before :meth:`take_over`.
+            models: as :meth:`local_models` gave them; to ask takes milliseconds.
         """
         optimizers: dict[str, Any] = {name: {"state": {}} for name in self.optimizers}
         for path, kind in stored.items():
@@ -179,7 +186,7 @@ class TrainingState:
                 _, name, _, parameter, field = path
                 tensor = torch.empty(kind.shape, dtype=kind.dtype)
                 optimizers[name]["state"].setdefault(parameter, {})[field] = tensor
-        models = {name: _localized(get_model_state_dict(module)) for name, module in self.modules.items()}
+        models = models or self.local_models()
         if aside:
             models = {
                 name: {
@@ -190,17 +197,24 @@ class TrainingState:
             }
         return {"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO()}}
 
+    def local_models(self) -> dict[str, dict[str, Any]]:
+        """The live tensors of each model (this worker's shards), by their names in :meth:`to_save`."""
+        return {name: _localized(get_model_state_dict(module)) for name, module in self.modules.items()}
+
     def buffers(self, of: nn.Module) -> dict[str, dict[str, torch.Tensor]]:
         """The buffers of a trained model: the live tensors, by their names in :meth:`to_save`."""
         places = {b.data_ptr() for b in of.buffers() if b.numel()}
-        saved = {name: _localized(get_model_state_dict(module)) for name, module in self.modules.items()}
         return {
             name: {k: t for k, t in model.items() if isinstance(t, torch.Tensor) and t.data_ptr() in places}
-            for name, model in saved.items()
+            for name, model in self.local_models().items()
         }
 
-    def take_over(self, loaded: dict[str, Any]) -> list[str]:
+    def take_over(self, loaded: dict[str, Any], plain: Mapping[str, Any] | None = None) -> list[str]:
         """Make the filled tensors of :meth:`to_load` the state.
+
+        Args:
+            loaded: the filled tensors, and the plain bytes unless ``plain`` has the values.
+            plain: the values of the plain bytes.
 
         Returns:
             Names of tensors that are not what was saved, as far as digests came with them.
@@ -208,7 +222,9 @@ class TrainingState:
         Raises:
             TopologyMismatchError: what came is another worker's shard, or that of another layout.
         """
-        plain = unpack(loaded["plain"]["bytes"].getvalue())
+        if plain is None:
+            plain = unpack(loaded["plain"]["bytes"].getvalue())
+            assert plain is not None
         shards = plain.get("shards") or {"models": {}, "optimizers": {}}  # an earlier version has no shards
         for name, module in self.modules.items():
             self._take_over_model(name, module, loaded["models"][name], shards["models"].get(name, {}))
@@ -230,6 +246,32 @@ class TrainingState:
             return []
         return differing(tensor_digests(self.named_tensors()), expected)
 
+    def differing_from(self, loaded: Mapping[str, Any]) -> list[str]:
+        """Names of tensors that are not, bit for bit, what :meth:`take_over` was given.
+
+        What was filled in place cannot differ. An optimizer that converts what it loads would.
+        """
+        live = {_memory(tensor) for tensor in self.tensors()}
+
+        def differs(ours: Any, given: Any) -> bool:
+            if not isinstance(given, torch.Tensor) or _memory(given) in live:
+                return False
+            here = local(ours) if isinstance(ours, torch.Tensor) else None
+            return here is None or not same_bits(here, given.to(here.device))
+
+        names = []
+        for name, model in loaded["models"].items():
+            if any(isinstance(t, torch.Tensor) and _memory(t) not in live for t in model.values()):
+                ours = get_model_state_dict(self.modules[name])
+                names += [f"{name}.{key}" for key, given in model.items() if differs(ours.get(key), given)]
+        for name, optimizer in self.optimizers.items():
+            owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for index, fields in loaded["optimizers"][name]["state"].items():
+                ours = optimizer.state.get(owners[int(index)], {})
+                different = [field for field, given in fields.items() if differs(ours.get(field), given)]
+                names += [f"{name}.{field} of parameter {index}" for field in different]
+        return names
+
     def _take_over_model(
         self, name: str, module: nn.Module, values: Mapping[str, Any], parts: Mapping[str, Description]
     ) -> None:
@@ -246,6 +288,12 @@ class TrainingState:
         set_model_state_dict(module, {**values, **whole})
         for key in parts:
             note_changed(own[key])
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype, int]:
+    """Where the values of a tensor are, and as what."""
+    here = local(tensor)
+    return here.data_ptr(), here.dtype, here.numel()
 
 
 def bytes_of(saved: Mapping[str, Any]) -> int:

@@ -264,6 +264,7 @@ class Executor:
         with recorder.span("open own log"):
             self._log.open(state.generation, since=state.checkpoints.log_since, begin=self._status.iteration)
         self._dealt.follow(state.layouts.shares)
+        self._state_sync.prepare(plan)
         hit(Point.JOIN, self._status.iteration)
         if not self._groups.enter(state.generation):
             return False

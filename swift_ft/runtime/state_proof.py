@@ -51,6 +51,7 @@ class StateProof:
         verify: whether anything is compared at all.
 
     Attributes:
+        on: whether anything is compared.
         failed: this worker's state differs from a replica's. The job ends.
     """
 
@@ -67,14 +68,14 @@ class StateProof:
         self._rendezvous = rendezvous
         self._writer = writer
         self._rank = participant.context.rank
-        self._on = verify == Verify.DIGEST
+        self.on = verify == Verify.DIGEST
         # Owner of these two: the writer's thread. The first is read by others.
         self.failed = False
         self._published: list[str] = []
 
     def digests(self) -> StateDigests | None:
         """Of the present state; None if nothing is verified."""
-        return tensor_digests(self._state.named_tensors()) if self._on else None
+        return tensor_digests(self._state.named_tensors()) if self.on else None
 
     def check(
         self, digests: StateDigests | None, iteration: int, generation: int, *, replaying: bool, exact: bool

@@ -51,6 +51,9 @@ class LayerSync:
         self._groups = groups
         self._progress = progress
 
+    def prepare(self, plan: Plan) -> None:
+        """Nothing takes long here."""
+
     def apply_transfers(self, plan: Plan) -> str | None:
         """Do this worker's part in all transfers of a plan. All workers call it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from swift_ft.recovery.plan import Task
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.runtime.state_proof import StateProof
+from swift_ft.torch_adapters.communication import device_of
 from swift_ft.torch_adapters.core.shards import describe, local, note_changed, rebuilt
 from swift_ft.torch_adapters.core.tensors import version_of
 from swift_ft.torch_adapters.ddp import DataParallelHook, Layout
@@ -49,7 +49,7 @@ class Replicas:
         state: what the session protects.
         rendezvous: where DDP's buckets are published.
         group: makes DDP's group again in each generation.
-        proof: digests what is sent.
+        proof: says whether received state is compared with what was sent.
         rank: this worker.
 
     Attributes:
@@ -81,6 +81,7 @@ class Replicas:
         self._several = False  # the last completed iteration has updated some parameters more than once
         self._averaged = False  # the last completed iteration has changed one of them
         self._wait_free: list[tuple[UndoableOptimizer, set[torch.Tensor]]] = []
+        self._prepared: StatePayload | None = None
 
     def take_waited_s(self) -> float:
         """Seconds since the last call in which this worker waited for the gradients of other replicas."""
@@ -265,10 +266,20 @@ class Replicas:
 
     # ------------------------------------------------------------------------------------------ state
 
+    def prepare_state(self, *, whole: bool) -> None:
+        """Have the state ready for the first :meth:`send_state`. It must not change in between.
+
+        Args:
+            whole: that one is of a whole state. Nothing is prepared for others.
+        """
+        self._prepared = self._pack_whole() if whole else None
+
     def send_state(self, transfer: Transfer, group: dist.ProcessGroup) -> None:
         """Send this worker's state, or some of its parameters, to the workers that need it."""
-        payload = self._pack_whole() if transfer.parameters is None else self._pack(transfer.parameters)
-        send(payload, self._link(transfer, group))
+        payload, self._prepared = self._prepared, None
+        if transfer.parameters is not None:
+            payload = self._pack(transfer.parameters)
+        send(payload or self._pack_whole(), self._link(transfer, group))
 
     def recv_state(
         self, transfer: Transfer, group: dist.ProcessGroup, aside: bool, keep_buffers: bool
@@ -282,19 +293,21 @@ class Replicas:
             keep_buffers: keep the buffers of this worker's model, such as running statistics of its own data.
         """
         filled: dict[str, Any] = {}
+        plain: dict[str, Any] = {}
+        models = self._state.local_models()  # before the source has begun
 
         def allocate(kinds: dict[StatePath, TensorKind]) -> Mapping[StatePath, torch.Tensor]:
-            filled.update(self._state.to_load(kinds, aside=aside))
+            filled.update(self._state.to_load(kinds, aside=aside, models=models))
             return {path: tensor_at(filled, path) for path in kinds}
 
-        payload = receive(self._link(transfer, group), allocate)
-        filled["plain"]["bytes"] = io.BytesIO(payload.plain)
+        receive(self._link(transfer, group), allocate, meanwhile=lambda data: plain.update(unpack(data)))
         if keep_buffers:
             kept = self._state.buffers(self.model)
             for name, buffers in kept.items():
                 filled["models"][name].update(buffers)
         self._close_windows()
-        if names := self._state.take_over(filled):
+        self._state.take_over(filled, plain)
+        if self._proof.on and (names := self._state.differing_from(filled)):
             raise RecoveryError(
                 f"the state from worker {transfer.source} is not the one that it sent: {listed(names)} differ"
             )
@@ -323,7 +336,7 @@ class Replicas:
             optimizer.state[parameter][field[0]] = value
 
     def _pack_whole(self) -> StatePayload:
-        saved = self._state.to_save(self._proof.digests())
+        saved = self._state.to_save()  # each bucket has a digest on its way
         tensors = dict(tensors_in(saved))
         for name, model in saved["models"].items():
             for key in model:
@@ -348,7 +361,10 @@ class Replicas:
         return StatePayload(tensors, pack(plain))
 
     def _link(self, transfer: Transfer, group: dist.ProcessGroup) -> Link:
-        return Link(group, transfer.source, iteration=self._iteration)
+        alone = len(transfer.targets) == 1 and device_of(group).type == "cpu"
+        # To one receiver in half of a broadcast's time; on a device it would need connections of its own.
+        target = transfer.targets[0] if alone else None
+        return Link(group, transfer.source, target, iteration=self._iteration)
 
     # --------------------------------------------------------------------------------- DDP's buckets
 

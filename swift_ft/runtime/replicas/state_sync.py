@@ -44,6 +44,12 @@ class StateSync:
         self._groups = groups
         self._progress = progress
 
+    def prepare(self, plan: Plan) -> None:
+        """Have ready what this worker sends, unless it receives first. Before the group is formed."""
+        own = [t for t in plan.transfers if self._rank == t.source or self._rank in t.targets]
+        whole = bool(own) and own[0].source == self._rank and own[0].parameters is None
+        self._replicas.prepare_state(whole=whole)
+
     def apply_transfers(self, plan: Plan) -> str | None:
         """Do this worker's part in all transfers of a plan. All workers call it.
 
