@@ -43,7 +43,6 @@ from swift_ft.logging import (
     LogWriter,
     MessageKey,
     SegmentIdentity,
-    copy_into,
 )
 from swift_ft.logging.format.record import tensor_bytes
 from swift_ft.storage.store import Store
@@ -223,7 +222,7 @@ def read_log(store: Store, buffer: torch.Tensor, count: int) -> None:
     reader = LogReader(store, [LOG], run_id="bench")
     reader.refresh()
     for index in range(count):
-        copy_into(reader.message(_key(index)), buffer)
+        reader.read_into(_key(index), buffer)
 
 
 def _key(index: int) -> MessageKey:

@@ -16,11 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from swift_ft.storage.local_source import LocalSource
 from swift_ft.storage.mapped import map_part
 
 __all__ = ["Files", "LocalFiles"]
 
-_READ_AHEAD_BYTES = 64 << 20  # of each file
 # Errors of filesystems without hard links (FUSE mounts of object stores, some network shares).
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -130,15 +130,10 @@ class LocalFiles(Files):
         os.truncate(path, size)
 
     def open_source(self, path: str) -> pa.NativeFile:
-        """Maps a file into memory."""
-        with Path(path).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size == 0:  # mapping an empty file is an error on some systems
-                return pa.BufferReader(b"")
-            if hasattr(os, "posix_fadvise"):
-                # The system begins to read it, so later reads do not wait for the disk.
-                os.posix_fadvise(file.fileno(), 0, min(size, _READ_AHEAD_BYTES), os.POSIX_FADV_WILLNEED)
-            return pa.memory_map(path, "r")
+        """Maps a file into memory, once it has been read from its disk."""
+        source = LocalSource(path)
+        source.read_ahead()
+        return source
 
     def pieces(self, file: io.FileIO, piece_bytes: int) -> Iterator[memoryview]:
         """The bytes of an open file: mapped if possible, because a copy costs more than a digest of it."""

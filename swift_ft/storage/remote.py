@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from swift_ft.storage.files import Files
 from swift_ft.storage.hdfs import hdfs_class
+from swift_ft.storage.local_source import LocalSource
 
 __all__ = ["HdfsFiles", "RemoteFiles", "S3Files", "remote_files"]
 
@@ -47,7 +48,7 @@ class RemoteFiles(Files):
             return pa.BufferReader(self.fs.cat_file(path))
         with tempfile.NamedTemporaryFile(prefix="swift-ft-") as copy:
             self.fs.get_file(path, copy.name)
-            return pa.memory_map(copy.name, "r")
+            return LocalSource(copy.name)
 
 
 class S3Files(RemoteFiles):

@@ -29,7 +29,6 @@ from swift_ft.logging import (
     LogWriter,
     MessageKey,
     SegmentIdentity,
-    copy_into,
 )
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.reader import PartReader
@@ -290,7 +289,7 @@ class StoreConformanceTests:
         reader = _reader(store)
         for i, tensor in enumerate(tensors):
             buffer = torch.empty_like(tensor)
-            copy_into(reader.message(_key(i)), buffer)
+            reader.read_into(_key(i), buffer)
             assert torch.equal(buffer, tensor)
 
     def test_a_log_is_dropped_before_a_checkpoint_and_continues(self, store: Store) -> None:
@@ -315,7 +314,7 @@ class StoreConformanceTests:
         with store.open_write(f"{_LOG}/{name}") as file:
             file.write(whole[: len(whole) // 2])
         with pytest.raises(LogTornError, match=name):
-            _reader(store).message(_key(0))
+            _reader(store).read(_key(0))
 
     @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
     def test_a_checkpoint_is_saved_and_loaded(self, store: Store) -> None:

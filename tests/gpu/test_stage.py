@@ -198,9 +198,9 @@ def assert_log_holds(reader: LogReader, reference: Recorded) -> None:
     """Messages and receipts are those of a run that copied each at once."""
     assert len(reference.messages) == len(reference.got) == ITERATIONS * MICROBATCHES * 2
     for name, tensor in reference.messages.items():
-        record = reader.message(name)
-        assert (record.dtype, record.shape) == ("float32", SHAPE)
-        assert record.checksum == checksum_of(tensor), name
+        read = reader.read(name)
+        assert (read.dtype, read.shape) == (torch.float32, SHAPE)
+        assert checksum_of(read) == checksum_of(tensor), name
     for name, checksum in reference.got.items():
         assert reader.receipt(name) == checksum, name
 

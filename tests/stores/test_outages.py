@@ -22,7 +22,6 @@ from swift_ft.logging import (
     MessageKey,
     SegmentIdentity,
     Ship,
-    copy_into,
 )
 from swift_ft.logging.writing.uploader import LogTimeoutError
 from swift_ft.storage.store import Store
@@ -62,7 +61,7 @@ def assert_all_there(store: Store, count: int) -> None:
     reader.refresh()
     for i in range(count):
         buffer = torch.zeros(50_000)
-        copy_into(reader.message(key(i)), buffer)
+        reader.read_into(key(i), buffer)
         assert torch.equal(buffer, tensor(i))
     assert [name for name in store.list(LOG) if not name.endswith(".arrow")] == []
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from swift_ft.logging import Direction, MessageKey, SegmentIdentity, checksum_of
+from swift_ft.logging import Direction, LogReader, MessageKey, SegmentIdentity, checksum_of
 from swift_ft.logging.format.record import Record, RecordKind, dtype_name, tensor_bytes
 from swift_ft.logging.format.segment import SegmentWriter
 from swift_ft.storage.atomic_file import AtomicFile
@@ -45,6 +45,19 @@ def events_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def receipt(name: MessageKey, checksum: int) -> Record:
     """A receipt: the key and the checksum of a received message."""
     return Record(RecordKind.RECEIPT, name, "float32", (2,), checksum, None)
+
+
+def load(reader: LogReader, iterations: Iterable[int] = range(10)) -> LogReader:
+    """A reader that has opened all segments of some iterations, and so found what is wrong with them."""
+    reader.refresh()
+    for iteration in iterations:
+        reader.keys(iteration)
+    return reader
+
+
+def read_all(reader: LogReader, iteration: int) -> dict[MessageKey, torch.Tensor]:
+    """All messages of an iteration, in the order in which they were logged."""
+    return {name: reader.read(name) for name in reader.keys(iteration)}
 
 
 def write_segment(

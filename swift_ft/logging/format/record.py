@@ -6,6 +6,8 @@ messages of a run share one, unless a recovery repeated the iteration, and then 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -21,8 +23,10 @@ __all__ = [
     "MessageKey",
     "Record",
     "RecordKind",
+    "bytes_to_fill",
     "changed_in_place_error",
     "checksum_of",
+    "compare",
     "copy_into",
     "dtype_name",
     "tensor_bytes",
@@ -145,6 +149,20 @@ def copy_into(record: Record, tensor: torch.Tensor) -> None:
     The bytes are not checked; :func:`verify` does that. Like a receive, this does not go through autograd.
 
     Raises:
+        LogMissingError, DivergenceError, LogCorruptError: see :func:`bytes_to_fill`.
+    """
+    with bytes_to_fill(tensor, record) as buffer:
+        assert record.payload is not None
+        buffer[:] = record.payload
+
+
+@contextmanager
+def bytes_to_fill(tensor: torch.Tensor, record: Record) -> Iterator[memoryview]:
+    """The memory that a message's payload belongs in, so that a tensor has it after the block.
+
+    That is the tensor's own memory if it is on the host and contiguous.
+
+    Raises:
         LogMissingError: the record is a receipt and has no payload.
         DivergenceError: the tensor's dtype or shape is not the message's.
         LogCorruptError: the payload is not as long as dtype and shape say.
@@ -167,7 +185,7 @@ def copy_into(record: Record, tensor: torch.Tensor) -> None:
         )
     on_host = tensor.device.type == "cpu"
     plain = _plain(tensor) if on_host else torch.empty(tensor.shape, dtype=tensor.dtype)
-    tensor_bytes(plain)[:] = record.payload
+    yield tensor_bytes(plain)
     # What _plain() could not view in place was filled in a copy.
     if plain.data_ptr() != tensor.data_ptr():
         with torch.no_grad():
@@ -184,7 +202,13 @@ def verify(record: Record, *, path: str | None = None) -> None:
     Raises:
         LogCorruptError: they differ.
     """
-    if record.payload is not None and checksum_of(record.payload) != record.checksum:
+    if record.payload is not None:
+        compare(record, checksum_of(record.payload), path=path)
+
+
+def compare(record: Record, checksum: int, *, path: str | None = None) -> None:
+    """:func:`verify` for a payload whose checksum has been computed."""
+    if checksum != record.checksum:
         where = f" in {path}" if path else ""
         raise LogCorruptError(
             f"the payload of {record.key}{where} does not match its checksum: the storage changed it",

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from swift_ft.file_server import fetch_file
 from swift_ft.network import JobSecret
+from swift_ft.storage.local_source import LocalSource
 
 __all__ = ["PeerLog"]
 
@@ -37,4 +38,4 @@ class PeerLog:
             OSError: see :func:`swift_ft.file_server.fetch_file`.
         """
         with fetch_file(self.address, self._secret, name) as copy:
-            return pa.memory_map(copy.name, "r")
+            return LocalSource(copy.name)

@@ -5,12 +5,23 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import torch
 
 from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError, SwiftError
-from swift_ft.logging.format.codec import unpack
-from swift_ft.logging.format.record import Direction, MessageKey, Record, RecordKind, verify
+from swift_ft.logging.format.record import (
+    Direction,
+    MessageKey,
+    Record,
+    RecordKind,
+    bytes_to_fill,
+    copy_into,
+)
 from swift_ft.logging.format.segment import SegmentName, format_segment_name, gaps, parse_segment_name
+from swift_ft.logging.reading.payloads import read_payload, read_unpacked
 from swift_ft.logging.reading.prefetcher import Prefetcher
 from swift_ft.logging.reading.segment_provider import FetchStats, Opened, PeerSources, SegmentProvider
 from swift_ft.spans import recorder
@@ -24,16 +35,17 @@ _SEGMENTS_AHEAD = 4
 _FETCHES_AT_ONCE = max(1, min(_SEGMENTS_AHEAD, (os.cpu_count() or 1) // 2))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
     """A record and its place in the log.
 
-    ``order`` is (generation, index of the directory, sequence, position in the segment).
+    ``order`` is (generation, index of the directory, sequence, position in the segment), ``source`` the file.
     """
 
     order: tuple[int, int, int, int]
     path: str
     record: Record
+    source: pa.NativeFile
 
     @property
     def directory(self) -> int:
@@ -41,7 +53,7 @@ class _Copy:
 
 
 class LogReader:
-    """Reads the log directories of one or more workers. Nothing is read before :meth:`refresh`.
+    """Reads the log directories of one or more workers. Nothing is listed or read before :meth:`refresh`.
 
     Of several copies of a message the one of the newest generation counts; all must have the same checksum,
     since a repeated iteration sends the same bytes again. The script's own communication need not.
@@ -74,30 +86,29 @@ class LogReader:
         self._since_generation = since_generation
         self._from_iteration = from_iteration
         self._segments: dict[str, list[_Copy]] = {}
-        # Committed but not read yet. Segments of a local store are read at once.
+        # Committed, and not read yet or evicted.
         self._unread: dict[str, tuple[int, SegmentName]] = {}
         self._segment_prefetcher = Prefetcher[str, Opened](
             self._provider.open, _SEGMENTS_AHEAD, threads=_FETCHES_AT_ONCE
         )
-        # One per directory. Verifying a message reads all its bytes, and so loads them from the map.
-        self._message_prefetchers = [
-            Prefetcher[MessageKey, Record](self._newest_verified, _MESSAGES_AHEAD, threads=1)
+        # One per directory, for packed messages.
+        self._unpackers = [
+            Prefetcher[_Copy, Record](partial(_unpacked, self._provider), _MESSAGES_AHEAD, threads=1)
             for _ in directories
         ]
-        self._prefetched_iteration: int | None = None  # the iteration that is being read
+        self._iteration = from_iteration - 1  # the one that is being read
         self._ranks: dict[int, int] = {}  # by directory: each has one writer at a time
         self._clear_index()
 
     def refresh(self) -> None:
-        """Reads segments that were committed since the last call, and forgets deleted ones.
+        """Lists segments that were committed since the last call, and forgets deleted ones.
 
-        Payloads are mapped, not loaded, and are verified on first use. Segments of a store behind a network
-        are prefetched in the order of their iterations.
+        They are prefetched in the order of their iterations. Payloads stay on the disk, and are verified when
+        they are used.
 
         Raises:
             LogMissingError: a segment is missing between others.
-            LogTornError, LogCorruptError, ForeignLogError: in a segment that could matter. For a store behind
-                a network they are raised when one of the segment's iterations is read.
+            LogCorruptError: a segment was renamed.
         """
         present = self._committed()
         if not self._segments.keys() <= present.keys():
@@ -105,41 +116,57 @@ class LogReader:
             self._clear_index()
             for copies in self._segments.values():
                 self._index(copies)
-            for prefetcher in self._message_prefetchers:
-                prefetcher.plan(())
-            self._prefetched_iteration = None
+            for unpacker in self._unpackers:
+                unpacker.plan(())
         self._unread = {path: where for path, where in present.items() if path not in self._segments}
-        self._segment_prefetcher.plan(
-            sorted(self._unread, key=lambda path: self._unread[path][1].min_iteration)
-        )
-        if not self._store.remote:
-            self._load_if(lambda name: True)
+        self._prefetch_segments()
 
-    def message(self, key: MessageKey) -> Record:
-        """A message with its payload, verified.
+    def read_into(self, key: MessageKey, tensor: torch.Tensor) -> None:
+        """Fills a tensor, such as a receive buffer, with a message, verified.
+
+        Like a receive, this does not go through autograd. After an error the tensor's content is undefined.
 
         Raises:
             LogMissingError: it is in none of the directories.
-            LogCorruptError: its payload does not match its checksum.
-            DivergenceError: two copies of it differ.
+            LogTornError, LogCorruptError, ForeignLogError: a segment of its iteration is damaged or another
+                run's, or its payload does not match its checksum.
+            DivergenceError: two copies of it differ, or the tensor's dtype or shape is not the message's.
         """
         with recorder.span("read the log", detail=True, iteration=key.iteration):
-            return self._message(key)
+            self._read_into(self._copy_of(key), tensor)
 
-    def _message(self, key: MessageKey) -> Record:
+    def read(self, key: MessageKey) -> torch.Tensor:
+        """A message in host memory, verified. Raises what :meth:`read_into` does."""
+        with recorder.span("read the log", detail=True, iteration=key.iteration):
+            copy = self._copy_of(key)
+            tensor = torch.empty(copy.record.shape, dtype=getattr(torch, copy.record.dtype))
+            self._read_into(copy, tensor)
+            return tensor
+
+    def _copy_of(self, key: MessageKey) -> _Copy:
         self._load_iteration(key.iteration)
-        if key.iteration != self._prefetched_iteration:
-            self._prefetch_messages(key.iteration)
-        copy = self._newest(self._messages, key)
-        if copy is None:
-            where = ", ".join(self._directories)
-            raise LogMissingError(
-                f"{key} is not in the log ({self._store.url}: {where}): it was never sent, never committed, "
-                "or dropped after a checkpoint",
-                key=key,
-                path=where,
-            )
-        return self._message_prefetchers[copy.directory].take(key)
+        if copy := self._newest(self._messages, key):
+            return copy
+        where = ", ".join(self._directories)
+        raise LogMissingError(
+            f"{key} is not in the log ({self._store.url}: {where}): it was never sent, never committed, "
+            "or dropped after a checkpoint",
+            key=key,
+            path=where,
+        )
+
+    def _read_into(self, copy: _Copy, tensor: torch.Tensor) -> None:
+        if copy.record.key.iteration != self._iteration:
+            self._begin_iteration(copy.record.key.iteration)
+        if copy.record.codec:
+            copy_into(self._unpackers[copy.directory].take(copy), tensor)
+            return
+        with bytes_to_fill(tensor, copy.record) as buffer:
+            try:
+                read_payload(copy.source, copy.record, buffer, path=copy.path)
+            except LogCorruptError as damage:
+                source, record = _second(self._provider, copy, damage)
+                read_payload(source, record, buffer, path=copy.path)
 
     def receipt(self, key: MessageKey) -> int | None:
         """The checksum of the message as it was received; None if that is not known.
@@ -161,44 +188,25 @@ class LogReader:
         self._load_iteration(iteration)
         return list(self._keys.get(iteration, ()))
 
-    def messages(
-        self, iteration: int, source_stage: int | None = None, destination_stage: int | None = None
-    ) -> list[Record]:
-        """All messages of an iteration, verified, each once, in the order in which they were logged.
-
-        Args:
-            iteration: optimizer step.
-            source_stage: only those that this stage sent.
-            destination_stage: only those that were sent to this stage.
-
-        Returns:
-            The newest generation's copies. Where generations or directories mix, these come one after the
-            other.
-
-        Raises:
-            LogCorruptError, DivergenceError: as for :meth:`message`.
-        """
-        self._load_iteration(iteration)
-        copies = [
-            self._newest(self._messages, key)
-            for key in self._keys[iteration]
-            if source_stage in (None, key.source_stage) and destination_stage in (None, key.destination_stage)
-        ]
-        ordered = sorted((copy for copy in copies if copy), key=lambda copy: copy.order)
-        return [self._verified(copy) for copy in ordered]
-
-    def _prefetch_messages(self, iteration: int) -> None:
-        """Reads, unpacks and verifies the messages of this iteration and the next in advance."""
-        self._prefetched_iteration = iteration
-        if self._store.remote:
-            self._evict_before(iteration)
+    def _begin_iteration(self, iteration: int) -> None:
+        """Evicts what is past, and unpacks the packed messages of this iteration and the next in advance."""
+        self._iteration = iteration
+        self._evict_before(iteration)
+        self._prefetch_segments()
         plans: list[list[_Copy]] = [[] for _ in self._directories]
         for index in (iteration, iteration + 1):
             for key in self._keys[index]:
                 copy = max(self._messages[key], key=lambda copy: copy.order)
-                plans[copy.directory].append(copy)
-        for prefetcher, plan in zip(self._message_prefetchers, plans, strict=True):
-            prefetcher.plan(copy.record.key for copy in sorted(plan, key=lambda copy: copy.order))
+                if copy.record.codec:
+                    plans[copy.directory].append(copy)
+        for unpacker, plan in zip(self._unpackers, plans, strict=True):
+            unpacker.plan(sorted(plan, key=lambda copy: copy.order))
+
+    def _prefetch_segments(self) -> None:
+        needed = {
+            path: name for path, (_, name) in self._unread.items() if name.max_iteration >= self._iteration
+        }
+        self._segment_prefetcher.plan(sorted(needed, key=lambda path: needed[path].min_iteration))
 
     def _evict_before(self, iteration: int) -> None:
         """Evicts past iterations, since a replay only moves forward. Reading one again fetches it again."""
@@ -216,16 +224,6 @@ class LogReader:
                 self._keys[past] = [key for key in self._keys[past] if key in self._messages]
             del self._segments[path]
             self._unread[path] = (copies[0].directory, name)
-
-    def _newest_verified(self, key: MessageKey) -> Record:
-        return self._verified(max(self._messages[key], key=lambda copy: copy.order))
-
-    def _verified(self, copy: _Copy) -> Record:
-        try:
-            return _unpack_and_verify(copy)
-        except LogCorruptError as damage:
-            _, records = self._provider.open_again(copy.path, damage)
-            return _unpack_and_verify(replace(copy, record=records[copy.order[-1]]))
 
     def _committed(self) -> dict[str, tuple[int, SegmentName]]:
         """Path -> (index of the directory, parsed name) of every segment that could matter."""
@@ -290,22 +288,23 @@ class LogReader:
 
     def _read(self, path: str, directory: int, name: SegmentName) -> None:
         try:
-            identity, records = self._segment_prefetcher.take(path)
+            opened = self._segment_prefetcher.take(path)
         except FileNotFoundError:
             # Its writer has dropped it since it was listed. Reading one of its messages raises.
             return
         except Exception as error:
             raise self._unreadable(path, error) from error
-        if self._ranks.setdefault(directory, identity.rank) != identity.rank:
+        rank = opened.identity.rank
+        if self._ranks.setdefault(directory, rank) != rank:
             raise LogCorruptError(
-                f"{path} was written by worker {identity.rank}, but other segments there by worker "
+                f"{path} was written by worker {rank}, but other segments there by worker "
                 f"{self._ranks[directory]}: it was moved here",
                 path=path,
                 key=None,
             )
         copies = [
-            _Copy((name.generation, directory, name.sequence, position), path, record)
-            for position, record in enumerate(records)
+            _Copy((name.generation, directory, name.sequence, position), path, record, opened.source)
+            for position, record in enumerate(opened.records)
         ]
         self._segments[path] = copies
         self._index(copies)
@@ -344,10 +343,16 @@ class LogReader:
         return newest
 
 
-def _unpack_and_verify(copy: _Copy) -> Record:
-    record = unpack(copy.record, path=copy.path)
-    verify(record, path=copy.path)
-    return record
+def _unpacked(provider: SegmentProvider, copy: _Copy) -> Record:
+    try:
+        return read_unpacked(copy.source, copy.record, path=copy.path)
+    except LogCorruptError as damage:
+        return read_unpacked(*_second(provider, copy, damage), path=copy.path)
+
+
+def _second(provider: SegmentProvider, copy: _Copy, damage: LogCorruptError) -> tuple[pa.NativeFile, Record]:
+    opened = provider.open_again(copy.path, damage)
+    return opened.source, opened.records[copy.order[-1]]
 
 
 def _gap(names: Sequence[SegmentName], from_iteration: int) -> tuple[SegmentName, SegmentName] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from swift_ft.errors import RecoveryError
 from swift_ft.logging.format.record import Record
 from swift_ft.logging.format.segment import SegmentIdentity, parse_segment
+from swift_ft.storage.local_source import LocalSource
 from swift_ft.storage.retry import retry
 from swift_ft.storage.store import Store
 
@@ -22,7 +23,20 @@ _LONGEST_WAIT_S = 0.5  # a replay whose peer was lost is cancelled soon
 
 _logger = logging.getLogger(__name__)
 
-Opened = tuple[SegmentIdentity, list[Record]]
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A segment whose payloads have not been read.
+
+    Attributes:
+        identity: who wrote it.
+        records: all of it.
+        source: the file that the records' payloads are views of.
+    """
+
+    identity: SegmentIdentity
+    records: Sequence[Record]
+    source: pa.NativeFile
 
 
 class SegmentSource(Protocol):
@@ -151,7 +165,7 @@ class SegmentProvider:
     def _from_peer(self, offer: SegmentSource, path: str) -> Opened | None:
         try:
             source = offer.open(path.rpartition("/")[2])
-            opened = parse_segment(source, path, self._run_id)
+            opened = self._parsed(source, path)
         except FileNotFoundError:
             return None
         except (OSError, RecoveryError) as error:
@@ -165,7 +179,13 @@ class SegmentProvider:
         source = self._store.open_read(path)
         self._by_peers.discard(path)
         self._fetch_stats.add(from_store=source.size())
-        return parse_segment(source, path, self._run_id)
+        return self._parsed(source, path)
+
+    def _parsed(self, source: pa.NativeFile, path: str) -> Opened:
+        identity, records = parse_segment(source, path, self._run_id)
+        if isinstance(source, LocalSource):
+            source.forget_pages()
+        return Opened(identity, records, source)
 
     def _doubt(self, path: str, error: Exception) -> None:
         directory = path.rpartition("/")[0]

@@ -32,7 +32,7 @@ from swift_ft.checkpoint.state_payload import (
 )
 from swift_ft.determinism import host_random_state, random_state, set_host_random_state, set_random_state
 from swift_ft.errors import CannotHelpError
-from swift_ft.logging import Direction, LogReader, copy_into
+from swift_ft.logging import Direction, LogReader
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.runtime.helpers.gradient_reduction import StageGradients
 from swift_ft.runtime.replicas.transfer import Link, receive, send
@@ -155,7 +155,7 @@ class Member:
 
     def _read_from_log(self, microbatch: int) -> Callable[[Route, torch.Tensor], None]:
         def fill(route: Route, buffer: torch.Tensor) -> None:
-            copy_into(self.source.message(route.key(self.chain.iteration, microbatch)), buffer)
+            self.source.read_into(route.key(self.chain.iteration, microbatch), buffer)
 
         return fill
 

@@ -17,7 +17,6 @@ from swift_ft.logging import (
     MessageKey,
     MessageLog,
     checksum_of,
-    copy_into,
 )
 from swift_ft.torch_adapters.core.tensors import version_of
 from swift_ft.torch_adapters.pipelining.interceptor import Message
@@ -132,7 +131,7 @@ class LogInterceptor:
             self.log.overwriting(message.tensor)
         if self.source is None or message.peer in self.replay_group:
             return True
-        copy_into(self.source.message(message.key), message.tensor)
+        self.source.read_into(message.key, message.tensor)
         return False
 
     def on_wait(self) -> None:

@@ -27,7 +27,7 @@ from swift_ft.runtime.pipeline.script_communication import Absence, GroupUse, Sc
 from swift_ft.runtime.pipeline.script_partners import ScriptPartners
 from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.pipeline.tied_layers import TiedLayers
-from swift_ft.runtime.pipeline.worker_log import WorkerLog, sent_tensor
+from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
 from swift_ft.torch_adapters.fsdp import is_sharded
 from swift_ft.torch_adapters.layer_stack import LayerStack, stack_of
@@ -470,7 +470,7 @@ class LoggedPipeline:
 
         def sent(key: MessageKey, device: torch.device) -> torch.Tensor:
             kept = self._interceptor.retained_sends.get(key)
-            return sent_tensor(own, key, device) if kept is None else kept
+            return own.read(key).to(device) if kept is None else kept
 
         self._interceptor.iteration = plan.resume
         self._interceptor.expected = own.receipt

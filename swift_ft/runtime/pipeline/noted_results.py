@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from swift_ft.errors import LogMissingError
-from swift_ft.logging import Direction, MessageKey, MessageLog, copy_into
+from swift_ft.logging import Direction, MessageKey, MessageLog
 from swift_ft.runtime.pipeline.script_communication import Absence
 
 __all__ = ["NotedResults"]
@@ -47,11 +47,9 @@ class NotedResults:
         for rank in absence.near if absence is not None else ():
             assert absence is not None
             try:
-                record = absence.read(rank).message(_key(iteration, position, rank))
+                content = absence.read(rank).read(_key(iteration, position, rank))
             except LogMissingError:
                 continue
-            content = torch.empty(record.shape, dtype=torch.uint8)
-            copy_into(record, content)
             return bytes(content.tolist()).decode()
         return None
 

@@ -19,7 +19,7 @@ from functools import partial
 import xxhash
 
 from swift_ft.errors import DivergenceError, RecoveryError
-from swift_ft.logging import Direction, LogReader, MessageKey, MessageLog, checksum_of, copy_into
+from swift_ft.logging import Direction, LogReader, MessageKey, MessageLog, checksum_of
 from swift_ft.runtime.script_line import script_line
 from swift_ft.torch_adapters.script_operations import PERSONAL, Operation
 from swift_ft.units import format_bytes
@@ -223,8 +223,7 @@ class ScriptCommunication:
             self._readers[holder] = absence.read(holder)
         for slot, tensor in enumerate(operation.tensors):
             given = checksum_of(tensor) if operation.source == self.rank else None
-            record = self._readers[holder].message(replace(key, destination_stage=holder, slot=slot))
-            copy_into(record, tensor)
+            self._readers[holder].read_into(replace(key, destination_stage=holder, slot=slot), tensor)
             if given is not None and given != checksum_of(tensor):
                 raise DivergenceError(
                     f"The replay diverged at {key}: {script_line()} broadcasts other bytes than the original "

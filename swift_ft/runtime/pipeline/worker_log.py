@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-import torch
-
 from swift_ft.checkpoint.store_claim import log_directory
 from swift_ft.config import WorkerContext
 from swift_ft.coordination.agent_channel import agent_channel
@@ -19,19 +17,17 @@ from swift_ft.logging import (
     LogTimeoutError,
     LogWriter,
     LogWriterMetrics,
-    MessageKey,
     MessageLog,
     PeerSources,
     SegmentIdentity,
     SegmentSource,
     SegmentUploader,
-    copy_into,
 )
 from swift_ft.runtime.metrics import LogMetrics
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 from swift_ft.storage.store import Store
 
-__all__ = ["WorkerLog", "sent_tensor"]
+__all__ = ["WorkerLog"]
 
 _logger = logging.getLogger(__name__)
 
@@ -317,11 +313,3 @@ class WorkerLog:
         if self._peers is None:
             return None
         return self._tier if rank == self._context.rank else self._peers.of(self.asked_in, rank)
-
-
-def sent_tensor(reader: LogReader, key: MessageKey, device: torch.device) -> torch.Tensor:
-    """The tensor that was sent under a key, read back from the sender's log."""
-    record = reader.message(key)
-    tensor = torch.empty(record.shape, dtype=getattr(torch, record.dtype.removeprefix("torch.")))
-    copy_into(record, tensor)
-    return tensor.to(device)

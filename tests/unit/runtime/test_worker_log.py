@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from swift_ft.checkpoint.store_claim import log_directory
 from swift_ft.config import RunConfig, WorkerContext
-from swift_ft.logging import Direction, LogOptions, MessageKey, copy_into
+from swift_ft.logging import Direction, LogOptions, MessageKey
 from swift_ft.network import JobSecret
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
@@ -99,7 +99,7 @@ def assert_read(store: Store, rendezvous: RendezvousStore, folder: Path, generat
     reader = Worker(store, rendezvous, folder, context(READER)).log
     reader.seal_and_offer(generation, uploaded=False)  # as each worker does that reports
     buffer = torch.zeros_like(TENSOR)
-    copy_into(reader.read([WRITER], since=0, iteration=0).message(KEY), buffer)
+    reader.read([WRITER], since=0, iteration=0).read_into(KEY, buffer)
     assert torch.equal(buffer, TENSOR)
     return reader
 

@@ -11,20 +11,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swift_ft.errors import RecoveryError
-from swift_ft.logging import Direction, LogReader
-from swift_ft.logging.format.codec import Codec, pack, unpack
-from swift_ft.logging.format.record import Record
+from swift_ft.logging import Direction, LogReader, MessageKey
+from swift_ft.logging.format.codec import Codec, pack
+from swift_ft.logging.format.record import tensor_bytes
 from swift_ft.storage.store import Store
-from tests.support.log import LOG, RUN, identity, key, message, receipt, write_segment
+from tests.support.log import LOG, RUN, identity, key, message, read_all, receipt, write_segment
 
 MUTANTS, ALL_MUTANTS = 2_000, 10_000
 
-ORIGINAL = [
-    message(key(4, 0), torch.linspace(0, 1, 30).reshape(5, 6)),
-    receipt(key(4, 0, direction=Direction.BACKWARD), 2**63 + 1),
-    pack(message(key(4, 1), torch.arange(600, dtype=torch.bfloat16)), Codec.ZSTD_PLANES),
-    message(key(5, 0), torch.empty(0, dtype=torch.int16)),
-]
+TENSORS = {
+    key(4, 0): torch.linspace(0, 1, 30).reshape(5, 6),
+    key(4, 1): torch.arange(600, dtype=torch.bfloat16),
+    key(5, 0): torch.empty(0, dtype=torch.int16),
+}
+PLAIN, PACKED, EMPTY = (message(name, tensor) for name, tensor in TENSORS.items())
+RECEIPT = receipt(key(4, 0, direction=Direction.BACKWARD), 2**63 + 1)
+ORIGINAL = [PLAIN, RECEIPT, pack(PACKED, Codec.ZSTD_PLANES), EMPTY]
 STRANGER = [message(key(i, 1), torch.full((40,), float(i))) for i in (4, 5)]
 NUMBERS = st.sampled_from([0, 1, 2, 7, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**45, 2**63 - 1, 2**64 - 1])
 PLACE = st.floats(0, 1, exclude_max=True)  # of the file's length: mutations shrink well in any order
@@ -57,11 +59,8 @@ def mutate(data: bytes, other: bytes, mutation: tuple[str, float, float, int]) -
     }.get(kind, data)
 
 
-def content(records: list[Record]) -> set[tuple[object, ...]]:
-    raw = [unpack(record) for record in records]
-    return {
-        (r.key, r.dtype, r.shape, r.checksum, bytes(r.payload or b"")) for r in raw if r.payload is not None
-    }
+def content(tensors: dict[MessageKey, torch.Tensor]) -> dict[MessageKey, tuple[object, ...]]:
+    return {name: (t.dtype, t.shape, bytes(tensor_bytes(t))) for name, t in tensors.items()}
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +110,11 @@ def assert_not_believed(folder: Path, changes: list[tuple[str, float, float, int
     refused: RecoveryError | None = None
     try:
         reader.refresh()
-        found = content(reader.messages(4) + reader.messages(5))
+        found = content(read_all(reader, 4) | read_all(reader, 5))
     except RecoveryError as error:
         refused = error
     if refused is not None:
         assert refused.fields["path"] == f"{LOG}/{path.name}"
         return
-    assert found == content(ORIGINAL)
-    assert reader.receipt(ORIGINAL[1].key) == 2**63 + 1
+    assert found == content(TENSORS)
+    assert reader.receipt(RECEIPT.key) == 2**63 + 1

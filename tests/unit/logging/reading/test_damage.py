@@ -18,7 +18,7 @@ from swift_ft.errors import LogCorruptError, LogMissingError, LogTornError, Reco
 from swift_ft.logging import LogReader, LogWriter, read_segment
 from swift_ft.logging.format import encoding
 from swift_ft.storage.store import Store
-from tests.support.log import LOG, RUN, identity, key, message, write_segment
+from tests.support.log import LOG, RUN, identity, key, load, message, write_segment
 
 OTHER = "log/rank00001"
 
@@ -34,9 +34,7 @@ def segments(store: Store, count: int = 4, directory: str = LOG, generation: int
 
 
 def opened(store: Store, **options: Any) -> LogReader:
-    reader = LogReader(store, [LOG], run_id=RUN, **options)
-    reader.refresh()
-    return reader
+    return load(LogReader(store, [LOG], run_id=RUN, **options))
 
 
 def file_of(store: Store, path: str) -> Path:
@@ -51,7 +49,7 @@ def test_a_missing_middle_segment_is_named(store: Store) -> None:
     assert caught.value.fields["path"] == f"{LOG}/g00000-s000002"
     with pytest.raises(LogMissingError):
         opened(store, from_iteration=2)
-    assert opened(store, from_iteration=4).messages(4) == []
+    assert opened(store, from_iteration=4).keys(4) == []
 
 
 def test_what_a_checkpoint_covers_is_not_missing(store: Store) -> None:
@@ -66,7 +64,7 @@ def test_a_missing_first_or_last_segment_raises_for_its_messages(store: Store) -
     paths = segments(store)
     store.delete(paths[3])
     with pytest.raises(LogMissingError, match="iteration 3") as caught:
-        opened(store).message(key(3))
+        opened(store).read(key(3))
     assert caught.value.fields["key"] == key(3)
 
 

@@ -16,7 +16,7 @@ import torch
 from swift_ft import file_server
 from swift_ft.errors import LogCorruptError, LogMissingError
 from swift_ft.file_server import FileServer
-from swift_ft.logging import FetchStats, LogReader, PeerLog, PeerSources, copy_into
+from swift_ft.logging import FetchStats, LogReader, PeerLog, PeerSources
 from swift_ft.network import JobSecret
 from swift_ft.network.http_access import JobConnection
 from swift_ft.storage.store import Store
@@ -103,7 +103,7 @@ def reader_of(
 
 def assert_read(reader: LogReader) -> None:
     buffer = torch.zeros_like(TENSOR)
-    copy_into(reader.message(key(0)), buffer)
+    reader.read_into(key(0), buffer)
     assert torch.equal(buffer, TENSOR)
 
 
@@ -326,7 +326,7 @@ def test_the_stores_copy_is_fetched_once_for_several_flipped_bits(disk: Store, r
     reader = reader_of(remote, PeerLog(server.address, SECRET, [segment.name]), fetch_stats)
     for name in names:
         buffer = torch.zeros_like(TENSOR)
-        copy_into(reader.message(name), buffer)
+        reader.read_into(name, buffer)
         assert torch.equal(buffer, TENSOR)
     server.close()
     assert fetch_stats.take() == (len(data), len(data))
@@ -336,7 +336,7 @@ def test_both_copies_are_damaged(server: FileServer, segment: Path, remote: Stor
     flip(segment, 0.5)
     upload(segment, remote)
     with pytest.raises(LogCorruptError):
-        reader_of(remote, PeerLog(server.address, SECRET, [segment.name])).message(key(0))
+        reader_of(remote, PeerLog(server.address, SECRET, [segment.name])).read(key(0))
 
 
 def test_the_only_copy_is_damaged_and_the_replay_is_cancelled(
@@ -345,7 +345,7 @@ def test_the_only_copy_is_damaged_and_the_replay_is_cancelled(
     flip(segment, 0.5)
     reader = reader_of(remote, PeerLog(server.address, SECRET, [segment.name]), is_cancelled=lambda: True)
     with pytest.raises(LogCorruptError):
-        reader.message(key(0))
+        reader.read(key(0))
 
 
 def test_a_segment_on_its_way_to_the_store_is_waited_for(segment: Path, remote: Store) -> None:
@@ -361,7 +361,7 @@ def test_a_segment_on_its_way_to_the_store_is_waited_for(segment: Path, remote: 
 def test_the_wait_ends_with_the_replay(segment: Path, remote: Store) -> None:
     """Its writer has died, which cancels the replay."""
     with pytest.raises(LogMissingError, match="is not in the log"):
-        reader_of(remote, unreachable(segment), is_cancelled=lambda: True).message(key(0))
+        reader_of(remote, unreachable(segment), is_cancelled=lambda: True).read(key(0))
 
 
 def test_a_peer_that_was_doubted_is_asked_after_the_store(

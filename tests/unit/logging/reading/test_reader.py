@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,24 +8,26 @@ import pytest
 import torch
 
 from swift_ft.errors import DivergenceError, ForeignLogError, LogCorruptError, LogMissingError, LogTornError
-from swift_ft.logging import Direction, LogReader, checksum_of, copy_into
+from swift_ft.logging import Direction, LogReader
 from swift_ft.logging.format.record import tensor_bytes
 from swift_ft.logging.format.segment import parse_segment
 from swift_ft.logging.reading import segment_provider
 from swift_ft.storage.store import Store
-from tests.support.log import LOG, RUN, identity, key, message, receipt, write_segment
+from tests.support.log import LOG, RUN, identity, key, load, message, receipt, write_segment
 
 OTHER = "log/rank00001"
 
 
 def opened(store: Store, *directories: str, **options: Any) -> LogReader:
-    log = LogReader(store, directories or [LOG], run_id=RUN, **options)
-    log.refresh()
-    return log
+    return load(LogReader(store, directories or [LOG], run_id=RUN, **options))
 
 
 def value(iteration: int, fill: float = 1.0) -> torch.Tensor:
     return torch.full((4,), fill + iteration)
+
+
+def file_of(store: Store, path: str) -> Path:
+    return Path(store.child_url(path).removeprefix("file://"))
 
 
 def overwrite(store: Store, path: str, data: bytes) -> None:
@@ -42,7 +45,7 @@ def flip_payload(store: Store, path: str, tensor: torch.Tensor) -> None:
 def test_a_message_fills_a_receive_buffer(store: Store) -> None:
     write_segment(store, [message(key(3), value(3))])
     buffer = torch.zeros(4)
-    copy_into(opened(store).message(key(3)), buffer)
+    opened(store).read_into(key(3), buffer)
     assert torch.equal(buffer, value(3))
 
 
@@ -51,7 +54,7 @@ def test_a_missing_message_names_key_and_directories(store: Store) -> None:
     log = opened(store, LOG, OTHER)
     assert not log.has(key(3))
     with pytest.raises(LogMissingError, match=r"iteration 3.*log/rank00000, log/rank00001") as caught:
-        log.message(key(3))
+        log.read(key(3))
     assert caught.value.fields["key"] == key(3)
 
 
@@ -80,7 +83,7 @@ def test_dropped_segments_are_forgotten(store: Store) -> None:
     store.delete(path)
     log.refresh()
     assert (log.has(key(0)), log.has(key(1))) == (False, True)
-    assert log.messages(0) == []
+    assert log.keys(0) == []
 
 
 def test_a_segment_is_parsed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +99,7 @@ def test_a_segment_is_parsed_once(store: Store, monkeypatch: pytest.MonkeyPatch)
     log = opened(store)
     log.refresh()
     for i in range(3):
-        log.message(key(0, i))
+        log.read(key(0, i))
     assert len(calls) == 1
 
 
@@ -105,18 +108,15 @@ def test_messages_come_in_the_order_in_which_they_were_logged(store: Store) -> N
     write_segment(store, [message(key(0, i), value(i)) for i in order[:2]])
     write_segment(store, [message(key(0, i), value(i)) for i in order[2:]], sequence=1)
     write_segment(store, [message(key(1, i), value(i)) for i in order], sequence=2)
-    assert [record.key.microbatch for record in opened(store).messages(0)] == order
+    assert [name.microbatch for name in opened(store).keys(0)] == order
 
 
-def test_messages_can_be_chosen_by_stage(store: Store) -> None:
+def test_receipts_are_no_messages(store: Store) -> None:
     backward = key(0, 1, direction=Direction.BACKWARD, source_stage=1, destination_stage=0)
     write_segment(store, [message(key(0, 0), value(0)), message(backward, value(1)), receipt(key(0, 5), 1)])
     log = opened(store)
-    assert [record.key for record in log.messages(0)] == [key(0, 0), backward]
-    assert [record.key for record in log.messages(0, source_stage=1)] == [backward]
-    assert [record.key for record in log.messages(0, destination_stage=1)] == [key(0, 0)]
-    assert log.messages(0, source_stage=0, destination_stage=0) == []
-    assert log.messages(1) == []
+    assert log.keys(0) == [key(0, 0), backward]
+    assert log.keys(1) == []
 
 
 def test_the_newest_generation_wins(store: Store) -> None:
@@ -125,8 +125,7 @@ def test_the_newest_generation_wins(store: Store) -> None:
     write_segment(store, [message(key(0, i), value(i)) for i in (1, 0)], identity(2))
     flip_payload(store, old, value(0))
     log = opened(store)
-    assert bytes(log.message(key(0, 0)).payload or b"") == bytes(tensor_bytes(value(0)))
-    assert [record.key.microbatch for record in log.messages(0)] == [1, 0]
+    assert torch.equal(log.read(key(0, 0)), value(0))
 
 
 @pytest.mark.parametrize("generations", [(1, 1), (1, 2)])
@@ -136,12 +135,11 @@ def test_copies_that_differ_are_a_divergence(store: Store, generations: tuple[in
     )
     two = write_segment(store, [message(key(0), value(5))], identity(generations[1]), 7, OTHER)
     log = opened(store, LOG, OTHER)
-    log.message(key(1))
-    for ask in (lambda: log.message(key(0)), lambda: log.messages(0)):
-        with pytest.raises(DivergenceError, match=r"iteration 0") as caught:
-            ask()
-        assert one in str(caught.value)
-        assert two in str(caught.value)
+    log.read(key(1))
+    with pytest.raises(DivergenceError, match=r"iteration 0") as caught:
+        log.read(key(0))
+    assert one in str(caught.value)
+    assert two in str(caught.value)
 
 
 def test_receipts_that_differ_are_a_divergence(store: Store) -> None:
@@ -154,10 +152,10 @@ def test_the_error_of_a_damaged_payload_names_key_and_path(store: Store) -> None
     path = write_segment(store, [message(key(i), value(i)) for i in (0, 1)])
     flip_payload(store, path, value(1))
     log = opened(store)
-    log.message(key(0))
-    for ask in (lambda: log.message(key(1)), lambda: log.messages(1)):
-        with pytest.raises(LogCorruptError) as caught:
-            ask()
+    log.read(key(0))
+    for _ in range(2):
+        with pytest.raises(LogCorruptError, match="checksum") as caught:
+            log.read(key(1))
         assert caught.value.fields == {"path": path, "key": key(1)}
 
 
@@ -169,7 +167,7 @@ def test_a_torn_segment_does_not_disappear(store: Store) -> None:
     log = LogReader(store, [LOG], run_id=RUN)
     for _ in range(2):
         with pytest.raises(LogTornError) as caught:
-            log.refresh()
+            load(log)
         assert caught.value.fields["path"] == path
 
 
@@ -212,24 +210,49 @@ def test_a_segment_dropped_while_it_is_listed_is_simply_missing(
     assert not opened(local).has(key(0))
 
 
-def test_mapped_messages_outlive_their_file(local: Store) -> None:
+def test_messages_of_an_open_segment_outlive_their_file(local: Store) -> None:
     path = write_segment(local, [message(key(0), value(0))])
-    record = opened(local).message(key(0))
+    log = opened(local)
     local.delete(path)
-    assert bytes(record.payload or b"") == bytes(tensor_bytes(value(0)))
+    assert torch.equal(log.read(key(0)), value(0))
 
 
-def test_past_iterations_are_evicted_and_can_be_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise a long replay from a remote store would keep the whole log on this machine."""
-    store = Store(str(tmp_path))
+def test_a_file_that_is_cut_short_while_it_is_open_is_an_error(local: Store) -> None:
+    """Touching a page of a map that is no longer there would end the process."""
+    path = write_segment(local, [message(key(0), torch.ones(100_000)), message(key(1), torch.ones(100_000))])
+    log = opened(local)
+    os.truncate(file_of(local, path), 500_000)
+    assert torch.equal(log.read(key(0)), torch.ones(100_000))
+    with pytest.raises(LogCorruptError, match=r"cannot be read.*500000 bytes") as caught:
+        log.read(key(1))
+    assert caught.value.fields == {"path": path, "key": key(1)}
+
+
+def test_what_was_read_takes_no_memory(local: Store) -> None:
+    """Pages of a mapped file count as memory of a process: a replay would take more, the longer it is."""
+    tensor = torch.ones(4 << 20, dtype=torch.uint8)
+    for sequence in range(8):
+        write_segment(local, [message(key(sequence), tensor)], sequence=sequence)
+    log, buffer = opened(local), torch.empty_like(tensor)
+    before = mapped_file_bytes()
+    for iteration in range(8):
+        log.read_into(key(iteration), buffer)
+    assert mapped_file_bytes() - before < 4 << 20
+
+
+def mapped_file_bytes() -> int:
+    """Memory of this process that belongs to files."""
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssFile:"))
+    return int(line.split()[1]) << 10
+
+
+def test_past_iterations_are_evicted_and_can_be_read_again(store: Store) -> None:
+    """Otherwise a long replay would keep the whole log on this machine, and open."""
     for sequence in range(4):
         write_segment(store, [message(key(sequence), torch.full((4,), float(sequence)))], sequence=sequence)
-    monkeypatch.setattr(Store, "remote", property(lambda self: True))
     log = opened(store)
     for iteration in range(4):
-        assert log.message(key(iteration)).checksum == checksum_of(torch.full((4,), float(iteration)))
-        assert all(f"i{iteration:08d}" in path for path in log._segments)
-    assert log.message(key(0)).checksum == checksum_of(torch.zeros(4))
-    assert [record.key for record in log.messages(2)] == [key(2)]
+        assert torch.equal(log.read(key(iteration)), torch.full((4,), float(iteration)))
+        assert min(log._segments).endswith(f"i{iteration:08d}-{iteration:08d}.arrow")
+    assert torch.equal(log.read(key(0)), torch.zeros(4))
+    assert log.keys(2) == [key(2)]

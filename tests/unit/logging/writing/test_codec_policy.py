@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swift_ft.logging import CodecPolicy, Compress, LogOptions, LogReader, LogWriter, copy_into, read_segment
+from swift_ft.logging import CodecPolicy, Compress, LogOptions, LogReader, LogWriter, read_segment
 from swift_ft.logging.format.codec import Codec
 from swift_ft.storage.store import Store
 from tests.support.log import LOG, RUN, identity, key
@@ -67,5 +67,5 @@ def test_a_log_changes_its_codec_while_it_is_written(local: Store, tmp_path: Pat
     reader = LogReader(local, [LOG], run_id=RUN)
     reader.refresh()
     for iteration in range(3):
-        copy_into(reader.message(key(iteration)), buffer := torch.empty_like(tensor))
+        reader.read_into(key(iteration), buffer := torch.empty_like(tensor))
         assert torch.equal(buffer, tensor)

@@ -13,7 +13,17 @@ from swift_ft.logging import LogBudget, LogOptions, LogReader, LogStats, LogWrit
 from swift_ft.logging.format.record import RecordKind
 from swift_ft.logging.writing.uploader import LogTimeoutError
 from swift_ft.storage.store import Store
-from tests.support.log import LOG, RUN, BlockedStore, FullStore, identity, key, message, write_segment
+from tests.support.log import (
+    LOG,
+    RUN,
+    BlockedStore,
+    FullStore,
+    identity,
+    key,
+    message,
+    read_all,
+    write_segment,
+)
 
 
 def writer_for(
@@ -45,7 +55,7 @@ def test_appended_messages_can_be_read_after_flush(store: Store) -> None:
     writer.append_receipt(key(0, 0, source_stage=3), 77, "float32", (3, 4))
     writer.flush(60)
     log = log_of(store)
-    assert [record.checksum for record in log.messages(0)] == [checksum_of(tensor) for tensor in tensors]
+    assert [checksum_of(read) for read in read_all(log, 0).values()] == [checksum_of(t) for t in tensors]
     assert log.receipt(key(0, 0, source_stage=3)) == 77
     writer.close(60)
 
@@ -108,7 +118,7 @@ def test_a_sender_waits_while_the_budget_is_used_up(url: str) -> None:
     assert entered.is_set()
     writer.close(60)
     assert stats.total.queue_high_water_bytes == 800
-    assert [record.key.iteration for i in range(3) for record in log_of(store).messages(i)] == [0, 1, 2]
+    assert [name.iteration for i in range(3) for name in read_all(log_of(store), i)] == [0, 1, 2]
 
 
 def test_the_wait_is_counted(url: str) -> None:
@@ -246,7 +256,7 @@ def test_a_queued_tensor_is_not_copied_and_keeps_no_graph(url: str) -> None:
     assert [item.tensor.data_ptr() for item in writer._queue if hasattr(item, "tensor")] in ([], [pointer])
     store.gate.set()
     writer.close(60)
-    assert log_of(store).message(key(0)).checksum == checksum_of(torch.full((3,), 2.0))
+    assert torch.equal(log_of(store).read(key(0)), torch.full((3,), 2.0))
 
 
 def test_a_written_tensor_is_released(store: Store) -> None:
@@ -336,7 +346,7 @@ def test_several_threads_may_append(store: Store) -> None:
     writer.close(60)
     log = log_of(store)
     for stage in range(4):
-        assert [record.key.microbatch for record in log.messages(0, source_stage=stage)] == list(range(50))
+        assert [name.microbatch for name in log.keys(0) if name.source_stage == stage] == list(range(50))
 
 
 def test_receipts_have_no_payload(store: Store) -> None:
