@@ -33,6 +33,7 @@ _MESSAGES_AHEAD = 8
 _SEGMENTS_AHEAD = 4
 # A download keeps a core busy, and holds the interpreter: parallel downloads pay off on many cores only.
 _FETCHES_AT_ONCE = max(1, min(_SEGMENTS_AHEAD, (os.cpu_count() or 1) // 2))
+_READS_AT_ONCE = 2  # the disk has the next segment to read while the records of one are parsed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +90,9 @@ class LogReader:
         # Committed, and not read yet or evicted.
         self._unread: dict[str, tuple[int, SegmentName]] = {}
         self._segment_prefetcher = Prefetcher[str, Opened](
-            self._provider.open, _SEGMENTS_AHEAD, threads=_FETCHES_AT_ONCE
+            self._provider.open,
+            _SEGMENTS_AHEAD,
+            threads=_FETCHES_AT_ONCE if store.remote else _READS_AT_ONCE,
         )
         # One per directory, for packed messages.
         self._unpackers = [
