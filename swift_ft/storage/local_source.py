@@ -20,7 +20,7 @@ import pyarrow as pa
 
 __all__ = ["LocalSource"]
 
-_PIECE_BYTES = 256 << 10  # stays in a core's cache until its digest is computed
+_PIECE_BYTES = 1 << 20  # stays in a core's cache until its digest is computed
 
 
 class LocalSource(pa.BufferReader):  # type: ignore[misc]  # Arrow has no types

@@ -132,9 +132,9 @@ def test_names_of_the_code_in_the_architecture_exist() -> None:
 
 
 def test_a_name_that_is_gone_is_found() -> None:
-    assert exists("LogReader.message")
+    assert exists("LogReader.receipt")
     assert exists("make_plan")
-    assert not exists("LogReader.massage")
+    assert not exists("LogReader.recipe")
     assert not exists("mak_plan")
     assert is_path("tests/unit/test_nothing.py")
     assert [*spans_of("see `a.py`\n```\n`no`\n```\n")] == ["a.py"]
