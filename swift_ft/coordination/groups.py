@@ -1,15 +1,13 @@
-"""The process groups of generations: formed once all their workers are about to, and left after a loss.
+"""The process groups of generations: formed by their workers together, and left after a loss.
 
-Each worker says in the journal that it is about to (:class:`swift_ft.recovery.events.GroupAwaited`), and a
-loss ends the wait for the others at once. Inside torch's rendezvous it would last until the timeout, because
-the dead peer never publishes its address.
+Once all workers are ready, each of them forms the group of a generation at once. A group of a replay waits
+for workers that may still load for minutes, so its members say in the journal that they are about to form it
+(:class:`swift_ft.recovery.events.GroupAwaited`). A loss ends either wait at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -58,18 +56,20 @@ class Groups:
         self._group.abort()
 
     def enter(self, generation: int) -> bool:
-        """Form the group of a generation. False if that failed and another generation is due."""
-        ranks = range(self._world_size)
-        with recorder.span("wait for members"):
-            all_come = self._all_come(ranks, generation, WorkerOrder.RUN, self._timeout_s)
-        if not all_come:
+        """Form the group of a generation. False if that failed and another generation is due.
+
+        All workers are ready, and so about to form it, too.
+        """
+        self._participant.active.enter(generation, WorkerOrder.RUN)
+        if self._participant.is_cancelled():
+            self._participant.active.leave()
             return False
-        return self._join(ranks, lambda: self._group.join(generation))
+        return self._join(lambda: self._group.join(generation))
 
     def enter_replay_group(
         self, generation: int, replay_group: tuple[int, ...], *, with_helpers: bool = False
     ) -> bool:
-        """As :meth:`enter`, for workers that replay together, once all of them are about to.
+        """As :meth:`enter`, for some workers that replay together, once all of them are about to.
 
         Args:
             generation: that they replay in.
@@ -77,13 +77,13 @@ class Groups:
             with_helpers: also form a group of only these workers, for their collectives.
         """
         with recorder.span("wait for members", replay_group=replay_group):
-            all_come = self._all_come(replay_group, generation, WorkerOrder.EXECUTE)
+            all_come = self._all_come(replay_group, generation)
         if not all_come:
             return False
         join = partial(
             self._group.join_replay_group, str(generation), replay_group, with_helpers=with_helpers
         )
-        return self._join(replay_group, join)
+        return self._join(join)
 
     def subgroup(self, ranks: tuple[int, ...]) -> AbstractContextManager[dist.ProcessGroup]:
         """A group of some workers, within the block. All workers call it, members or not.
@@ -131,31 +131,24 @@ class Groups:
         """Training goes on: destroy the groups that were left, if there are any."""
         self._group.destroy_left()
 
-    def _all_come(
-        self, ranks: Sequence[int], generation: int, order: WorkerOrder, limit_s: float = math.inf
-    ) -> bool:
-        """Wait until all workers are about to form a group. False if another generation is due first.
-
-        After the limit the group is tried all the same, and its failure names the missing workers.
-        """
+    def _all_come(self, ranks: Sequence[int], generation: int) -> bool:
+        """Wait until some workers are about to form a group. False if another generation is due first."""
         participant = self._participant
-        participant.active.enter(generation, order)
+        participant.active.enter(generation, WorkerOrder.EXECUTE)
         participant.append(ev.GroupAwaited(rank=self._rank, generation=generation))
 
         def done(state: State) -> bool:
             return participant.generation_over(state) or _all_here(state, ranks)
 
-        deadline = time.monotonic() + limit_s
-        with waiting(partial(_missing_in_words, participant, ranks), limit_s):
-            while (left_s := deadline - time.monotonic()) > 0:
-                if participant.wait_for(done, min(left_s, _LOOK_S)) is not None:
-                    break
+        with waiting(partial(_missing_in_words, participant, ranks)):
+            while participant.wait_for(done, _LOOK_S) is None:
+                pass
         if participant.is_cancelled():
             participant.active.leave()
             return False
         return True
 
-    def _join(self, ranks: Sequence[int], join: Callable[[], None]) -> bool:
+    def _join(self, join: Callable[[], None]) -> bool:
         cause = ""
         try:
             with (
@@ -165,8 +158,8 @@ class Groups:
                 join()
         except (DistError, RuntimeError) as error:
             cause = f"the group could not be formed: {first_line(error)}"
-            if missing := _missing(self._participant.state, ranks):
-                cause += f"; worker {', '.join(map(str, missing))} did not come"
+            if missing := self._group.missing():
+                cause += f"; {named('worker', missing)} did not come"
         else:
             if not self._participant.is_cancelled():
                 return True

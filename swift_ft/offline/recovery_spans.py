@@ -183,7 +183,6 @@ class _Course:
     joined: Entry | None = None
     reported: Entry | None = None
     ready: Entry | None = None
-    grouped: Entry | None = None
     generation: int = 0
     workers: int = 0
 
@@ -197,13 +196,9 @@ def _courses(entries: Iterable[Entry], state: State) -> Iterator[_Course]:
         if isinstance(entry.event, ev.FaultInjected):
             kill = entry
         if course is None or course.ready is not None:
-            if interrupts(before, state) and isinstance(entry.event, INTERRUPTIONS):
-                course, kill = _Course(entry, kill), None
-            elif course is not None and isinstance(entry.event, ev.GroupAwaited):
-                course.grouped = entry if entry.event.generation == course.generation else course.grouped
+            if not interrupts(before, state) or not isinstance(entry.event, INTERRUPTIONS):
                 continue
-        if course is None or course.ready is not None:
-            continue
+            course, kill = _Course(entry, kill), None
         if state.generation > before.generation:
             course.joined, course.reported = entry, None
         if before.phase == Phase.AGREEING and state.plan is not None:
@@ -309,15 +304,19 @@ def _milestones(
         ("wait for a machine", course.joined),
         ("report", course.reported),
         ("rebuild", course.ready),
-        ("gather", course.grouped),
     )
     for name, entry in entries:
         if entry is not None and (name == "detect" or entry is not course.loss):
             yield name, entry.by, places.entry_ms(entry)
     live = 0.0 if course.ready is None else places.entry_ms(course.ready)
-    for name, of in (("connect", "connect"), ("go live", "go live"), ("first iteration", FIRST_ITERATION)):
+    for name, of in (
+        ("gather", "connect"),  # it ends when the last one begins to connect
+        ("connect", "connect"),
+        ("go live", "go live"),
+        ("first iteration", FIRST_ITERATION),
+    ):
         ends = [
-            (span.ended_ms, one.by)
+            (span.began_ms if name == "gather" else span.ended_ms, one.by)
             for one in participants
             for span in one.spans
             if span.name == of and span.began_ms >= live

@@ -86,9 +86,9 @@ def awaited(state: State, what: Told, slots: range) -> set[int]:
 
 
 def _awaits_all(state: State) -> bool:
-    """Whether the next group is one of all workers, and not of some that replay together."""
+    """Whether the next group that is awaited is one of all workers, and not of some that replay together."""
     moves = state.plan is not None and state.plan.new_layout is not None
-    return state.phase == Phase.LIVE or (state.phase == Phase.RECOVERING and moves)
+    return state.phase == Phase.RECOVERING and moves
 
 
 def _not_ready(state: State, ranks: Iterator[int]) -> set[int]:

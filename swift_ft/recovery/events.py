@@ -415,9 +415,9 @@ class LayoutDeclined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAwaited:
-    """A worker is about to form a process group, and waits until all others of the group are, too.
+    """A worker is about to form the group of its replay, or of layers that move, and waits for its members.
 
-    In RECOVERING that is the group of its replay, or of layers that move; in LIVE that of the generation.
+    For the group of a generation no worker waits: all of them form it once all are ready.
     """
 
     rank: int

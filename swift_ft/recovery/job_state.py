@@ -203,8 +203,7 @@ class RecoveryRound:
         sessionless: slots whose workers run a script without a session.
         plan: set exactly in RECOVERING and LIVE.
         ready: ranks that have done their part of the plan; all of them in LIVE.
-        awaiting: ranks that are about to form a process group, or have formed it: in RECOVERING that of their
-            replay, in LIVE that of the generation.
+        awaiting: ranks that are about to form the group of their replay, or have formed it.
         finished: ranks that have completed their last iteration.
         stopped: ranks that wait for a change of the layout.
         after_silence: a machine that fell silent was replaced at once: more of its rack may follow.

@@ -56,7 +56,7 @@ TABLE = (
     ((LIVE,),                  ev.SharesRequested,      (STAY,)),
     ((LIVE,),                  ev.LayoutBoundaryReached, (STAY, AGREEING)),  # the last
     ((RECOVERING,),            ev.LayoutDeclined,       (AGREEING,)),
-    ((RECOVERING, LIVE),       ev.GroupAwaited,         (STAY,)),
+    ((RECOVERING,),            ev.GroupAwaited,         (STAY,)),
     ((LIVE,),                  ev.PaceNoted,            (STAY,)),
     ((LIVE,),                  ev.WorkerFinished,       (STAY,)),
     ((FORMING, AGREEING, LIVE), ev.ScriptExited,        (STAY, ENDED)),      # the last one, or too early

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import xxhash
+from torch.distributed import DistError
 
 from swift_ft.alarms import Alarm, alarms
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
@@ -86,6 +87,7 @@ class GenerationGroup:
         self._followed: list[tuple[LastingGroup, Callable[[dist.ProcessGroup], None]]] = []
         self._store: Store | None = None  # of the current generation
         self._connection: Store | None = None  # beneath it
+        self._here = ""  # where each worker says that it is about to form the group of all; empty for another
         self._own = 0  # groups that the script does not know, in this generation
         script_groups.install()
 
@@ -130,10 +132,20 @@ class GenerationGroup:
         self._forming = before = tcp_connections()
         self._connection = self._rendezvous.connection()
         self._store = PrefixStore(f"groups/{generation}", self._connection)
+        self._here = f"groups/{generation}/here/"
+        self._connection.set(f"{self._here}{self._rank}", "")  # it waits for no answer
         self._own = 0
         for group in script_groups.groups:
             self._renew(group)
         self._formed(before)
+
+    def missing(self) -> list[int]:
+        """After :meth:`join` has failed: workers that did not even begin; empty if the store does not say."""
+        if not self._here:
+            return []
+        with contextlib.suppress(DistError, RuntimeError):  # it is lost, too
+            return [r for r in range(self._world_size) if not self._rendezvous.check([f"{self._here}{r}"])]
+        return []
 
     def join_replay_group(
         self, name: str, replay_group: tuple[int, ...], *, with_helpers: bool = False
@@ -155,6 +167,7 @@ class GenerationGroup:
         self._forming = before = tcp_connections()
         self._connection = self._rendezvous.connection()
         self._store = PrefixStore(f"replays/{name}", self._connection)
+        self._here = ""
         self._own = 0
         connections = []
         followed = {script_groups.default, *(group for group, _ in self._followed)}

@@ -26,7 +26,7 @@ REPLICAS = EXAMPLES / "train_ddp.py"
 CLOSE = 0.1
 """Milliseconds: as close as a process can read its two clocks."""
 
-GOES_LIVE = ("go live", "wait for members", "connect", FIRST_ITERATION, "first collective")
+GOES_LIVE = ("go live", "connect", FIRST_ITERATION, "first collective")
 SURVIVES = ("wake", "report", "seal the log", "append", "wait until all are ready", *GOES_LIVE)
 REPLACES = (
     *("be forked", "script before its session", "make the session", "join the job", "report"),
@@ -83,7 +83,6 @@ def assert_whole(run: ClusterRun, replaced: int, machines: int) -> dict[str, Any
         assert_in_order(spans, ("report", "wait until all are ready", "go live", FIRST_ITERATION))
         live = spans["go live"][-1]
         assert all(live[0] <= begin <= end <= live[1] for begin, end in [spans["connect"][-1]])
-        assert spans["connect"][-1][1] >= spans["wait for members"][-1][1]
         assert spans["first collective"][-1][0] >= spans[FIRST_ITERATION][-1][0]
     assert_in_order(of(trace, f"worker {replaced}"), [n for n in REPLACES[:5] if n != "report"])
     (agent,) = (name for name in by[machines:] if "start workers" in of(trace, name))

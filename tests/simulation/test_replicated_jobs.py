@@ -26,7 +26,7 @@ def run_jobs(machines: int, workers: int, seeds: int, first_seed: int = 0) -> Co
 
 
 def test_three_replicas() -> None:
-    seen = run_jobs(3, 1, 3_000, 2_000)
+    seen = run_jobs(3, 1, 3_000, 5_000)
     assert not [
         mode
         for mode in set(RecoveryMode) - {RecoveryMode.RESTART, RecoveryMode.REPLAY, *OF_OTHER_JOBS}

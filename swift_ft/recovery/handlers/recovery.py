@@ -308,7 +308,7 @@ def _live_if_ready(state: State) -> State:
 
 
 def group_awaited(state: State, event: ev.GroupAwaited) -> State:
-    """Note that a worker is about to form a group: it does so once all others of the group are, too."""
+    """Note that a worker is about to form the group of its replay: it does so once all others of it are."""
     awaiting = state.round.awaiting.set(event.rank, None)
     return replace(state, round=replace(state.round, awaiting=awaiting))
 

@@ -148,25 +148,26 @@ class Worker(ReplayingProcess):
         self.plan, self.history = plan, self._history_of(state)
         self.joining_generation, self.substep, self.mode = state.generation, 0, Mode.JOIN
         self.expected_order = WorkerOrder.RUN
-        self.append(ev.GroupAwaited(rank=self.rank, generation=state.generation))
 
     def _join(self, state: State) -> bool:
-        """Wait until all workers are about to form the group, then form it with them."""
+        """Form the group, together with all other workers. An abort ends the wait for them."""
         generation = self.joining_generation
         assert generation is not None
         assert self.plan is not None
         group = self.world.group(generation)
         if self.rank not in group.joined:
-            if state.generation != generation or self.order(state) != WorkerOrder.RUN:
+            if self._is_to_leave(state, generation):
                 self.detach_from_group()
                 self.mode = Mode.RECOVER
                 return True
-            if len(state.round.awaiting) < state.world_size:
-                return False  # until the generation is over, or a deadline
             group.joined.add(self.rank)
             return True
         if len(group.joined) < state.world_size and not group.gone and not group.broken:
-            return False
+            if not self._is_to_leave(state, generation):
+                return False  # until the generation is over, or a deadline
+            self.leave_group()
+            self.mode = Mode.RECOVER
+            return True
         self.active_generation, self.joining_generation = generation, None
         if len(group.joined) < state.world_size or group.gone or group.broken:
             self.fail_communication()
@@ -179,6 +180,10 @@ class Worker(ReplayingProcess):
         self.world.shapes_known = True
         self._formed(state)
         return True
+
+    def _is_to_leave(self, state: State, generation: int) -> bool:
+        """Whether the group that it is about to form, or forms, is not needed any more."""
+        return state.generation != generation or self.order(state) != WorkerOrder.RUN
 
     def _formed(self, state: State) -> None:
         """The group is formed: workers that are ahead resend, all others train."""

@@ -18,21 +18,17 @@ S = 1_000_000_000
 LOSS, LIVE = 9, 13
 SKEW = 500 * S
 """How much the clock of host B is ahead of that of host A, on which second 0 is the first event's."""
-GROUPED = [*RECOVERED, *(ev.GroupAwaited(rank=rank, generation=2) for rank in (1, 0))]
-"""The group is awaited in the seconds 14 and 15."""
 AUTHORS = {
     LOSS: "agent m-0",
     10: "worker 1",
     11: "worker 0",
     12: "worker 0",
     13: "worker 1",
-    14: "worker 1",
-    15: "worker 0",
 }
 
 
 def journal() -> list[Entry]:
-    return [Entry(n, event, BEGAN + n, AUTHORS.get(n, "worker 0")) for n, event in enumerate(GROUPED)]
+    return [Entry(n, event, BEGAN + n, AUTHORS.get(n, "worker 0")) for n, event in enumerate(RECOVERED)]
 
 
 def stored(by: str, spans: list[tuple[str, float, float]], *, late: int = 0) -> StoredRecording:
@@ -40,7 +36,7 @@ def stored(by: str, spans: list[tuple[str, float, float]], *, late: int = 0) -> 
     on_b = by == "worker 1" or by == "agent m-2"
     skew = SKEW if on_b else 0
     own = [(p, p * S + skew) for p, author in AUTHORS.items() if author == by]
-    seen = [(p, p, (p + late) * S + skew) for p in range(LOSS, 16)]
+    seen = [(p, p, (p + late) * S + skew) for p in range(LOSS, 14)]
     began = min(round(begin * S) for _, begin, _ in spans) + skew
     recording = Recording(
         began,
@@ -71,7 +67,7 @@ def recordings(late: int = 0) -> list[StoredRecording]:
                 ("report", 9.75, 10),
                 ("task", 11, 13),
                 ("load", 11, 11.5),
-                ("connect", 15, 15.5),
+                ("connect", 14, 15.5),
                 (FIRST_ITERATION, 15.5, 18),
             ],
             late=late,
@@ -132,8 +128,8 @@ def test_a_fault_that_was_injected_begins_it() -> None:
     entries.insert(LOSS, Entry(LOSS, ev.FaultInjected(fault="kill"), BEGAN + 8.25, "worker 1"))
     entries = [Entry(n, entry.event, entry.at, entry.by) for n, entry in enumerate(entries)]
     path = trace_recoveries(entries, [])[2].path  # the journal alone: nothing was recorded
-    assert [part.name for part in path] == ["detect", "report", "rebuild", "gather"]
-    assert [part.ms for part in path] == pytest.approx([750.0, 2000.0, 2000.0, 2000.0])
+    assert [part.name for part in path] == ["detect", "report", "rebuild"]
+    assert [part.ms for part in path] == pytest.approx([750.0, 2000.0, 2000.0])
     assert not any(part.spans for part in path)
 
 

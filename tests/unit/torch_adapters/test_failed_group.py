@@ -38,7 +38,7 @@ for generation in (1, 2):
     try:
         group.join(generation)
     except (RuntimeError, dist.DistError) as error:
-        print(type(error).__name__)
+        print(type(error).__name__, "without", group.missing())
 assert dist.group.WORLD is world
 assert dist.distributed_c10d._resolve_process_group("0") is world
 print(world.group_name, world.rank(), world.size(), dist.get_process_group_ranks(world))
@@ -52,8 +52,8 @@ except RuntimeError as error:
 def test_the_script_keeps_its_group_when_the_next_one_cannot_be_formed() -> None:
     done = run(FAILED)
     assert done.stdout.splitlines() == [
-        "RuntimeError",
-        "RuntimeError",
+        "RuntimeError without [1]",
+        "RuntimeError without [1]",
         "0 0 2 [0, 1]",
         "the process group has ended with its generation: a worker was lost",
     ], done.stderr[-2000:]
