@@ -2,8 +2,8 @@
 
 KILLS says as JSON which, in which step that begins, and the example: ``{"victims": [ranks], "iteration": n,
 "example": "train_swift"}``. Worker 0 kills them in a thread of its own, while its training thread recovers.
-The checkpoint before that step is committed by then, however slow the disk is. New machines wait until all are
-killed, so that no plan is made before.
+The checkpoint before that step is committed by then, however slow the disk is. New machines wait until all
+are killed, so that no plan is made before.
 """
 
 import json
