@@ -28,6 +28,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "bounded_server plain_python determinism faults heap spans store_address torch_adapters.core waits",
         "token_server page_server",
         "config file_server",
+        "worker_context",
     ),
     "decide": ("recovery",),
     "keep": (

@@ -20,7 +20,6 @@ from torch import nn
 
 from swift_ft.checkpoint.library_state import library_state
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.config import WorkerContext
 from swift_ft.errors import (
     NotAttachedError,
     RecoveryError,
@@ -56,6 +55,7 @@ from swift_ft.runtime.settings import (
 )
 from swift_ft.runtime.state_proof import Verify
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["Session", "Step"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from swift_ft.config import RunConfig, WorkerContext
+from swift_ft.config import RunConfig
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard, ProgressReader
@@ -34,6 +34,7 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order
 from swift_ft.spans import Recorder
 from swift_ft.store_address import StoreAddress
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["COMMITTED", "SILENCE_S", "Job", "Machine", "status_of"]
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from swift_ft.config import EXIT_FENCED, WorkerContext
+from swift_ft.config import EXIT_FENCED
 from swift_ft.coordination.active_generation import ActiveGeneration
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.archive import JournalArchiver
@@ -25,6 +25,7 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder, worker_order
 from swift_ft.spans import recorder
 from swift_ft.waits import waiting
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["Participant"]
 

@@ -20,7 +20,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
-from swift_ft.config import RunConfig, WorkerContext
+from swift_ft.config import RunConfig
 from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
@@ -45,6 +45,7 @@ from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.spans import recorder
 from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["AgentSettings", "MachineAgent"]
 

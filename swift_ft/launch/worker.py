@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from swift_ft.config import EXIT_USAGE, WorkerContext
+from swift_ft.config import EXIT_USAGE
 from swift_ft.coordination.agent_channel import AgentChannel, set_agent_channel
 from swift_ft.coordination.relay.lines import set_line_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
@@ -31,6 +31,7 @@ from swift_ft.torch_adapters.ddp import construct_within, join_without_sync
 from swift_ft.torch_adapters.distribution import distribute_within
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.script_groups import be_given_own_objects, script_groups
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["WorkerJob", "run_worker"]
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from swift_ft.checkpoint.store_claim import CLAIMED
-from swift_ft.config import OfflineReplay, RunConfig, WorkerContext
+from swift_ft.config import RunConfig
 from swift_ft.coordination.agent_channel import channel_pair, receive
 from swift_ft.coordination.incarnations import begin
 from swift_ft.coordination.journal import open_journal
@@ -27,6 +27,7 @@ from swift_ft.offline.replay_plan import GENERATION, ReplayPlan, machine_name, s
 from swift_ft.runtime.pipeline.logged_pipeline import shapes_key
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 from swift_ft.waits import waiting
+from swift_ft.worker_context import OfflineReplay, WorkerContext
 
 __all__ = ["ReplayWorkers", "log_name"]
 

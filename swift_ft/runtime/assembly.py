@@ -16,7 +16,6 @@ from swift_ft.checkpoint.recording_file import StoredRecording, clock_of_host
 from swift_ft.checkpoint.step_rollback import Rollback
 from swift_ft.checkpoint.store_claim import open_store
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.config import WorkerContext
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.archive import JournalArchive, JournalArchiver
 from swift_ft.coordination.background_writer import BackgroundWriter
@@ -80,6 +79,7 @@ from swift_ft.torch_adapters.fsdp import ShardedModels
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.script_groups import script_groups
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["Assembly"]
 

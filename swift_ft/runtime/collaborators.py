@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.step_rollback import Rollback
-from swift_ft.config import WorkerContext
 from swift_ft.coordination.archive import JournalArchiver
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.groups import Groups
@@ -37,6 +36,7 @@ from swift_ft.runtime.script_phases import ScriptPhases
 from swift_ft.runtime.work_history import WorkHistory
 from swift_ft.runtime.worker_status import WorkerStatus
 from swift_ft.torch_adapters.fsdp import ShardedModels
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["Collaborators"]
 

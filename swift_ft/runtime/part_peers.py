@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import IO
 
 from swift_ft.checkpoint.part_files import LocalParts
-from swift_ft.config import WorkerContext
 from swift_ft.file_server import FileServer, fetch_file
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["PartPeers"]
 

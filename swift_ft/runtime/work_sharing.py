@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 
-from swift_ft.config import WorkerContext
 from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.layer_profiler import LayerCosts, layer_keys
@@ -15,6 +14,7 @@ from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.rebalance import Rebalance
 from swift_ft.runtime.reshare import Reshare, ShareMicrobatches
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["new_layer_costs", "new_rebalance", "new_reshare"]
 

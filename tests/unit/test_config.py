@@ -10,11 +10,12 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from swift_ft.cli import run
-from swift_ft.config import EXIT_USAGE, RunConfig, WorkerContext, flag_of
+from swift_ft.config import EXIT_USAGE, RunConfig, flag_of
 from swift_ft.errors import NotLaunchedError, UsageError
 from swift_ft.launch.agent import MachineAgent
 from swift_ft.launch.machine import MachineJob
 from swift_ft.network import JobSecret
+from swift_ft.worker_context import WorkerContext
 from tests.support.strangers import issue, new_authority
 
 FILES = ("token_file", "tls_cert", "tls_key", "tls_ca")

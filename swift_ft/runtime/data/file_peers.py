@@ -18,7 +18,6 @@ from typing import IO, Any
 
 from torch.distributed import DistError
 
-from swift_ft.config import WorkerContext
 from swift_ft.data.file_cache import Peers
 from swift_ft.data.file_index import DataFile
 from swift_ft.data.files import FileSamples
@@ -27,6 +26,7 @@ from swift_ft.errors import first_line
 from swift_ft.file_server import FileServer, fetch_file
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.waits import waiting
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["FilePeers", "share_files"]
 

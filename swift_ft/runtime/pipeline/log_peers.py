@@ -13,10 +13,10 @@ import json
 import logging
 from collections.abc import Callable
 
-from swift_ft.config import WorkerContext
 from swift_ft.file_server import FileServer
 from swift_ft.logging import PeerLog, SegmentUploader
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["PeerDirectory"]
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from swift_ft.config import WorkerContext
 from swift_ft.determinism import derive_seed, seed_torch
 from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.failpoints import Point, hit
@@ -37,6 +36,7 @@ from swift_ft.torch_adapters.pipelining.schedule_kind import kind_of
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.worker_context import WorkerContext
 
 __all__ = ["LoggedPipeline", "shapes_key"]
 

@@ -11,7 +11,7 @@ import gpt
 import torch
 import train_hybrid
 
-from swift_ft.config import WorkerContext
+from swift_ft.worker_context import WorkerContext
 
 CONTEXT = WorkerContext.from_env()
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])

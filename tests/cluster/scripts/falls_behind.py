@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 import train_elastic
 
-from swift_ft.config import WorkerContext
 from swift_ft.torch_adapters.communication import wait_for
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
+from swift_ft.worker_context import WorkerContext
 
 context = WorkerContext.from_env()
 folder = Path(os.environ["PIDS"])

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import swift_ft
-from swift_ft.config import WorkerContext
 from swift_ft.recovery.job_state import State
+from swift_ft.worker_context import WorkerContext
 
 CONTEXT = WorkerContext.from_env()
 RANK = int(os.environ["RANK"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from swift_ft.config import WorkerContext
+from swift_ft.worker_context import WorkerContext
 
 CONTEXT = WorkerContext.from_env()
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])

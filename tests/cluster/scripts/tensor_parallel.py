@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import swift_ft
-from swift_ft.config import WorkerContext
+from swift_ft.worker_context import WorkerContext
 
 CLIP = 0.05
 APART = 4

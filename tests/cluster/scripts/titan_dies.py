@@ -19,7 +19,7 @@ from titan.trainer import Trainer
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
-from swift_ft.config import WorkerContext
+from swift_ft.worker_context import WorkerContext
 
 titan_parallel: Any
 titan_trainer: Any

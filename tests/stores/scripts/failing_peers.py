@@ -20,9 +20,9 @@ from typing import Any
 import train_swift
 
 import swift_ft
-from swift_ft.config import WorkerContext
 from swift_ft.logging import PeerLog, SegmentUploader
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
+from swift_ft.worker_context import WorkerContext
 
 CONTEXT = WorkerContext.from_env()
 HOW = os.environ["PEERS"]

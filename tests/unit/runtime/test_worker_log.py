@@ -13,7 +13,7 @@ import torch
 from torch.distributed import TCPStore
 
 from swift_ft.checkpoint.store_claim import log_directory
-from swift_ft.config import RunConfig, WorkerContext
+from swift_ft.config import RunConfig
 from swift_ft.logging import Direction, LogOptions, MessageKey
 from swift_ft.network import JobSecret
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
@@ -21,6 +21,7 @@ from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.storage.store import Store
 from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.worker_context import WorkerContext
 from tests.support.log import events_of
 
 WRITER, READER = 1, 2
