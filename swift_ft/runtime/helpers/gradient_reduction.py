@@ -4,27 +4,33 @@
     by member    every member's own sum ─▶ owner                                               other roundings
 
 Floating-point addition is not associative. A sum that travels from member to member adds the microbatches in
-their original order. Each member sends it once, however many microbatches it has computed.
+their original order. Each member sends it once, however many microbatches it has computed. It travels in
+pieces, so that several members work on it at the same time, and what begins it is sent without a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 from swift_ft.recovery.helpers import ReductionHop
+from swift_ft.runtime.helpers.pieces import Piece, pieces_of
 from swift_ft.runtime.replicas.transfer import Link
 from swift_ft.torch_adapters.communication import wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Gradients
 
-__all__ = ["StageGradients"]
+__all__ = ["StageGradients", "begins_in_order"]
 
-_BUCKETS = 8
-_BUCKET_BYTES = 4 * 2**20
-"""A sum travels in buckets that fit into a cache, so that several members work on it at the same time."""
+
+def begins_in_order(hops: Sequence[ReductionHop], rank: int, computed: Sequence[int]) -> bool:
+    """Whether a sum begins with all microbatches of a member, in the order in which it computes them.
+
+    Then autograd adds them up, as it does without helpers.
+    """
+    return hops[0].rank == rank and hops[0].microbatches == [*computed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +42,23 @@ class StageGradients:
         owner: rank of the worker that holds the stage.
         parameters: of the stage.
         initial: the gradients that they already have, at an owner that has any; else None.
+        under_way: receives the sends that are begun. Whoever made this waits for them.
     """
 
     group: dist.ProcessGroup
     owner: int
     parameters: Sequence[torch.Tensor]
     initial: Gradients | None
+    under_way: list[dist.Work] = field(default_factory=list)
 
-    def in_order(self, hops: Sequence[ReductionHop], own: Mapping[int, Gradients]) -> Gradients | None:
+    def in_order(
+        self, hops: Sequence[ReductionHop], own: Mapping[int, Sequence[Gradients]]
+    ) -> Gradients | None:
         """Add up all microbatches in their original order, along a route from member to member.
 
         Args:
             hops: the route of the sum.
-            own: this worker's gradients, by microbatch.
+            own: by the number of this worker's hops, what it adds there, in this order; it is changed.
 
         Returns:
             The sum, at the owner.
@@ -57,32 +67,24 @@ class StageGradients:
             RuntimeError: as torch does, if a member is gone.
         """
         rank = dist.get_rank()
-        result: Gradients = []
-        sent = []
-        for bucket in _buckets(self.parameters):
-            for number, hop in enumerate(hops):
-                if hop.rank != rank:
-                    continue
-                partial = _BucketSum(self.parameters[bucket])
-                if number > 0:
-                    wait_for([Link(self.group, hops[number - 1].rank, rank).carry(partial.flat)])
-                elif self.initial is not None:
-                    partial.add(self.initial[bucket])
-                for microbatch in hop.microbatches:
-                    partial.add(own[microbatch][bucket])
-                if number + 1 < len(hops):
-                    sent.append(Link(self.group, rank, hops[number + 1].rank).carry(partial.flat))
-                else:
-                    result += partial.gradients()
-        wait_for(sent)
-        return result if rank == self.owner else None
+        result: Gradients | None = None
+        for number, hop in enumerate(hops):
+            if hop.rank != rank:
+                continue
+            before = hops[number - 1].rank if number > 0 else None
+            after = hops[number + 1].rank if number + 1 < len(hops) else None
+            terms = [*own[number]]
+            if number == 0 and self.initial is not None:
+                terms = [self.initial if not terms else _copy(self.initial), *terms]
+            result = self._pass_on(before, terms, after)
+        return self._with_frozen(result) if rank == self.owner and result is not None else None
 
     def by_member(self, members: Sequence[int], own: Gradients) -> Gradients | None:
         """Add up the sums of all members.
 
         Args:
             members: the ranks that compute microbatches.
-            own: this worker's sum.
+            own: this worker's sum; it is changed.
 
         Returns:
             The sum, at the owner.
@@ -91,69 +93,84 @@ class StageGradients:
             RuntimeError: as torch does, if a member is gone.
         """
         rank = dist.get_rank()
-        result: Gradients = []
-        for bucket in _buckets(self.parameters):
-            total = _BucketSum(self.parameters[bucket])
-            if rank != self.owner:
-                total.add(own[bucket])
-                wait_for([Link(self.group, rank, self.owner).carry(total.flat)])
-                continue
-            if self.initial is not None:
-                total.add(self.initial[bucket])
-            for member in members:
-                if member == rank:
-                    total.add(own[bucket])
-                else:
-                    partial = _BucketSum(self.parameters[bucket])
-                    wait_for([Link(self.group, member, rank).carry(partial.flat)])
-                    total.add(partial.gradients())
-            result += total.gradients()
-        return result if rank == self.owner else None
+        if rank != self.owner:
+            self._pass_on(None, [own], self.owner)
+            return None
+        total: Gradients = [None] * len(self.parameters)
+        if self.initial is not None:
+            total = _copy(self.initial)
+        for member in members:
+            received = own if member == rank else self._pass_on(member, [], None)
+            total = [_add([first, second]) for first, second in zip(total, received, strict=True)]
+        return self._with_frozen(total)
+
+    def _with_frozen(self, total: Gradients) -> Gradients:
+        """The sum, and the gradients that parameters had before they were frozen."""
+        if self.initial is None:
+            return total
+        both = zip(self.parameters, self.initial, total, strict=True)
+        return [gradient if parameter.requires_grad else before for parameter, before, gradient in both]
+
+    def _pass_on(self, before: int | None, terms: Sequence[Gradients], after: int | None) -> Gradients:
+        """Take a sum from one member, add to it, and give it to another one.
+
+        First travels which parameters have a gradient, then all pieces.
+        """
+        pieces = pieces_of({n: p for n, p in enumerate(self.parameters) if p.requires_grad})
+        arriving: list[tuple[dist.Work, torch.Tensor]] = []
+        begun = torch.zeros(len(self.parameters), dtype=torch.uint8, device=self.parameters[0].device)
+        if before is not None:
+            link = Link(self.group, before, dist.get_rank())
+            known = link.carry(begun)
+            flats = [piece.empty() for piece in pieces]
+            arriving = [(link.carry(flat), flat) for flat in flats]
+            wait_for([known])
+        has = begun.tolist()
+        ours = [any(term[number] is not None for term in terms) for number in range(len(has))]
+        if after is not None:
+            link = Link(self.group, dist.get_rank(), after)
+            both = [int(mine or others) for mine, others in zip(ours, has, strict=True)]
+            self.under_way.append(link.carry(torch.tensor(both, dtype=torch.uint8, device=begun.device)))
+        total: Gradients = [None] * len(has)
+        for place, piece in enumerate(pieces):
+            received: Mapping[int, torch.Tensor] = {}
+            flat = None
+            if arriving:
+                work, flat = arriving[place]
+                wait_for([work])
+                views = zip(piece.keys, piece.views(flat), strict=True)
+                received = {number: view for number, view in views if has[number]}
+            for number in piece.keys:
+                total[number] = _add([received.get(number), *(term[number] for term in terms)])
+            if after is not None:
+                own = [total[number] for number in piece.keys]
+                self.under_way.append(link.carry(_joined(piece, own, flat, received)))
+        return total
 
 
-def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[slice]:
-    """Slices of consecutive parameters of one dtype, each of about the same size in bytes."""
-    enough = min(_BUCKET_BYTES, sum(parameter.nbytes for parameter in parameters) // _BUCKETS)
-    begin = size = 0
-    for end, parameter in enumerate(parameters):
-        if end > begin and (size >= enough or parameter.dtype != parameters[begin].dtype):
-            yield slice(begin, end)
-            begin, size = end, 0
-        size += parameter.nbytes
-    if begin < len(parameters):
-        yield slice(begin, len(parameters))
+def _joined(
+    piece: Piece[int],
+    total: Gradients,
+    flat: torch.Tensor | None,
+    received: Mapping[int, torch.Tensor],
+) -> torch.Tensor:
+    """A piece of a sum as one tensor: the one that has arrived, if all was added to that in place."""
+    if flat is not None and len(received) == sum(gradient is not None for gradient in total):
+        return flat
+    return piece.join(total)
 
 
-class _BucketSum:
-    """The sum of one bucket as one flat tensor: all elements, then whether each parameter has a gradient.
+def _add(terms: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Adds up as autograd does: a sum begins with its first term, not with zero. That term is changed."""
+    total = None
+    with torch.no_grad():
+        for term in terms:
+            if total is None:
+                total = term
+            elif term is not None:
+                total += term
+    return total
 
-    Args:
-        parameters: of the bucket, of one dtype.
-    """
 
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        sizes = [parameter.numel() for parameter in parameters]
-        like = parameters[0]
-        self.flat = torch.empty(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
-        *views, self._begun = torch.split(self.flat, [*sizes, len(sizes)])
-        self._views = [view.view(parameter.shape) for view, parameter in zip(views, parameters, strict=True)]
-        self._begun.zero_()
-
-    def add(self, gradients: Gradients) -> None:
-        """Add gradients as autograd does: a sum begins with its first term, not with zero."""
-        begun = self._begun.tolist()
-        with torch.no_grad():
-            for index, (view, gradient) in enumerate(zip(self._views, gradients, strict=True)):
-                if gradient is None:
-                    continue
-                if begun[index]:
-                    view += gradient
-                else:
-                    view.copy_(gradient)
-                    self._begun[index] = 1
-
-    def gradients(self) -> Gradients:
-        """The sum; None for each parameter without a gradient."""
-        return [
-            view if begun else None for view, begun in zip(self._views, self._begun.tolist(), strict=True)
-        ]
+def _copy(gradients: Gradients) -> Gradients:
+    return [None if gradient is None else gradient.clone() for gradient in gradients]

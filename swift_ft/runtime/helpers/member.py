@@ -10,32 +10,24 @@ of a machine need no pipeline among themselves, and any number of helpers can se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from swift_ft.checkpoint.state_payload import (
-    Allocate,
-    StatePath,
-    StatePayload,
-    TensorKind,
-    fresh_on,
-    pack,
-    unpack,
-)
 from swift_ft.determinism import host_random_state, random_state, set_host_random_state, set_random_state
-from swift_ft.errors import CannotHelpError
-from swift_ft.logging import Direction, LogReader
-from swift_ft.recovery.helpers import ParallelReplay
-from swift_ft.runtime.helpers.gradient_reduction import StageGradients
-from swift_ft.runtime.replicas.transfer import Link, receive, send
+from swift_ft.logging import LogReader
+from swift_ft.recovery.helpers import ParallelReplay, ReductionHop
+from swift_ft.runtime.helpers.gradient_reduction import StageGradients, begins_in_order
+from swift_ft.runtime.helpers.parameters import OwnersState
+from swift_ft.runtime.helpers.results import ArrivingResults, send_messages, send_others
+from swift_ft.runtime.replicas.transfer import Link
+from swift_ft.torch_adapters.communication import wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Computed, Gradients, Inputs, StageChain
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route
 
@@ -103,7 +95,7 @@ class Member:
     microbatches: int
     source: LogReader
     mode: GradientReduction
-    _constants_sent: bool = False
+    _states: dict[int, OwnersState] = field(default_factory=dict)
 
     def step(
         self, iteration: int, inputs: Inputs | None = None, had: Mapping[int, Gradients] | None = None
@@ -123,35 +115,45 @@ class Member:
             RecoveryError: a message is not in the log, or damaged.
             CannotHelpError: other workers cannot compute a stage.
         """
-        given = self._distribute_inputs(inputs)
-        self.chain.begin(iteration)
+        under_way: list[dist.Work] = []
+        given = self._distribute_inputs(inputs, under_way)
+        routes = {stage: self._route(stage, given[stage]) for stage, _ in self._stages()}
+        self.chain.begin(iteration, [stage for stage in routes if self._adds_up(routes[stage])])
         own: dict[int, dict[int, Computed]] = {owner: {} for owner in self.replay.owners}
         with torch.enable_grad():
-            for microbatch in self.replay.microbatches_of(self.rank, self.microbatches):
+            for microbatch in self._share(self.rank):
                 computed = self.chain.compute(microbatch, given, self._read_from_log(microbatch))
                 for stage, owner in self._stages():
                     own[owner][microbatch] = computed[self.chain.place(stage)]
+                if self.rank not in own:
+                    for owner in own:
+                        under_way += send_messages(own[owner][microbatch], self._link_to(owner))
+        arriving = self._exchange_messages(own, under_way) if self.rank in own else []
         sums = {}
         for stage, owner in self._stages():
-            begun = stage in given[stage].begun
-            total = self._add_up(stage, own[owner], (had or {}).get(stage) if begun else None, begun=begun)
+            before = (had or {}).get(stage) if stage in given[stage].begun else None
+            total = self._add_up(stage, routes[stage], own[owner], before, under_way)
             if total is not None:
                 sums[stage] = total
-        return self._exchange(own), sums
-
-    def _add_up(
-        self, stage: int, own: Mapping[int, Computed], had: Gradients | None, *, begun: bool
-    ) -> Gradients | None:
-        """Gradients of a stage from all members, at its owner."""
-        owner = self.holders[stage]
-        gradients = StageGradients(self.group, owner, self.chain.parameters(stage), had)
-        if self.mode == GradientReduction.ALLREDUCE:
-            return gradients.by_member(self.replay.members, self.chain.take_gradients(stage))
-        hops = self.replay.hops(self.chain.order.added(stage), owner, begun=begun)
-        return gradients.in_order(hops, {m: computed.gradients.pop(stage) for m, computed in own.items()})
+        results: dict[int, Computed] = {}
+        for owner in own:
+            if owner != self.rank:
+                under_way += send_others(own[owner], self._link_to(owner))
+                continue
+            results = own[owner]
+            for one in arriving:
+                results.update(one.take())
+        wait_for(under_way)
+        return results, sums
 
     def _stages(self) -> list[tuple[int, int]]:
         return [(stage, self.holders[stage]) for stage in self.chain.stages]
+
+    def _link_to(self, owner: int) -> Link:
+        return Link(self.group, self.rank, owner)
+
+    def _share(self, rank: int) -> range:
+        return self.replay.microbatches_of(rank, self.microbatches)
 
     def _read_from_log(self, microbatch: int) -> Callable[[Route, torch.Tensor], None]:
         def fill(route: Route, buffer: torch.Tensor) -> None:
@@ -159,102 +161,77 @@ class Member:
 
         return fill
 
-    # -------------------------------------------------------------------------------- owner to members
-
-    def _distribute_inputs(self, inputs: Inputs | None) -> dict[int, Inputs]:
+    def _distribute_inputs(self, inputs: Inputs | None, under_way: list[dist.Work]) -> dict[int, Inputs]:
         """Send each owner's parameters and inputs to all members; return the inputs by stage."""
         given: dict[int, Inputs] = {}
         for owner in self.replay.owners:
-            link = Link(self.group, owner)
             stages = [stage for stage, holder in self._stages() if holder == owner]
+            if owner not in self._states:
+                route = [owner, *(member for member in self.replay.members if member != owner)]
+                self._states[owner] = OwnersState(self.group, route, self.rank, self.chain, stages)
             if owner == self.rank:
                 assert inputs is not None
-                plain = {f.name: getattr(inputs, f.name) for f in fields(Inputs)}
-                send(StatePayload(self._values(stages), pack(plain)), link)
-                found = inputs
+                found, works = inputs, self._states[owner].send(inputs)
             else:
-                payload = receive(link, self._allocate(stages))
-                found = Inputs(**unpack(payload.plain, self.chain.device))
-                for stage in stages:
-                    self.chain.set_modes(stage, found.evaluating[stage])
+                found, works = self._states[owner].receive()
+            under_way += works
             given.update(dict.fromkeys(stages, found))
-        self._constants_sent = True
         return given
 
-    def _values(self, stages: Sequence[int]) -> dict[StatePath, torch.Tensor]:
-        """Parameters every time, since each update changes them; buffers and frozen parameters only once."""
-        found: dict[StatePath, torch.Tensor] = {}
-        for stage in stages:
-            module = self.chain.stages[stage].submod
-            for name, parameter in module.named_parameters():
-                if parameter.requires_grad or not self._constants_sent:
-                    found["parameter", str(stage), name] = parameter
-            if not self._constants_sent:
-                for name, buffer in module.named_buffers():
-                    found["buffer", str(stage), name] = buffer
-        return found
+    # --------------------------------------------------------------------------------------- gradients
 
-    def _allocate(self, stages: Sequence[int]) -> Allocate:
-        def allocate(kinds: dict[StatePath, TensorKind]) -> Mapping[StatePath, torch.Tensor]:
-            here = self._values(stages)
-            ours = StatePayload(here).kinds
-            if ours != kinds:
-                different = sorted({*ours.items()} ^ {*kinds.items()}, key=lambda item: item[0])
-                stage, name = different[0][0][1:]
-                raise CannotHelpError(
-                    f"build({stage}) makes a module that differs from the script's stage {stage}: see {name}"
-                )
-            return here
+    def _route(self, stage: int, given: Inputs) -> list[ReductionHop]:
+        """The route of a stage's gradients from member to member."""
+        order = self.chain.order.added(stage)
+        return self.replay.hops(order, self.holders[stage], begun=stage in given.begun)
 
-        return allocate
+    def _adds_up(self, route: list[ReductionHop]) -> bool:
+        """Whether autograd adds up all gradients of a stage that this member computes."""
+        return self.mode == GradientReduction.ALLREDUCE or begins_in_order(
+            route, self.rank, self._share(self.rank)
+        )
 
-    # -------------------------------------------------------------------------------- members to owner
+    def _add_up(
+        self,
+        stage: int,
+        route: list[ReductionHop],
+        own: Mapping[int, Computed],
+        had: Gradients | None,
+        under_way: list[dist.Work],
+    ) -> Gradients | None:
+        """Gradients of a stage from all members, at its owner."""
+        owner, parameters = self.holders[stage], self.chain.parameters(stage)
+        gradients = StageGradients(self.group, owner, parameters, had, under_way)
+        if self.mode == GradientReduction.ALLREDUCE:
+            return gradients.by_member(self.replay.members, self.chain.take_gradients(stage))
+        if self._adds_up(route):
+            return gradients.in_order(route, {0: [self.chain.take_gradients(stage)]})
+        terms = {
+            number: [own[microbatch].gradients.pop(stage) for microbatch in hop.microbatches]
+            for number, hop in enumerate(route)
+            if hop.rank == self.rank
+        }
+        return gradients.in_order(route, terms)
 
-    def _exchange(self, own: dict[int, dict[int, Computed]]) -> dict[int, Computed]:
-        """Each member sends each owner the results for that owner's stages."""
-        results: dict[int, Computed] = {}
-        for owner in self.replay.owners:
+    # ----------------------------------------------------------------------------------------- results
+
+    def _exchange_messages(
+        self, own: dict[int, dict[int, Computed]], under_way: list[dist.Work]
+    ) -> list[ArrivingResults]:
+        """At an owner, begin to receive from all, and to send to other owners.
+
+        All receive from each other in one order, as a backend needs that has one queue for both directions.
+        """
+        arriving: list[ArrivingResults] = []
+        for owner, computed in own.items():
             if owner != self.rank:
-                send(self._to_payload(own[owner]), Link(self.group, self.rank, owner))
+                for result in computed.values():
+                    under_way += send_messages(result, self._link_to(owner))
                 continue
-            results = own[owner]
-            for member in reversed(self.replay.members):  # members with smaller shares have waited longer
-                if member != self.rank:
-                    payload = receive(Link(self.group, member, self.rank), fresh_on(self.chain.device))
-                    results.update(self._from_payload(payload))
-        return results
-
-    def _to_payload(self, computed: dict[int, Computed]) -> StatePayload:
-        tensors: dict[StatePath, torch.Tensor] = {}
-        plain: dict[int, dict[str, Any]] = {}
-        for microbatch, result in computed.items():
-            for route, tensor in result.sent.items():
-                tensors[str(microbatch), *_route_to_text(route)] = tensor
-            plain[microbatch] = {
-                "received": [(_route_to_text(route), value) for route, value in result.received.items()],
-                "output": result.output,
-                "loss": result.loss,
-                "random": result.random,
-            }
-        return StatePayload(tensors, pack(plain))
-
-    def _from_payload(self, payload: StatePayload) -> dict[int, Computed]:
-        results = {}
-        for microbatch, plain in unpack(payload.plain, self.chain.device).items():
-            results[microbatch] = Computed(
-                received={_route_from_text(*text): checksum for text, checksum in plain["received"]},
-                output=plain["output"],
-                loss=plain["loss"],
-                random=plain["random"],
-            )
-        for (microbatch, *route), tensor in payload.tensors.items():
-            results[int(microbatch)].sent[_route_from_text(*route)] = tensor
-        return results
-
-
-def _route_to_text(route: Route) -> tuple[str, str, str, str]:
-    return (str(route.direction), str(route.source), str(route.destination), str(route.slot))
-
-
-def _route_from_text(direction: str, source: str, destination: str, slot: str) -> Route:
-    return Route(Direction(direction), int(source), int(destination), int(slot))
+            like, device = next(iter(computed.values())), self.chain.device
+            arriving += [
+                ArrivingResults(Link(self.group, member, owner), self._share(member), like, device)
+                for member in self.replay.members
+                if member != owner
+            ]
+        return arriving

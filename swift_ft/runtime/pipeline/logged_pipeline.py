@@ -413,9 +413,7 @@ class LoggedPipeline:
             self._interceptor.computing = iteration, microbatch
             seed_torch(derive_seed(self._seed, iteration, stage, microbatch, self._interceptor.replica))
 
-        return StageChain(
-            hook.schedule, stages, seed, add_up=self._helping.mode == GradientReduction.ALLREDUCE
-        )
+        return StageChain(hook.schedule, stages, seed)
 
     def _build_stage(self, index: int) -> nn.Module:
         assert self.stack is not None

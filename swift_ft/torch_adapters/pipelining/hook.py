@@ -383,8 +383,16 @@ class PipelineHook:
             had = {s.stage_index: [p.grad for p in s.submod.parameters()] for s in self.stages}
             begun = [index for index, own in had.items() if any(gradient is not None for gradient in own)]
             modes = {s.stage_index: evaluating(s.submod) for s in self.stages}
+            targets = target_mbs if last else None
             inputs = Inputs(
-                args, kwargs, target_mbs, loss_kwargs, return_outputs, begun, autocast_here(), modes
+                args if first else (),
+                kwargs,
+                targets,
+                loss_kwargs,
+                return_outputs,
+                begun,
+                autocast_here(),
+                modes,
             )
             self._share_step(self.shared, inputs, had, losses)
 

@@ -14,7 +14,7 @@ Private parts used (tested on torch 2.13):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -65,9 +65,9 @@ class Inputs:
     """The script's input to a schedule's step, by microbatch.
 
     Attributes:
-        args: of the first stage.
+        args: of the first stage; empty for the owner of others.
         kwargs: of this worker's stages.
-        targets: of the loss; None where the script gave none.
+        targets: of the loss; None where the script gave none, or this is not the last stage's owner.
         loss_kwargs: for the loss function.
         outputs: whether the script asked for the last stage's outputs.
         begun: stages whose parameters already have gradients.
@@ -105,7 +105,7 @@ class Computed:
     Attributes:
         sent: the messages that they would have sent.
         received: checksums of the messages that they would have received.
-        gradients: by stage. Left empty where gradients are added up at once.
+        gradients: by stage. Left empty where autograd adds them up.
         output: of the last stage, if it is among them and the script asked for it.
         loss: of the last stage.
         random: of torch's generators after the forward pass that is the last of the worker's.
@@ -165,7 +165,6 @@ class StageChain:
         schedule: of this worker: its loss function, its order.
         stages: by index, with their shapes prepared.
         seed: derives torch's random state for (iteration, stage, microbatch).
-        add_up: gradients of all microbatches into one, in any order, instead of keeping each.
     """
 
     def __init__(
@@ -173,14 +172,13 @@ class StageChain:
         schedule: _PipelineSchedule,
         stages: Mapping[int, PipelineStage],
         seed: Callable[[int, int, int], None],
-        *,
-        add_up: bool,
     ) -> None:
         self._loss: Callable[..., Any] = schedule._compute_loss
         self.stages = dict(sorted(stages.items()))
         self._seed = seed
         self.iteration = 0
-        self._add_up = add_up
+        self._adding_up: Collection[int] = ()
+        self._unchanged: BufferCopies | None = None
         self._places: Mapping[int, int] = next(iter(self.stages.values())).stage_index_to_group_rank
         self.order = ComputeOrder(schedule, self._places)
 
@@ -202,9 +200,15 @@ class StageChain:
         for name, part in self.stages[stage].submod.named_modules():
             part.training = name not in evaluating
 
-    def begin(self, iteration: int) -> None:
-        """A step begins: no gradients yet."""
-        self.iteration = iteration
+    def begin(self, iteration: int, adding_up: Collection[int]) -> None:
+        """A step begins: no gradients yet.
+
+        Args:
+            iteration: counted from 0.
+            adding_up: stages whose parameters keep the sum of all gradients, in the order in which they are
+                computed. Of the others, each microbatch's are kept.
+        """
+        self.iteration, self._adding_up, self._unchanged = iteration, adding_up, None
         for stage in self.stages.values():
             stage.has_backward = True
             stage.clear_runtime_states()
@@ -239,12 +243,13 @@ class StageChain:
             CannotHelpError: microbatches depend on each other, by a buffer that a forward pass changes.
         """
         results = {self._places[index]: Computed() for index in self.stages}
-        buffers = self._buffers()
+        buffers = self._unchanged or self._buffers()
         loss = None
         for index, stage in self.stages.items():
             with inputs[index].precision():
                 loss = self._forward(stage, microbatch, inputs[index], fill, results[self._places[index]])
-        if self._buffers().differs_from(buffers):
+        self._unchanged = self._buffers()
+        if self._unchanged.differs_from(buffers):
             raise CannotHelpError(
                 "a forward pass changes the module's buffers (as BatchNorm does): its microbatches cannot be "
                 "computed apart"
@@ -304,7 +309,7 @@ class StageChain:
         )
         if split:
             kind.backward_weight_one_chunk(stage, microbatch)
-        if not self._add_up:
+        if index not in self._adding_up:
             result.gradients[index] = self.take_gradients(index)
         before = self.stages.get(index - 1)
         if stage.is_first:

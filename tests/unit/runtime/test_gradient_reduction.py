@@ -11,19 +11,27 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.runtime.helpers.gradient_reduction import StageGradients
+from swift_ft.torch_adapters.communication import wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Gradients
 
 REPLAY = ParallelReplay(owners=(1,), helpers=(0, 2), begin=0, until=1)
 PARAMETERS = [
-    torch.empty(300, 40),
-    torch.empty(7, dtype=torch.bfloat16),
-    torch.empty(()),
-    torch.empty(5, 3),
-    torch.empty(2),
+    nn.Parameter(tensor)
+    for tensor in (
+        torch.empty(300, 400),  # large: travels by itself
+        torch.empty(7, dtype=torch.bfloat16),
+        torch.empty(()),
+        torch.empty(5, 3),
+        torch.empty(2),
+        torch.empty(3),
+    )
 ]
+FROZEN = 5
+PARAMETERS[FROZEN].requires_grad_(False)
 MICROBATCHES = 8
 ORDERS = {"ascending": [*range(MICROBATCHES)], "crooked": [5, 0, 1, 7, 3, 2, 6, 4]}
 
@@ -34,7 +42,7 @@ def gradients_of(microbatch: int) -> Gradients:
     found: Gradients = [
         (torch.randn(p.shape, generator=generator) * 10.0 ** (microbatch % 5)).to(p.dtype) for p in PARAMETERS
     ]
-    found[3] = None
+    found[3] = found[FROZEN] = None
     if microbatch < 6:
         found[4] = None
     elif microbatch == 6:
@@ -43,7 +51,7 @@ def gradients_of(microbatch: int) -> Gradients:
 
 
 def had() -> Gradients:
-    return [torch.ones_like(PARAMETERS[0]), None, torch.tensor(3.0), None, None]
+    return [torch.ones_like(PARAMETERS[0]), None, torch.tensor(3.0), None, None, torch.ones(3)]
 
 
 def expected(order: list[int], first: Gradients | None) -> Gradients:
@@ -59,19 +67,26 @@ def expected(order: list[int], first: Gradients | None) -> Gradients:
 
 def in_order(rank: int, group: Any, order: list[int], first: Gradients | None) -> Gradients | None:
     way = REPLAY.hops(order, 1, begun=first is not None)
-    own = {m: gradients_of(m) for m in REPLAY.microbatches_of(rank, MICROBATCHES)}
-    return StageGradients(group, 1, PARAMETERS, first if rank == 1 else None).in_order(way, own)
+    own = {n: [gradients_of(m) for m in hop.microbatches] for n, hop in enumerate(way) if hop.rank == rank}
+    stage = StageGradients(group, 1, PARAMETERS, first if rank == 1 else None)
+    found = stage.in_order(way, own)
+    wait_for(stage.under_way)
+    return found
 
 
 def by_member(rank: int, group: Any, order: list[int], first: Gradients | None) -> Gradients | None:
     own = expected([*REPLAY.microbatches_of(rank, MICROBATCHES)], None)
-    return StageGradients(group, 1, PARAMETERS, first if rank == 1 else None).by_member(REPLAY.members, own)
+    stage = StageGradients(group, 1, PARAMETERS, first if rank == 1 else None)
+    found = stage.by_member(REPLAY.members, own)
+    wait_for(stage.under_way)
+    return found
 
 
 Take = Callable[[int, Any, list[int], Gradients | None], Gradients | None]
 
 
 def member(rank: int, folder: Path, take: Take, order: list[int], first: Gradients | None) -> None:
+    torch.set_num_threads(1)  # the threads of the process from which this one was forked are not here
     store = dist.FileStore(str(folder / "store"), 3)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=60))
     found = take(rank, dist.group.WORLD, order, first)

@@ -1,0 +1,145 @@
+"""An owner's parameters and inputs on their way to all members, at the begin of each iteration (paper §5.2).
+
+    first iteration     everything, with names and shapes: a member sees whether its module is the script's
+    later ones          owner ─▶ member ─▶ next ─▶ ...: the parameters that updates change, then the inputs
+
+Members pass on what has arrived, so an owner sends its parameters once, however many help. It computes while
+they travel: they do not change before its next update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import torch
+import torch.distributed as dist
+
+from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, pack, unpack
+from swift_ft.errors import CannotHelpError
+from swift_ft.runtime.helpers.pieces import Piece, pieces_of
+from swift_ft.runtime.helpers.plain_bytes import Arriving, send_plain
+from swift_ft.runtime.replicas.transfer import Link, receive, send
+from swift_ft.torch_adapters.communication import device_of, wait_for
+from swift_ft.torch_adapters.pipelining.microbatch import Inputs, StageChain
+
+__all__ = ["OwnersState"]
+
+_TRAINED = "parameter"
+_CONSTANT = "constant"
+
+
+@dataclass(slots=True)
+class OwnersState:
+    """The state of one owner's stages, at that owner or at another member.
+
+    Attributes:
+        group: of all members.
+        route: the owner, then all other members in the order in which they receive.
+        rank: this worker.
+        chain: the stages of all owners, on this worker.
+        stages: of this owner.
+    """
+
+    group: dist.ProcessGroup
+    route: Sequence[int]
+    rank: int
+    chain: StageChain
+    stages: Sequence[int]
+    _trained: list[StatePath] | None = None
+    _pieces: list[Piece[StatePath]] = field(default_factory=list)
+
+    def send(self, inputs: Inputs) -> list[dist.Work]:
+        """At the owner, begin to send what an iteration needs.
+
+        Returns:
+            What is under way. The parameters must not change before it has ended.
+
+        Raises:
+            CannotHelpError: the script trains other parameters than in the first iteration.
+            RuntimeError: as torch does, if a peer is gone.
+        """
+        plain = pack({f.name: getattr(inputs, f.name) for f in fields(Inputs)})
+        values, trained = self._values(), self._trained_now()
+        if self._trained is None:
+            send(StatePayload(values, plain), Link(self.group, self.rank))
+            self._agree(trained, values)
+            return []
+        if trained != self._trained:
+            stage, name = sorted({*trained} ^ {*self._trained})[0][1:]
+            raise CannotHelpError(f"the script has changed whether {name} of stage {stage} is trained")
+        works = []
+        if (link := self._onwards()) is not None:
+            for piece in self._pieces:
+                works.append(link.carry(piece.join([values[path] for path in piece.keys])))
+            works += send_plain(plain, link)
+        return works
+
+    def receive(self) -> tuple[Inputs, list[dist.Work]]:
+        """At another member, receive what an iteration needs, and begin to pass it on.
+
+        Returns:
+            The inputs, and what is under way.
+
+        Raises:
+            CannotHelpError: this worker's modules are not the script's.
+            RuntimeError: as torch does, if a peer is gone.
+        """
+        works: list[dist.Work] = []
+        values = self._values()
+        if self._trained is None:
+            plain = receive(Link(self.group, self.route[0]), self._allocate).plain
+            self._agree(self._trained_now(), values)
+        else:
+            before = self.route[self.route.index(self.rank) - 1]
+            link, onwards = Link(self.group, before, self.rank), self._onwards()
+            targets = [[values[path] for path in piece.keys] for piece in self._pieces]
+            flats = [piece.target(some) for piece, some in zip(self._pieces, targets, strict=True)]
+            arriving = [link.carry(flat) for flat in flats]
+            inputs = Arriving(link)
+            for work, flat, piece, some in zip(arriving, flats, self._pieces, targets, strict=True):
+                wait_for([work])
+                if onwards is not None:
+                    works.append(onwards.carry(flat))
+                piece.fill(some, flat)
+            plain = inputs.take()
+            if onwards is not None:
+                works += send_plain(plain, onwards)
+        found = Inputs(**unpack(plain, self.chain.device))
+        for stage in self.stages:
+            self.chain.set_modes(stage, found.evaluating[stage])
+        return found, works
+
+    def _onwards(self) -> Link | None:
+        """To the next member; None for the last one."""
+        after = self.route.index(self.rank) + 1
+        return Link(self.group, self.rank, self.route[after]) if after < len(self.route) else None
+
+    def _agree(self, trained: list[StatePath], values: Mapping[StatePath, torch.Tensor]) -> None:
+        self._trained = trained
+        self._pieces = pieces_of({path: values[path] for path in trained}, device_of(self.group))
+
+    def _trained_now(self) -> list[StatePath]:
+        return [path for path in self._values() if path[0] == _TRAINED]
+
+    def _values(self) -> dict[StatePath, torch.Tensor]:
+        """All parameters and buffers. Updates change only those that are trained."""
+        found: dict[StatePath, torch.Tensor] = {}
+        for stage in self.stages:
+            module = self.chain.stages[stage].submod
+            for name, parameter in module.named_parameters():
+                found[_TRAINED if parameter.requires_grad else _CONSTANT, str(stage), name] = parameter
+            for name, buffer in module.named_buffers():
+                found[_CONSTANT, str(stage), name] = buffer
+        return found
+
+    def _allocate(self, kinds: dict[StatePath, TensorKind]) -> Mapping[StatePath, torch.Tensor]:
+        here = self._values()
+        ours = StatePayload(here).kinds
+        if ours != kinds:
+            different = sorted({*ours.items()} ^ {*kinds.items()}, key=lambda item: item[0])
+            stage, name = different[0][0][1:]
+            raise CannotHelpError(
+                f"build({stage}) makes a module that differs from the script's stage {stage}: see {name}"
+            )
+        return here

@@ -1,0 +1,114 @@
+"""Tensors whose shapes both ends know: no header, and large ones without a copy.
+
+    large tensor ───────────────────────────▶ as it is
+    small tensors of one dtype ─▶ joined ───▶ one piece ─▶ apart
+
+A host that computes at the same time has no cycles to spare for copies, and a message is not much cheaper
+than a copy of some hundred kilobytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch.autograd.graph import increment_version
+
+__all__ = ["LARGE_BYTES", "Piece", "as_it_travels", "pieces_of"]
+
+LARGE_BYTES = 256 * 2**10
+"""A tensor of this size travels by itself."""
+_JOINED_BYTES = 4 * 2**20
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Piece(Generic[Key]):
+    """Some tensors that travel together.
+
+    Args:
+        keys: of the tensors.
+        tensors: they themselves, of one dtype: all that counts here is what they look like.
+        device: where the group takes what travels.
+    """
+
+    def __init__(self, keys: Sequence[Key], tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        self.keys = keys
+        self._shapes = [tensor.shape for tensor in tensors]
+        self._sizes = [tensor.numel() for tensor in tensors]
+        self._dtype = tensors[0].dtype
+        self._device = device
+
+    def empty(self) -> torch.Tensor:
+        """One flat tensor to receive into."""
+        return torch.empty(sum(self._sizes), dtype=self._dtype, device=self._device)
+
+    def join(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """One flat tensor with the values of all, which is the tensor itself where that is possible.
+
+        Args:
+            tensors: with None for one whose values do not matter.
+        """
+        if len(tensors) == 1 and tensors[0] is not None:
+            return as_it_travels(tensors[0], self._device).view(-1)
+        flat = self.empty()
+        with torch.no_grad():
+            for view, tensor in zip(self.views(flat), tensors, strict=True):
+                if tensor is not None:
+                    view.copy_(tensor)
+        return flat
+
+    def target(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One flat tensor to receive into: the tensor itself where that is possible. :meth:`fill` follows."""
+        alone = tensors[0].detach()
+        plain = alone.is_contiguous() and not alone.is_conj() and not alone.is_neg()
+        if len(tensors) == 1 and plain and alone.device.type == self._device.type:
+            return alone.view(-1)
+        return self.empty()
+
+    def fill(self, tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+        """Give the tensors the values that have arrived."""
+        with torch.no_grad():
+            for tensor, view in zip(tensors, self.views(flat), strict=True):
+                if tensor.data_ptr() != view.data_ptr():
+                    tensor.copy_(view)
+                else:
+                    increment_version(tensor)  # the group writes past torch's counter
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors as parts of a flat one."""
+        parts = torch.split(flat, self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+
+def as_it_travels(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor whose memory is its values in row-major order: itself, where that is possible."""
+    return tensor.detach().to(device).resolve_conj().resolve_neg().contiguous()
+
+
+def pieces_of(tensors: Mapping[Key, torch.Tensor], device: torch.device | None = None) -> list[Piece[Key]]:
+    """All tensors in pieces. Both ends come to the same ones.
+
+    Args:
+        tensors: all that travel, in the same order at both ends. Their values do not matter here.
+        device: where the group takes what travels; by default, where the tensors are.
+    """
+    return [
+        Piece(keys, [tensors[key] for key in keys], device or tensors[keys[0]].device)
+        for keys in _together(tensors)
+    ]
+
+
+def _together(tensors: Mapping[Key, torch.Tensor]) -> Iterator[list[Key]]:
+    """The keys of each piece: small tensors wait until a piece is full."""
+    waiting: dict[torch.dtype, list[Key]] = {}
+    for key, tensor in tensors.items():
+        if tensor.nbytes >= LARGE_BYTES:
+            yield [key]
+            continue
+        joined = waiting.setdefault(tensor.dtype, [])
+        joined.append(key)
+        if sum(tensors[one].nbytes for one in joined) >= _JOINED_BYTES:
+            yield waiting.pop(tensor.dtype)
+    yield from waiting.values()
