@@ -48,7 +48,7 @@ RATIOS = {
     "session": ("unlogged", "plain", "session without logging: unlogged / plain"),
     "all": ("logged", "plain", "everything: logged / plain"),
 }
-LIMIT = 1.03
+LIMIT = 1.02
 PACKED = '{"compress": "always"}'
 """Arguments of the session."""
 

@@ -17,7 +17,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -69,6 +69,10 @@ STEP_ROWS = ("failure-free step", "CPU time of worker 0 in it")
 COUNTS = ("completed steps lost", "steps of the survivor alone, with half a batch")
 SHORTER = 0.989
 OVERHEAD = 1.01
+BACK_S = 0.15
+NEXT_S = 0.2
+"""Until the survivor has completed its next step, less the time of one step."""
+OF_TUNED = 0.6
 
 
 def main() -> int:
@@ -203,6 +207,22 @@ def judge(repetitions: Sequence[Repetition], no_torchft: str | None) -> list[Tar
         shorter("from the kill until all are back", ratio(repetitions, OURS, DCP, back)),
         shorter("as the paper counts it", ratio(repetitions, OURS, DCP, paper_recovery_s)),
     ]
+    ours = [repetition[OURS.name] for repetition in repetitions]
+    targets += [
+        at_most_s("kill to all back", [back(one) for one in ours], BACK_S),
+        at_most_s(
+            "kill to the survivor's next completed step, less one step", map(_beyond_a_step, ours), NEXT_S
+        ),
+    ]
+    if not no_torchft:
+        survivor = ROWS["kill to the survivor's next completed step"]
+        targets.append(
+            at_most(
+                f"kill to the survivor's next completed step, ours / {TORCHFT_FAST.name}",
+                ratio(repetitions, OURS, TORCHFT_FAST, survivor),
+                OF_TUNED,
+            )
+        )
     for row in (row for row in ROWS if row.endswith("completed step")):
         for contender in () if no_torchft else TORCHFT:
             targets.append(
@@ -214,6 +234,17 @@ def judge(repetitions: Sequence[Repetition], no_torchft: str | None) -> list[Tar
 def at_most(name: str, found: Summary | None, limit: float) -> Target:
     """A ratio's target."""
     return Target(name, f"<= {limit}", in_words(found), found is not None and found.median <= limit)
+
+
+def at_most_s(name: str, seconds: Iterable[float | None], limit: float) -> Target:
+    """The same for our own time."""
+    found = Summary.of([one for one in seconds if one is not None])
+    return Target(name, f"<= {limit} s", found.text(), found.median <= limit)
+
+
+def _beyond_a_step(outcome: Outcome) -> float | None:
+    survivor = outcome.after_kill.get("survivor")
+    return None if survivor is None else survivor - median(outcome.step_s)
 
 
 def below_one(name: str, found: Summary | None) -> Target:
