@@ -25,12 +25,18 @@ from swift_ft.torch_adapters.pipelining.microbatch import Gradients
 __all__ = ["StageGradients", "begins_in_order"]
 
 
-def begins_in_order(hops: Sequence[ReductionHop], rank: int, computed: Sequence[int]) -> bool:
+def begins_in_order(hops: Sequence[ReductionHop], rank: int, computed: Sequence[int], *, begun: bool) -> bool:
     """Whether a sum begins with all microbatches of a member, in the order in which it computes them.
 
     Then autograd adds them up, as it does without helpers.
+
+    Args:
+        hops: the route of the sum.
+        rank: the member.
+        computed: its microbatches.
+        begun: the sum begins with what the owner already has.
     """
-    return hops[0].rank == rank and hops[0].microbatches == [*computed]
+    return not begun and hops[0].rank == rank and hops[0].microbatches == [*computed]
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,8 @@ class Member:
         under_way: list[dist.Work] = []
         given = self._distribute_inputs(inputs, under_way)
         routes = {stage: self._route(stage, given[stage]) for stage, _ in self._stages()}
-        self.chain.begin(iteration, [stage for stage in routes if self._adds_up(routes[stage])])
+        summed = [stage for stage in routes if self._is_summed(routes[stage], stage in given[stage].begun)]
+        self.chain.begin(iteration, summed)
         own: dict[int, dict[int, Computed]] = {owner: {} for owner in self.replay.owners}
         with torch.enable_grad():
             for microbatch in self._share(self.rank):
@@ -132,7 +133,8 @@ class Member:
         sums = {}
         for stage, owner in self._stages():
             before = (had or {}).get(stage) if stage in given[stage].begun else None
-            total = self._add_up(stage, routes[stage], own[owner], before, under_way)
+            terms = self._terms(stage, routes[stage], own[owner], stage in summed)
+            total = self._add_up(stage, routes[stage], terms, before, under_way)
             if total is not None:
                 sums[stage] = total
         results: dict[int, Computed] = {}
@@ -185,17 +187,29 @@ class Member:
         order = self.chain.order.added(stage)
         return self.replay.hops(order, self.holders[stage], begun=stage in given.begun)
 
-    def _adds_up(self, route: list[ReductionHop]) -> bool:
+    def _is_summed(self, route: list[ReductionHop], begun: bool) -> bool:
         """Whether autograd adds up all gradients of a stage that this member computes."""
         return self.mode == GradientReduction.ALLREDUCE or begins_in_order(
-            route, self.rank, self._share(self.rank)
+            route, self.rank, self._share(self.rank), begun=begun
         )
+
+    def _terms(
+        self, stage: int, route: list[ReductionHop], own: Mapping[int, Computed], summed: bool
+    ) -> dict[int, list[Gradients]]:
+        """What this member adds at each of its hops."""
+        if summed:
+            return {0: [self.chain.take_gradients(stage)]}
+        return {
+            number: [own[microbatch].gradients.pop(stage) for microbatch in hop.microbatches]
+            for number, hop in enumerate(route)
+            if hop.rank == self.rank
+        }
 
     def _add_up(
         self,
         stage: int,
         route: list[ReductionHop],
-        own: Mapping[int, Computed],
+        terms: Mapping[int, list[Gradients]],
         had: Gradients | None,
         under_way: list[dist.Work],
     ) -> Gradients | None:
@@ -203,14 +217,7 @@ class Member:
         owner, parameters = self.holders[stage], self.chain.parameters(stage)
         gradients = StageGradients(self.group, owner, parameters, had, under_way)
         if self.mode == GradientReduction.ALLREDUCE:
-            return gradients.by_member(self.replay.members, self.chain.take_gradients(stage))
-        if self._adds_up(route):
-            return gradients.in_order(route, {0: [self.chain.take_gradients(stage)]})
-        terms = {
-            number: [own[microbatch].gradients.pop(stage) for microbatch in hop.microbatches]
-            for number, hop in enumerate(route)
-            if hop.rank == self.rank
-        }
+            return gradients.by_member(self.replay.members, *terms[0])
         return gradients.in_order(route, terms)
 
     # ----------------------------------------------------------------------------------------- results

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from swift_ft.recovery.helpers import ParallelReplay
-from swift_ft.runtime.helpers.gradient_reduction import StageGradients
+from swift_ft.runtime.helpers.gradient_reduction import StageGradients, begins_in_order
 from swift_ft.torch_adapters.communication import wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Gradients
 
@@ -139,3 +139,14 @@ def test_by_member_is_close(first: Gradients | None, tmp_path: Path) -> None:
         assert (ours is None) == (theirs is None)
         if ours is not None:
             torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=1e-2)
+
+
+def test_autograd_adds_up_what_begins_a_sum() -> None:
+    """Only a member that begins it with all that it computes, in its order, and on top of nothing."""
+    shares = {rank: REPLAY.microbatches_of(rank, MICROBATCHES) for rank in range(3)}
+    ascending = REPLAY.hops([*range(MICROBATCHES)], 1, begun=False)
+    assert [begins_in_order(ascending, r, shares[r], begun=False) for r in range(3)] == [True, False, False]
+    first_last = REPLAY.hops([6, 7, 0, 1, 2, 3, 4, 5], 1, begun=False)
+    assert begins_in_order(first_last, 1, shares[1], begun=False)
+    assert not begins_in_order(REPLAY.hops([6, 7, *range(6)], 1, begun=True), 1, shares[1], begun=True)
+    assert not begins_in_order(REPLAY.hops([*range(8)][::-1], 1, begun=False), 1, shares[1], begun=False)
