@@ -5,8 +5,8 @@ model of 4 million parameters that takes a sixth of the first iteration, in whic
 this one. And glibc gives large blocks back at once, so the second iteration pays again. So here the heap
 grows at once, the kernel maps its pages in the background, and freed memory is kept.
 
-glibc on Linux only, and only as it comes: another allocator is left alone, and so is one that the user has
-tuned. Private parts used: none, but ``mallopt`` concerns the whole process.
+glibc on Linux only; elsewhere nothing happens. Private parts used: none, but ``mallopt`` concerns the whole
+process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import os
 import threading
 from typing import Any
 
@@ -33,15 +32,13 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _MADV_POPULATE_WRITE = 23
 _LARGEST_BYTES = 32 * 2**20
 """glibc takes no larger block from the heap."""
-_TUNES = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
-"""Variables that begin so tune glibc's allocator, or may replace it."""
 
 
 def grow_heap() -> threading.Thread | None:
     """Have memory ready for what comes. Returns at once; None if nothing is done."""
     left = available_bytes()
     size = min(_MOST_BYTES, (left or 0) // _SHARE) // _ONCE_BYTES * _ONCE_BYTES
-    if not size or any(os.environ[name] for name in os.environ if name.startswith(_TUNES)):
+    if not size:
         return None
     with contextlib.suppress(OSError, AttributeError):  # another C library
         libc: Any = ctypes.CDLL(None)

@@ -48,13 +48,3 @@ def test_nothing_happens_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) 
     assert heap.grow_heap() is None
     monkeypatch.setattr(heap, "available_bytes", lambda: None)
     assert heap.grow_heap() is None
-
-
-@pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD"])
-def test_an_allocator_that_the_user_chose_is_left_alone(
-    variable: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heap, "available_bytes", lambda: 64 << 30)
-    monkeypatch.setattr(heap, "_grown", lambda libc, size: pytest.fail("the heap was changed"))
-    monkeypatch.setenv(variable, "1")
-    assert heap.grow_heap() is None
