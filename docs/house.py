@@ -25,7 +25,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "ground": (
         "errors addresses alarms failpoints host_memory units",
         "network",
-        "bounded_server plain_python determinism faults heap spans store_address torch_adapters.core waits",
+        "bounded_server plain_python determinism faults spans store_address torch_adapters.core waits",
         "token_server page_server",
         "config file_server",
         "worker_context",

@@ -37,7 +37,6 @@ from torch.utils.hooks import RemovableHandle
 
 from swift_ft.errors import UnsupportedError, first_line
 from swift_ft.failpoints import Point, hit
-from swift_ft.heap import grow_heap
 from swift_ft.spans import recorder
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
 from swift_ft.torch_adapters.fsdp import is_sharded
@@ -480,10 +479,8 @@ def join_without_sync() -> None:
     """In a process that replaces a lost worker: construct DDP without communication.
 
     A new DDP compares shapes and broadcasts parameters. Here the other workers are busy, and this worker
-    receives its state from one of them anyway. All of them wait for its first iteration, so memory for it is
-    made ready.
+    receives its state from one of them anyway.
     """
-    grow_heap()
     original = DistributedDataParallel.__init__
 
     @functools.wraps(original)
