@@ -155,10 +155,9 @@ class TrainingState:
         )
 
     def _check(self, stored: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
-        for name, module in self.modules.items():
+        for name, model in self.local_models().items():
             theirs = {key: shape for (part, key), shape in stored.items() if part == name}
-            tensors = _localized(get_model_state_dict(module)).items()
-            ours = {key: tuple(value.shape) for key, value in tensors if isinstance(value, torch.Tensor)}
+            ours = {key: tuple(t.shape) for key, t in model.items() if isinstance(t, torch.Tensor)}
             for key in sorted({*ours, *theirs}):
                 if (here := ours.get(key)) != (there := theirs.get(key)):
                     raise TopologyMismatchError(

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
-__all__ = ["backend_name", "begin", "device_of", "wait_for"]
+__all__ = ["backend_name", "begin", "device_of", "travels_in_place", "wait_for"]
 
 
 def begin(operations: Sequence[dist.P2POp]) -> list[dist.Work]:
@@ -38,6 +38,15 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
     """Where a group takes its tensors: on the host if it can, else on its first device type."""
     devices = group._device_types
     return torch.device("cpu") if torch.device("cpu") in devices else devices[0]
+
+
+def travels_in_place(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a group that takes tensors on a device can read and write this one's own memory.
+
+    That memory then is the tensor's values, in row-major order.
+    """
+    plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return plain and tensor.device.type == device.type and not tensor.is_inference()
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:

@@ -48,7 +48,7 @@ class StageGradients:
         owner: rank of the worker that holds the stage.
         parameters: of the stage.
         initial: the gradients that they already have, at an owner that has any; else None.
-        under_way: receives the sends that are begun. Whoever made this waits for them.
+        under_way: each send that is started is added to it. The caller waits for all of them.
     """
 
     group: dist.ProcessGroup

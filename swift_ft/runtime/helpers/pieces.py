@@ -15,6 +15,8 @@ from typing import Generic, TypeVar
 import torch
 from torch.autograd.graph import increment_version
 
+from swift_ft.torch_adapters.communication import travels_in_place
+
 __all__ = ["LARGE_BYTES", "Piece", "as_it_travels", "pieces_of"]
 
 LARGE_BYTES = 256 * 2**10
@@ -61,10 +63,8 @@ class Piece(Generic[Key]):
 
     def target(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """One flat tensor to receive into: the tensor itself where that is possible. :meth:`fill` follows."""
-        alone = tensors[0].detach()
-        plain = alone.is_contiguous() and not alone.is_conj() and not alone.is_neg()
-        if len(tensors) == 1 and plain and alone.device.type == self._device.type:
-            return alone.view(-1)
+        if len(tensors) == 1 and travels_in_place(tensors[0], self._device):
+            return tensors[0].detach().view(-1)
         return self.empty()
 
     def fill(self, tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:

@@ -25,7 +25,7 @@ from swift_ft.checkpoint.state_digest import listed, weighted_sum
 from swift_ft.checkpoint.state_payload import Allocate, StatePath, StatePayload, TensorKind, kinds_in
 from swift_ft.errors import RecoveryError
 from swift_ft.failpoints import Point, hit
-from swift_ft.torch_adapters.communication import device_of, wait_for
+from swift_ft.torch_adapters.communication import device_of, travels_in_place, wait_for
 
 __all__ = ["Link", "receive", "send"]
 
@@ -206,13 +206,9 @@ def _land_some(under_way: deque[_Flight]) -> list[_Flight]:
 
 def _own_memory(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor | None:
     """The bytes of a bucket's only tensor, as they are in memory; None where a copy has to travel."""
-    if len(tensors) > 1:
+    if len(tensors) > 1 or not travels_in_place(tensors[0], device):
         return None
-    (tensor,) = tensors
-    plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    if not plain or tensor.device.type != device.type or tensor.is_inference():
-        return None
-    return tensor.view(-1).view(torch.uint8)
+    return tensors[0].view(-1).view(torch.uint8)
 
 
 def _joined(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

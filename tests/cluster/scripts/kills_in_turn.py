@@ -18,6 +18,7 @@ from pathlib import Path
 import swift_ft
 from swift_ft.recovery.job_state import State
 from swift_ft.worker_context import WorkerContext
+from tests.support.commits import wait_for_commit
 
 CONTEXT = WorkerContext.from_env()
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
@@ -25,26 +26,15 @@ KILLS = json.loads(os.environ["KILLS"])
 VICTIMS: list[int] = KILLS["victims"]
 ALL_KILLED = FOLDER / "all-killed"
 DEADLINE_S = 60.0
-COMMIT_S = 20.0
 
 
 class Session(swift_ft.Session):
     def steps(self, iterations: int) -> Iterator[swift_ft.Step]:
         for step in super().steps(iterations):
             if CONTEXT.rank == 0 and step.index == KILLS["iteration"] and not ALL_KILLED.exists():
-                self.wait_for_commit(step.index)
+                wait_for_commit(self, step.index)
                 threading.Thread(target=self.kill_in_turn, daemon=True).start()
             yield step
-
-    def wait_for_commit(self, index: int) -> None:
-        """As a fault does (``swift_ft.faults``); on to the kills all the same if there is none in time."""
-        every = self._assembly._settings.checkpoint_every
-        wanted = (index - 1) // every * every
-
-        def over(state: State) -> bool:
-            return (state.checkpoints.committed or 0) >= wanted
-
-        self._assembly._participant.wait_for(over, COMMIT_S)
 
     def kill_in_turn(self) -> None:
         participant = self._assembly._participant

@@ -16,33 +16,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import swift_ft
-from swift_ft.recovery.job_state import State
 from swift_ft.worker_context import WorkerContext
+from tests.support.commits import wait_for_commit
 
 CONTEXT = WorkerContext.from_env()
 RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
 KILLS = json.loads(os.environ["KILLS"])
-COMMIT_S = 20.0
 
 
 class Session(swift_ft.Session):
     def steps(self, iterations: int) -> Iterator[swift_ft.Step]:
         for step in super().steps(iterations):
             if (RANK, step.index, step.replayed) == (KILLS["by"], KILLS["iteration"], KILLS["replayed"]):
-                self.wait_for_commit(step.index)
+                wait_for_commit(self, step.index)
                 kill()
             yield step
-
-    def wait_for_commit(self, index: int) -> None:
-        """As a fault does (``swift_ft.faults``); on to the kill all the same if there is none in time."""
-        every = self._assembly._settings.checkpoint_every
-        wanted = (index - 1) // every * every
-
-        def over(state: State) -> bool:
-            return (state.checkpoints.committed or 0) >= wanted
-
-        self._assembly._participant.wait_for(over, COMMIT_S)
 
 
 def kill() -> None:
