@@ -20,7 +20,7 @@ from swift_ft.coordination.relay import merging, outgoing, relay, worker_journal
 from swift_ft.coordination.relay.upstream import Upstream
 from swift_ft.launch import sentinel, watched_machine
 from swift_ft.recovery.blocks import Block, Sequencer, block_from_text
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 
 __all__ = ["be_patient", "share"]

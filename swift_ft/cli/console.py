@@ -32,7 +32,7 @@ from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
 from swift_ft.launch.event_pipe import EventPipe
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.recovery.waits import Limit, Wait, waiting_for

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from swift_ft.cli.operator_events import OPERATOR_EVENTS, JournalReader, Notice
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 
 __all__ = ["EventFile", "EventStream", "Line"]

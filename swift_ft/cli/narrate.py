@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.protocol import step

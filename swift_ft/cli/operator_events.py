@@ -11,7 +11,7 @@ from typing import Any
 
 from swift_ft.cli.narrate import machine_in_words, pace_in_words, shares_in_words
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.protocol import step

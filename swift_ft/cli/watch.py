@@ -22,7 +22,8 @@ from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
 from swift_ft.recovery.devices import pace_of
-from swift_ft.recovery.events import Entry, StatusReported
+from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
 from swift_ft.store_address import StoreAddress

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from swift_ft.checkpoint.store_claim import journal_directory
 from swift_ft.errors import SwiftError, first_line
-from swift_ft.recovery.events import Entry, entry_from_dict
+from swift_ft.recovery.entries import Entry, entry_from_dict
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.storage.digest import sealed, unsealed

@@ -8,7 +8,7 @@ from swift_ft.coordination.block_log import BlockGoneError
 from swift_ft.coordination.journal import EventLog
 from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.blocks import Sequencer
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.snapshot import Snapshot
 

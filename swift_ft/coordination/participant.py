@@ -20,7 +20,7 @@ from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.errors import JobEndedError
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder, worker_order
 from swift_ft.spans import recorder

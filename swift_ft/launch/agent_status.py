@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.snapshot import Snapshot

@@ -42,7 +42,7 @@ from swift_ft.launch.store_service import run_is_over
 from swift_ft.launch.store_watch import StoreWatch
 from swift_ft.network import connect as reach
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State, Verdict
 from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.spans import recorder

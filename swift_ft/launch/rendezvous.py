@@ -37,7 +37,7 @@ from swift_ft.coordination.runs import restore_newest
 from swift_ft.coordination.store_client import Admit
 from swift_ft.launch.bootstrap import Bootstrap
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.heads import FANOUT, levels_of
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, agent_order

@@ -13,7 +13,7 @@ from typing import Any
 from swift_ft.checkpoint.store_claim import store_of_run
 from swift_ft.coordination.archive import JournalArchive, end_of
 from swift_ft.errors import first_line
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 from swift_ft.storage.store import TEMPORARY_SUFFIX
 

@@ -10,7 +10,7 @@ from typing import Any
 from swift_ft.coordination.archive import JournalArchive, Span
 from swift_ft.errors import SwiftError, UsageError, first_line
 from swift_ft.offline.journal_gaps import Gap, Later, find_gaps, what_followed
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
 from swift_ft.storage.store import Store

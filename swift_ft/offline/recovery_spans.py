@@ -12,7 +12,7 @@ from swift_ft.checkpoint.recording_file import StoredRecording, read_recording, 
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.offline.clock_alignment import Clock, align
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.timeline import INTERRUPTIONS, interrupts

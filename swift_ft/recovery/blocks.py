@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from immutables import Map
 
-from swift_ft.recovery.events import EVENTS, Entry, Event, event_class
+from swift_ft.recovery.entries import Entry, event_class
+from swift_ft.recovery.events import EVENTS, Event
 from swift_ft.recovery.values import made
 
 __all__ = ["Block", "Sequencer", "Stamped", "block_from_text", "block_to_text"]

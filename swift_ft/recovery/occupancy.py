@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 
 __all__ = ["Doing", "Occupancy", "PhaseSpan", "Tenure", "WorkerSpan", "occupancy"]

@@ -17,7 +17,7 @@ from swift_ft.offline.loss import LossPlanner
 from swift_ft.offline.run_store import open_run_store
 from swift_ft.offline.status import run_status
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry, entry_from_dict
+from swift_ft.recovery.entries import Entry, entry_from_dict
 from swift_ft.recovery.job_state import Phase
 from tests.support.cluster import (
     CHECKPOINT_EVERY,

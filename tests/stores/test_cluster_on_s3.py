@@ -16,7 +16,7 @@ from swift_ft.cli.recover.main import main
 from swift_ft.offline.archive import read_journal
 from swift_ft.offline.part_comparison import read_part
 from swift_ft.offline.run_store import open_run_store
-from swift_ft.recovery.events import entry_from_dict
+from swift_ft.recovery.entries import entry_from_dict
 from swift_ft.recovery.job_state import Phase
 from swift_ft.storage.store import Store
 from tests.support.cluster import ClusterRun, recover, training

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from swift_ft.faults import Fault, Point, parse_faults
-from swift_ft.recovery.events import event_from_dict
+from swift_ft.recovery.entries import event_from_dict
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.protocol import step

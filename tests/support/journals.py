@@ -7,7 +7,7 @@ from swift_ft.checkpoint.store_claim import RECORD
 from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory, write_history
 from swift_ft.coordination.archive import JournalArchive
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.storage.store import Store
 
 RUN = "job.1-0a1b2c3d"

@@ -17,7 +17,7 @@ from swift_ft.launch.setup import setup_of
 from swift_ft.logging import Direction, MessageKey, SegmentIdentity
 from swift_ft.logging.format.segment import SegmentWriter
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import write_part
 from tests.support.log import message

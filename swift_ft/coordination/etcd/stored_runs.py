@@ -18,7 +18,7 @@ from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import newest_key
 from swift_ft.coordination.store_client import connect, prefix_of
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase
 from swift_ft.store_address import StoreAddress
 

@@ -17,7 +17,7 @@ from swift_ft.cli.event_stream import EventFile, EventStream
 from swift_ft.cli.operator_events import OPERATOR_EVENTS, JournalReader, Notice
 from swift_ft.launch.event_pipe import EventPipe, _PipeHandler
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from tests.support.json_schema import mistakes
 
 TELLER = Path(__file__).parent / "scripts" / "tells_a_story.py"

@@ -11,7 +11,7 @@ from rich.console import Console
 from swift_ft.cli.live import render
 from swift_ft.cli.watch import Progress, View
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 
 
 class Story:

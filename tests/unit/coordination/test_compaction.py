@@ -19,6 +19,7 @@ from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.store_service import StoreService
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
 from swift_ft.storage.store import Store
@@ -104,7 +105,7 @@ def test_weeks_of_checkpoints_stay_small(client: Connect) -> None:
     kept = blocks_in(client, written + 1)
     assert kept == [*range(kept[0], written)]
     assert len(kept) <= 2 * EVERY, "the last interval, and the one that grows"
-    read: list[ev.Entry] = []
+    read: list[Entry] = []
     newcomer = Follower(open_journal(client, by="newcomer"), on_entries=read.extend)
     assert newcomer.state == expected
     assert len(read) == len(kept)

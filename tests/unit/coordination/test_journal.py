@@ -19,6 +19,7 @@ from swift_ft.errors import RendezvousLostError
 from swift_ft.launch.store_service import StoreService
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Block, Stamped
+from swift_ft.recovery.entries import Entry
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from tests.support.waiting import wait_until
 
@@ -75,7 +76,7 @@ def test_a_follower_applies_each_event_of_a_block(client: Connect) -> None:
     journal = open_journal(client, by="a")
     journal.append(ev.JobOpened(machines=2), ev.MachineJoined(machine="a"), ev.MachineJoined(machine="b"))
     assert journal.read(1, 0.0) is None, "it is one block"
-    seen: list[ev.Entry] = []
+    seen: list[Entry] = []
     follower = Follower(journal, on_entries=seen.extend)
     assert follower.state.generation == 1
     follower.start()

@@ -28,7 +28,7 @@ from swift_ft.launch.agent_status import AgentStatus, WorkerFacts
 from swift_ft.launch.store_service import StoreService
 from swift_ft.launch.store_watch import StoreWatch
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 _DEADLINE_S = 60.0

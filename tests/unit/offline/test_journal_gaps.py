@@ -15,7 +15,8 @@ from swift_ft.offline.garbage import find_garbage
 from swift_ft.offline.loss import LossPlanner
 from swift_ft.offline.run_store import open_run_store
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry, Event
+from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.events import Event
 from tests.support.journals import RUN, checkpoint, entries_of, opening, store_with
 
 BEFORE: list[Event] = [*opening(3), *checkpoint(3, 0), *checkpoint(3, 10)]

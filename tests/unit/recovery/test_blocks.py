@@ -12,6 +12,7 @@ from swift_ft.errors import SwiftError
 from swift_ft.recovery import blocks
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Block, Sequencer, Stamped, block_from_text, block_to_text
+from swift_ft.recovery.entries import Entry
 from tests.support.journals import RECOVERED
 
 
@@ -75,8 +76,8 @@ def test_each_event_gets_the_next_position() -> None:
     sequencer = Sequencer()
     sequencer, first = sequencer.admit(lost(1))
     sequencer, second = sequencer.admit(lost(1, "b"))
-    assert first == ev.Entry(0, lost(1).event, 1001.0, "agent a")
-    assert second == ev.Entry(1, lost(1).event, 1001.0, "agent b")
+    assert first == Entry(0, lost(1).event, 1001.0, "agent a")
+    assert second == Entry(1, lost(1).event, 1001.0, "agent b")
     assert sequencer == Sequencer(Map({"a": 1, "b": 1}), 2)
 
 

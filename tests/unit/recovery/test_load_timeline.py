@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.load_timeline import checkpoint_loads
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.occupancy import Occupancy, Tenure, occupancy
 from swift_ft.recovery.protocol import step

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_ft.errors import SwiftError
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import event_from_dict, event_to_dict
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import step, step_all
 
@@ -200,13 +195,3 @@ def test_all_participants_apply_a_deadline_alike() -> None:
             ),
         )
         assert state.members == (names[0], "X", "Y", "Z")
-
-
-@given(EVENTS)
-def test_events_survive_the_journal(event: ev.Event) -> None:
-    assert event_from_dict(json.loads(json.dumps(event_to_dict(event)))) == event
-
-
-def test_an_event_of_another_version_is_refused() -> None:
-    with pytest.raises(SwiftError, match="same version"):
-        event_from_dict({"event": "Teleported", "machine": "A"})

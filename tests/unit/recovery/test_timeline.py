@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry, Event
+from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.events import Event
 from swift_ft.recovery.timeline import Recovery, recoveries
 
 

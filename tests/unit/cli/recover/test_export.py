@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.cli.recover.main import main
-from swift_ft.recovery.events import entry_from_dict
+from swift_ft.recovery.entries import entry_from_dict
 from tests.support.journals import RUN, checkpoint, entries_of, opening, store_with, work_of_recovered
 
 EVENTS = [*opening(3), *checkpoint(3, 0), *checkpoint(3, 10)]

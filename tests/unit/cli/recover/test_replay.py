@@ -13,7 +13,7 @@ from swift_ft.checkpoint.worker_record import write_record
 from swift_ft.cli.recover.main import main
 from swift_ft.coordination.archive import JournalArchive
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.events import Entry
+from swift_ft.recovery.entries import Entry
 from swift_ft.storage.store import Store
 from tests.support.stored_run import RUN, make_run, pipeline_record, save_checkpoint, write_log
 
