@@ -23,7 +23,8 @@ from benchmarks.scale.calibrate import calibrated
 from benchmarks.scale.etcd_rate import LARGE, EtcdRate, measure
 from benchmarks.scale.model import Costs, Tree, checkpoint, recovery
 from swift_ft.recovery.heads import FANOUT, upstream_of
-from swift_ft.recovery.job_state import JobShape, Membership, State
+from swift_ft.recovery.job_state import JobShape, State
+from swift_ft.recovery.membership import Membership
 
 LARGEST = 16_384
 SIZES = (1024, 4096, LARGEST)

@@ -16,34 +16,27 @@ from immutables import Map
 from swift_ft.recovery.attempts import Attempts
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.layout.stage_layers import StageLayers
-from swift_ft.recovery.maps import without
+from swift_ft.recovery.maps import Numbers
+from swift_ft.recovery.membership import Membership, base_of
 from swift_ft.recovery.plan import Plan
-from swift_ft.recovery.values import replace
 
 __all__ = [
     "MAX_PATIENCE",
     "Checkpoints",
     "JobShape",
     "Layouts",
-    "Membership",
-    "Numbers",
     "PendingLayout",
     "Phase",
     "RecoveryRound",
     "SavedPart",
     "Shares",
-    "Spare",
     "State",
     "Tries",
     "Verdict",
-    "base_of",
 ]
 
 MAX_PATIENCE = 8
 """How far the deadline for heartbeats grows: a worker that hangs is found all the same."""
-
-Numbers = Map[int, None]
-"""A persistent set of ranks, or of slots."""
 
 
 class Phase(StrEnum):
@@ -88,104 +81,6 @@ class JobShape:
     max_failures: int | None = None
     setup: tuple[str, ...] = ()
     min_machines: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Spare:
-    """A machine without a slot.
-
-    Attributes:
-        arrival: its number among all machines that ever joined; the earliest spare goes first.
-        preferred_slot: the slot that it would rather fill; None for any.
-        domain: its failure domain; empty if it is one of its own.
-    """
-
-    arrival: int
-    preferred_slot: int | None
-    domain: str = ""
-
-
-def base_of(machine: str) -> str:
-    """What all names of a machine begin with: it joins as ``m-1.0``, and after a loss as ``m-1.1``."""
-    return machine.rpartition(".")[0] or machine
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """Which machine fills which slot. A machine is a member, a spare, fenced, or refused: never two of these.
-
-    The one exception: a machine that is lost after its script has exited stays a member, and is fenced, too.
-    """
-
-    members: Map[int, str] = field(default_factory=Map)
-    """The machine of each slot. An empty slot is missing here."""
-    slots: Map[str, int] = field(default_factory=Map)
-    """The inverse of ``members``."""
-    started_in: Map[int, int] = field(default_factory=Map)
-    """By slot, the generation in which its workers were started: 0 for never, and at most the current one."""
-    domains: Map[int, str] = field(default_factory=Map)
-    """By slot, the failure domain of the machine that fills it, or filled it last; empty without a name."""
-    spares: Map[str, Spare] = field(default_factory=Map)
-    """Machines that wait for a slot."""
-    arrivals: int = 0
-    """Machines that ever joined. Never decreases."""
-    addresses: Map[str, str] = field(default_factory=Map)
-    """Where each member and spare is watched (``host:port``). Fenced machines have none."""
-    fenced: Map[str, None] = field(default_factory=Map)
-    """Lost machines. They return under another name, or not at all."""
-    refused: Map[str, str] = field(default_factory=Map)
-    """Machines that differ from the job, with the reason. They never return."""
-    silenced: Map[str, int] = field(default_factory=Map)
-    """By machine, under all its names: how often others have lost sight of it. Forgotten once it is a member
-    when a checkpoint is committed."""
-    silent: Map[str, None] = field(default_factory=Map)
-    """By machine, under all its names: those of which nothing was heard, until they join again."""
-    draining: Map[str, int] = field(default_factory=Map)
-    """Machines that were asked to leave: the last committed checkpoint at that time, -1 for none."""
-    hosts: Map[str, str] = field(default_factory=Map)
-    """By guest, also by one that has left: the machine that it stands on (`recovery/guests.py`)."""
-    pace: Map[str, int] = field(default_factory=Map)
-    """By device (`recovery/devices.py`), how long a slow one takes, in thousandths of what others take."""
-    declined: Map[str, str] = field(default_factory=Map)
-    """Machines that take no guest in this generation, with the reason."""
-    exited: Numbers = field(default_factory=Map)
-    """Slots whose scripts have all ended with exit code 0."""
-    ended: Map[int, int | None] = field(default_factory=Map)
-    """By rank: iterations that a worker had completed whose script has ended with exit code 0."""
-    restart_all: bool = False
-    """The next generation starts all processes anew, not only those of empty slots."""
-
-    @property
-    def first(self) -> str | None:
-        """The machine in the lowest slot that is filled; None if none is."""
-        return self.members[min(self.members)] if self.members else None
-
-    def knows(self, machine: str) -> bool:
-        """Whether a machine of this name has joined before."""
-        return any(machine in of for of in (self.slots, self.spares, self.fenced, self.refused))
-
-    def silence(self, machine: str) -> Membership:
-        """Note that others have lost sight of a machine."""
-        base = base_of(machine)
-        return replace(self, silenced=self.silenced.set(base, self.silenced.get(base, 0) + 1))
-
-    def fell_silent(self, machine: str) -> Membership:
-        """Note that nothing was heard of a machine. If it ever joins again, it was only frozen."""
-        return replace(self, silent=self.silent.set(base_of(machine), None))
-
-    def waiting(self) -> list[str]:
-        """The spares, the earliest first."""
-        return sorted(self.spares, key=lambda machine: self.spares[machine].arrival)
-
-    def without(self, machine: str) -> Membership:
-        """The membership once a machine's slot is empty."""
-        slow = [device for device in self.pace if device.rpartition("/")[0] == machine]
-        return replace(
-            self,
-            members=self.members.delete(self.slots[machine]),
-            slots=self.slots.delete(machine),
-            pace=without(self.pace, slow),
-        )
 
 
 @dataclass(frozen=True, slots=True)

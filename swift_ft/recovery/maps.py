@@ -1,4 +1,4 @@
-"""Persistent maps without some of their keys."""
+"""Persistent maps: sets of numbers, and maps without some of their keys."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TypeVar
 
 from immutables import Map
 
-__all__ = ["kept", "without"]
+__all__ = ["Numbers", "kept", "without"]
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+Numbers = Map[int, None]
+"""A persistent set of ranks, or of slots."""
 
 
 def kept(entries: Map[K, V], keep: Callable[[K, V], bool]) -> Map[K, V]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from swift_ft.recovery.guests import leaving
-from swift_ft.recovery.job_state import Phase, State, base_of
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.membership import base_of
 
 __all__ = [
     "WATCHED_EACH",

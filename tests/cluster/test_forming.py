@@ -13,7 +13,7 @@ from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError
-from swift_ft.recovery.job_state import Membership
+from swift_ft.recovery.membership import Membership
 from swift_ft.store_address import StoreAddress
 from tests.support.cluster import ClusterRun, assert_identical, run_cluster, training
 from tests.support.hosts import Hosts

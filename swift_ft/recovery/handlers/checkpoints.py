@@ -6,8 +6,9 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers.generations import end_job, open_generation
-from swift_ft.recovery.job_state import Checkpoints, Membership, SavedPart, State, base_of
+from swift_ft.recovery.job_state import Checkpoints, SavedPart, State
 from swift_ft.recovery.maps import kept
+from swift_ft.recovery.membership import Membership, base_of
 from swift_ft.recovery.values import replace
 
 __all__ = [

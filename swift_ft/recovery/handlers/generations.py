@@ -8,8 +8,9 @@ from collections.abc import Collection
 from immutables import Map
 
 from swift_ft.recovery.early_ends import why_too_early
-from swift_ft.recovery.job_state import Layouts, Membership, Phase, RecoveryRound, Spare, State, Verdict
+from swift_ft.recovery.job_state import Layouts, Phase, RecoveryRound, State, Verdict
 from swift_ft.recovery.maps import without
+from swift_ft.recovery.membership import Membership, Spare
 from swift_ft.recovery.values import replace
 
 __all__ = ["end_job", "fill_slots", "open_generation", "restart_all", "vacate"]

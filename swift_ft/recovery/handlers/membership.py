@@ -14,7 +14,8 @@ from swift_ft.recovery.handlers.failures import note_failure, note_machine
 from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all, vacate
 from swift_ft.recovery.handlers.guests import relieve_guests
 from swift_ft.recovery.handlers.newcomers import refuse, why_refused
-from swift_ft.recovery.job_state import JobShape, Layouts, Phase, Spare, State, Verdict, base_of
+from swift_ft.recovery.job_state import JobShape, Layouts, Phase, State, Verdict
+from swift_ft.recovery.membership import Spare, base_of
 from swift_ft.recovery.values import replace
 
 __all__ = [

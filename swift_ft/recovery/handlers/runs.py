@@ -15,7 +15,8 @@ from immutables import Map, MapMutation
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers.checkpoints import part_that_counts
 from swift_ft.recovery.handlers.recovery import report_counts, status_that_counts
-from swift_ft.recovery.job_state import Phase, SavedPart, Spare, State, base_of
+from swift_ft.recovery.job_state import Phase, SavedPart, State
+from swift_ft.recovery.membership import Spare, base_of
 from swift_ft.recovery.values import replace
 
 __all__ = ["NOTED_TOGETHER"]

@@ -11,7 +11,8 @@ from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 
 from swift_ft.launch.bootstrap import Bootstrap
-from swift_ft.recovery.job_state import Membership, Phase, State
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.membership import Membership
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store, TCPStore
 
 

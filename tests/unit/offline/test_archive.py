@@ -18,7 +18,8 @@ from swift_ft.launch.run_end import RunEnd
 from swift_ft.offline.archive import read_journal
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.job_state import Membership, Phase, State
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.membership import Membership
 from swift_ft.storage.store import Store
 
 RUN = "job.1-0a1b2c3d"

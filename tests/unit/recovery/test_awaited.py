@@ -9,7 +9,8 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.awaited import awaited, told
-from swift_ft.recovery.job_state import JobShape, Membership, Phase, RecoveryRound, State
+from swift_ft.recovery.job_state import JobShape, Phase, RecoveryRound, State
+from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.plan import Plan, RecoveryMode
 
 

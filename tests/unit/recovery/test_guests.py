@@ -8,7 +8,8 @@ from dataclasses import replace
 from immutables import Map
 
 from swift_ft.recovery.guests import guests_of, guests_wanted, leaving, possible_hosts
-from swift_ft.recovery.job_state import JobShape, Layouts, Membership, Phase, Spare, State
+from swift_ft.recovery.job_state import JobShape, Layouts, Phase, State
+from swift_ft.recovery.membership import Membership, Spare
 
 
 def by_looking_at_all(state: State) -> Mapping[str, tuple[int, ...]]:

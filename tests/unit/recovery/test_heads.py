@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from swift_ft.recovery.heads import FANOUT, levels_of, met_by, served_by, upstream_of
-from swift_ft.recovery.job_state import JobShape, Membership, Spare, State
+from swift_ft.recovery.job_state import JobShape, State
+from swift_ft.recovery.membership import Membership, Spare
 
 
 def state_of(machines: int, empty: frozenset[int] = frozenset()) -> State:

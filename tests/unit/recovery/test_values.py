@@ -8,7 +8,8 @@ import pytest
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import EVENTS
-from swift_ft.recovery.job_state import Membership, State
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.values import made, replace
 
 

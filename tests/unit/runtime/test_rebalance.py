@@ -16,15 +16,8 @@ from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.planning.layout.shared_machines import balanced, slowest_ns
 from swift_ft.recovery.devices import devices_of_stages
 from swift_ft.recovery.events import StatusReported
-from swift_ft.recovery.job_state import (
-    JobShape,
-    Layouts,
-    Membership,
-    PendingLayout,
-    Phase,
-    RecoveryRound,
-    State,
-)
+from swift_ft.recovery.job_state import JobShape, Layouts, PendingLayout, Phase, RecoveryRound, State
+from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.runtime.layer_profiler import LayerCosts
 from swift_ft.runtime.rebalance import Rebalance

@@ -12,16 +12,8 @@ from immutables import Map
 from swift_ft.data import GlobalBatches
 from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.recovery.events import StatusReported
-from swift_ft.recovery.job_state import (
-    JobShape,
-    Layouts,
-    Membership,
-    PendingLayout,
-    Phase,
-    RecoveryRound,
-    Shares,
-    State,
-)
+from swift_ft.recovery.job_state import JobShape, Layouts, PendingLayout, Phase, RecoveryRound, Shares, State
+from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.dealing import DealtBatches
