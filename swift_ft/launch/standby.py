@@ -6,8 +6,8 @@ its workers: it reaps them and reports to the agent how they ended. When the age
 the standby's socket closes and the standby kills the workers: a machine fails as a whole. It forks guests,
 too (`launch/guests.py`): these are agents of their own.
 
-A spare machine's workers are forked ahead, and wait for what they are to run. Such a large process takes
-20 ms to fork, and in a recovery all others would wait for it.
+A spare machine's workers are forked ahead, make ready (`launch/rehearsal.py`), and wait for what they are to
+run. Such a large process takes 20 ms to fork, and in a recovery all others would wait for it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -39,6 +40,7 @@ _PRELOAD = (
     "fsspec.implementations.chained",
     "swift_ft.session",
     "encodings.idna",  # a name of a host is looked up
+    "swift_ft.launch.rehearsal",
 )
 _MAX_PACKET = 1 << 20
 _ANSWER_S = 120.0
@@ -241,6 +243,8 @@ class _Forks:
         if pid == 0:
             self._leave()
             ours.close()
+            rehearsal = importlib.import_module("swift_ft.launch.rehearsal")
+            rehearsal.rehearse(lambda: bool(select.select([theirs], [], [], 0)[0]))
             packet, fds, _, _ = socket.recv_fds(theirs, _MAX_PACKET, 2)
             started = recorder.now()
             theirs.close()
