@@ -244,7 +244,7 @@ class _Forks:
             self._leave()
             ours.close()
             rehearsal = importlib.import_module("swift_ft.launch.rehearsal")
-            rehearsal.rehearse(lambda: bool(select.select([theirs], [], [], 0)[0]))
+            rehearsal.rehearse(lambda: _has_packet(theirs))
             packet, fds, _, _ = socket.recv_fds(theirs, _MAX_PACKET, 2)
             started = recorder.now()
             theirs.close()
@@ -285,6 +285,11 @@ class _Forks:
             os.close(fd)
         for _, end in self._prepared:
             end.close()
+
+
+def _has_packet(end: socket.socket) -> bool:
+    """Whether a packet, or the end, can be read at once."""
+    return bool(select.select([end], [], [], 0)[0])
 
 
 def _default_signals() -> None:

@@ -122,7 +122,10 @@ REASONS = {
         "runtime/checkpointing.py:Saver.request",
         "torch_adapters/ddp.py:DataParallelHook.drain",
     ),
-    "it never blocks, though the method's name says so of others": ("launch/sentinel.py:Sentinel._obey",),
+    "it never blocks, though the method's name says so of others": (
+        "launch/sentinel.py:Sentinel._obey",
+        "launch/standby.py:_has_packet",
+    ),
     "the key is known to be there": (
         "checkpoint/store_claim.py:claim_store",
         "runtime/data/remade.py:check_remade",
