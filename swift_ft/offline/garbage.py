@@ -15,7 +15,8 @@ from swift_ft.logging.format.segment import parse_segment_name
 from swift_ft.offline.archive import read_journal
 from swift_ft.offline.run_store import RunStore
 from swift_ft.recovery.job_state import Phase
-from swift_ft.storage.store import FileFacts, Store
+from swift_ft.storage.files import FileFacts
+from swift_ft.storage.store import Store
 from swift_ft.units import format_seconds
 
 __all__ = ["Garbage", "GarbageReport", "delete_garbage", "find_garbage"]

@@ -18,7 +18,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.timeline import recoveries
-from swift_ft.storage.store import FileFacts
+from swift_ft.storage.files import FileFacts
 
 __all__ = ["LogCoverage", "MachineStatus", "RunStatus", "WorkerLog", "newest_iteration", "run_status"]
 

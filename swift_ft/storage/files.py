@@ -11,6 +11,8 @@ import io
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,23 @@ import pyarrow as pa
 from swift_ft.storage.local_source import LocalSource
 from swift_ft.storage.mapped import map_part
 
-__all__ = ["Files", "LocalFiles"]
+__all__ = ["FileFacts", "Files", "LocalFiles"]
 
 # Errors of filesystems without hard links (FUSE mounts of object stores, some network shares).
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What a listing says about a file.
+
+    Attributes:
+        size: in bytes.
+        modified: when it was written, in Unix seconds by the store's clock; None if the store does not say.
+    """
+
+    size: int
+    modified: float | None
 
 
 class Files:
@@ -96,6 +111,14 @@ class Files:
     def list(self, directory: str) -> list[str]:
         """Names in a directory. Raises FileNotFoundError if it is absent."""
         return [path.rstrip("/").rpartition("/")[2] for path in self.fs.ls(directory, detail=False)]
+
+    def find(self, directory: str) -> dict[str, FileFacts]:
+        """All files below a directory, by their path in it. May raise FileNotFoundError if it is absent."""
+        below = directory.strip("/") + "/"
+        return {
+            name.strip("/").removeprefix(below): FileFacts(int(info["size"] or 0), _modified(info))
+            for name, info in self.fs.find(directory, detail=True).items()
+        }
 
     def abandoned_uploads(self, directory: str) -> dict[str, int]:
         """Bytes of unlisted leftovers of dead writers, by path below a directory."""
@@ -177,6 +200,14 @@ class LocalFiles(Files):
         finally:
             Path(temporary).unlink()
         _sync_directory(path)
+
+
+def _modified(info: dict[str, Any]) -> float | None:
+    """Each filesystem of fsspec has a name of its own for it."""
+    if "modification_time" in info:  # of HDFS, in milliseconds
+        return float(info["modification_time"]) / 1000
+    found = info.get("mtime", info.get("LastModified", info.get("created")))
+    return found.timestamp() if isinstance(found, datetime) else found
 
 
 def _write_durably(path: str, mode: str, data: bytes) -> None:

@@ -9,17 +9,13 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
-import errno
 import functools
 import json
 import logging
 import os
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,14 +23,16 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from swift_ft.errors import StoreNotWritableError, SwiftError, UsageError
+from swift_ft.errors import SwiftError, UsageError
 from swift_ft.storage.atomic_file import AtomicFile
-from swift_ft.storage.files import Files, LocalFiles
+from swift_ft.storage.files import FileFacts, Files, LocalFiles
 from swift_ft.storage.hdfs import hdfs_class
 from swift_ft.storage.remote import remote_files
 from swift_ft.storage.retry import is_outage, is_transient, remedy, retry
+from swift_ft.storage.store_errors import StoreGoneError, not_writable
+from swift_ft.storage.store_url import StoreUrl
 
-__all__ = ["FileFacts", "Store", "StoreGoneError"]
+__all__ = ["Store"]
 
 _logger = logging.getLogger(__name__)
 
@@ -42,31 +40,10 @@ TEMPORARY_SUFFIX = ".tmp"
 _VANISHES = 2
 """So often, at most, does a faster worker delete a probe's file, while it tidies or empties the store."""
 _PIECE_BYTES = 8 << 20
-_CREATE = "?create=true"
 _PROBE_PATIENCE_S = 10.0  # a user who mistyped a URL should not wait for long
 _BETWEEN_WARNINGS_S = 30.0
 
 T = TypeVar("T")
-
-
-class StoreGoneError(OSError):
-    """The folder of a store that was in use is empty or gone, as after a lost mount."""
-
-    def __init__(self, url: str, anchor: str) -> None:
-        super().__init__(errno.ESTALE, f"the folder is gone, or is another one: {anchor} is missing", url)
-
-
-@dataclass(frozen=True, slots=True)
-class FileFacts:
-    """What a listing says about a file.
-
-    Attributes:
-        size: in bytes.
-        modified: when it was written, in Unix seconds by the store's clock; None if the store does not say.
-    """
-
-    size: int
-    modified: float | None
 
 
 class Store:
@@ -85,22 +62,17 @@ class Store:
     """
 
     def __init__(self, url: str | os.PathLike[str], *, patience_s: float = 60.0) -> None:
-        self._given, query, create = os.fspath(url).partition(_CREATE)
-        self._create = bool(query) and not create
-        if create or (query and "://" not in self._given):
-            self._given, self._create = os.fspath(url), False
-        found = re.search(r"://([^/@]*:[^/]*@)", self._given)
-        self._credentials = found[1] if found else ""
-        if self._given.startswith("hdfs:"):
+        self._url = StoreUrl.parse(url)
+        if self._url.full.startswith("hdfs:"):
             hdfs_class()
         try:
-            self._fs, root = fsspec.core.url_to_fs(self._given)
+            self._fs, root = fsspec.core.url_to_fs(self._url.full)
         except Exception as error:
-            raise self._not_writable(error) from error
+            raise not_writable(self._url, error) from error
         self._root: str = root.rstrip("/")
         local = isinstance(self._fs, LocalFileSystem)
         if local:
-            self._given = f"file://{self._root}"
+            self._url = StoreUrl(f"file://{self._root}")
         self._files: Files = LocalFiles(self._fs) if local else remote_files(self._fs)
         self._patience_s = patience_s
         self._anchor = ""
@@ -112,11 +84,11 @@ class Store:
     @property
     def url(self) -> str:
         """The store's URL without credentials, for people to read."""
-        return self.redacted(self._given)
+        return str(self._url)
 
     def redacted(self, what: object) -> str:
         """A text for people, such as an error, without the credentials of the store's URL."""
-        return str(what).replace(self._credentials, "")
+        return self._url.redacted(what)
 
     @property
     def remote(self) -> bool:
@@ -156,8 +128,7 @@ class Store:
 
     def child_url(self, path: str) -> str:
         """The full URL of a path inside, credentials included, for another library's fsspec."""
-        scheme, _, rest = self._given.partition("://")
-        return f"{scheme}://{rest.rstrip('/')}/{_checked(path)}" if rest.strip("/") else f"{scheme}://{path}"
+        return self._url.child(_checked(path))
 
     def probe(self, patience_s: float | None = None) -> None:
         """Writes, reads and deletes a small file.
@@ -175,7 +146,7 @@ class Store:
         def try_once() -> bytes:
             full = self._absolute(path)
             self.check_anchor()
-            self._files.make_root(self._root, create=self._create)
+            self._files.make_root(self._root, create=self._url.create)
             self._files.make_parent(full)
             self._fs.pipe_file(full, token)
             back = bytes(self._fs.cat_file(full))
@@ -199,9 +170,9 @@ class Store:
             with self._tidy(self._absolute(path)):
                 back = retry(try_all, wait_s, may_pass, on_wait=lambda error: self._warn(error, wait_s))
         except Exception as error:
-            raise self._not_writable(error, waited_s=wait_s if patience_s else 0.0) from error
+            raise not_writable(self._url, error, waited_s=wait_s if patience_s else 0.0) from error
         if back != token:
-            raise self._not_writable(OSError("a file read back is not the one that was written"))
+            raise not_writable(self._url, OSError("a file read back is not the one that was written"))
 
     def exists(self, path: str) -> bool:
         """True if there is a file or a directory of that name."""
@@ -229,14 +200,9 @@ class Store:
         """All files below a directory, by their path in it; none if it is absent."""
         full = self._absolute(directory)
         try:
-            found = self._retry(lambda: self._fresh.fs.find(full, detail=True))
+            return self._retry(lambda: self._fresh.find(full))
         except FileNotFoundError:
             return {}
-        below = full.strip("/") + "/"
-        return {
-            name.strip("/").removeprefix(below): FileFacts(int(info["size"] or 0), _modified(info))
-            for name, info in found.items()
-        }
 
     def read_pieces(self, path: str, piece_bytes: int = _PIECE_BYTES) -> Iterator[memoryview]:
         """The bytes of a file, piece by piece. No more than one piece is in memory.
@@ -438,32 +404,6 @@ class Store:
         """The files, without cached listings."""
         self._fs.invalidate_cache()
         return self._files
-
-    def _not_writable(self, error: Exception, waited_s: float = 0.0) -> StoreNotWritableError:
-        if isinstance(error, ImportError):
-            remedied = "install that package, or choose a file:// URL"
-        elif isinstance(error, ValueError):
-            remedied = "choose a plain path, file://, or another scheme that fsspec knows"
-        elif waited_s:
-            remedied = f"{remedy(error) or 'repair it'}, and continue with --resume"
-        elif remedy(error) and not isinstance(error, PermissionError):
-            remedied = f"{remedy(error)}, or choose another directory"
-        else:
-            remedied = "choose a directory that this user can write on every machine"
-        cause = f"{type(error).__name__}: {self.redacted(error)}"
-        waited = f", and could not be for {waited_s:g} s" if waited_s else ""
-        return StoreNotWritableError(
-            f"the store {self.url} cannot be written ({cause}){waited}: {remedied}",
-            url=self.url,
-        )
-
-
-def _modified(info: dict[str, Any]) -> float | None:
-    """Each filesystem of fsspec has a name of its own for it."""
-    if "modification_time" in info:  # of HDFS, in milliseconds
-        return float(info["modification_time"]) / 1000
-    found = info.get("mtime", info.get("LastModified", info.get("created")))
-    return found.timestamp() if isinstance(found, datetime) else found
 
 
 def _checked(path: str) -> str:

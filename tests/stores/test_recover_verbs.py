@@ -19,7 +19,8 @@ from swift_ft.checkpoint.folder import Part
 from swift_ft.cli.recover.main import main
 from swift_ft.offline.part_comparison import read_part
 from swift_ft.recovery.entries import entry_from_dict
-from swift_ft.storage.store import FileFacts, Store
+from swift_ft.storage.files import FileFacts
+from swift_ft.storage.store import Store
 from tests.support.cluster import ClusterRun, recover, run_cluster, training
 
 CHECKPOINT, LENGTH, LOST = 6, 11, 1

@@ -13,7 +13,8 @@ import torch
 from swift_ft.errors import UsageError
 from swift_ft.logging import LogBudget, LogOptions, LogReader, LogWriter
 from swift_ft.storage.atomic_file import AtomicFile
-from swift_ft.storage.store import Store, StoreGoneError
+from swift_ft.storage.store import Store
+from swift_ft.storage.store_errors import StoreGoneError
 from tests.support.log import LOG, RUN, identity, key
 
 

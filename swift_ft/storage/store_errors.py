@@ -1,0 +1,44 @@
+"""Why a store cannot be used, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+
+from swift_ft.errors import StoreNotWritableError
+from swift_ft.storage.retry import remedy
+from swift_ft.storage.store_url import StoreUrl
+
+__all__ = ["StoreGoneError", "not_writable"]
+
+
+class StoreGoneError(OSError):
+    """The folder of a store that was in use is empty or gone, as after a lost mount."""
+
+    def __init__(self, url: str, anchor: str) -> None:
+        super().__init__(errno.ESTALE, f"the folder is gone, or is another one: {anchor} is missing", url)
+
+
+def not_writable(url: StoreUrl, error: Exception, waited_s: float = 0.0) -> StoreNotWritableError:
+    """The error for people, with what to do.
+
+    Args:
+        url: the store's.
+        error: what its client raised.
+        waited_s: how long the store was waited for.
+    """
+    if isinstance(error, ImportError):
+        remedied = "install that package, or choose a file:// URL"
+    elif isinstance(error, ValueError):
+        remedied = "choose a plain path, file://, or another scheme that fsspec knows"
+    elif waited_s:
+        remedied = f"{remedy(error) or 'repair it'}, and continue with --resume"
+    elif remedy(error) and not isinstance(error, PermissionError):
+        remedied = f"{remedy(error)}, or choose another directory"
+    else:
+        remedied = "choose a directory that this user can write on every machine"
+    cause = f"{type(error).__name__}: {url.redacted(error)}"
+    waited = f", and could not be for {waited_s:g} s" if waited_s else ""
+    return StoreNotWritableError(
+        f"the store {url} cannot be written ({cause}){waited}: {remedied}",
+        url=str(url),
+    )
