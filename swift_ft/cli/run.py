@@ -36,7 +36,7 @@ from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError, first_line
 from swift_ft.faults import check_faults
-from swift_ft.launch.agent import AgentSettings
+from swift_ft.launch.agent_settings import AgentSettings
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.console_log import show_log
 from swift_ft.launch.job_secret import agreed_secret, given_secret

@@ -9,74 +9,41 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import selectors
 import signal
 import socket
 import time
-from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
-from swift_ft.config import RunConfig
 from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.lines import RELAY
-from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
+from swift_ft.errors import FencedError, RendezvousLostError, UsageError
+from swift_ft.launch.agent_settings import AgentSettings
 from swift_ft.launch.agent_status import AgentStatus, WorkerFacts
 from swift_ft.launch.guests import Guests
+from swift_ft.launch.neighbour_watch import NeighbourWatch
 from swift_ft.launch.processes import StandbyContext
 from swift_ft.launch.rendezvous import JournalRendezvous
-from swift_ft.launch.ring import Ring
 from swift_ft.launch.run_end import RunEnd
-from swift_ft.launch.sentinel import Sentinel
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.stop_signals import SignalException, ignore_stop_signals, stopped_by
-from swift_ft.launch.watched_machine import LostMachine
-from swift_ft.launch.worker import WorkerJob
 from swift_ft.launch.worker_channels import WorkerChannels
+from swift_ft.launch.worker_jobs import output_prefixes, worker_job
 from swift_ft.launch.worker_watch import WorkerWatch
-from swift_ft.network import JobSecret, Port
+from swift_ft.network import Port
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import possible_hosts
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.spans import recorder
-from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
-from swift_ft.worker_context import WorkerContext
 
-__all__ = ["AgentSettings", "MachineAgent"]
+__all__ = ["MachineAgent"]
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSettings:
-    """What an agent runs, and where.
-
-    Attributes:
-        kind: ``script``, ``module`` or ``program`` (see :class:`WorkerJob`).
-        target: the script.
-        args: its arguments.
-        store: where the rendezvous store is.
-        address: this host, as the other agents reach it.
-        shutdown_s: seconds that workers get to end before they are killed.
-        config: the run's configuration, which the workers get.
-        spare: join only once all slots are filled.
-        secret: the job's; None until the launchers have agreed on one.
-    """
-
-    kind: str
-    target: str
-    args: tuple[str, ...]
-    store: StoreAddress
-    address: str
-    shutdown_s: int
-    config: RunConfig
-    spare: bool = False
-    secret: JobSecret | None = None
 
 
 class MachineAgent(ElasticAgent):
@@ -115,15 +82,10 @@ class MachineAgent(ElasticAgent):
         self._standby = standby
         self._membership = spec.rdzv_handler
         assert settings.secret is not None  # agreed on before
-        self._secret = settings.secret
-        self._port = Port(settings.address, self._secret, {RELAY: self._membership.relay.serve})
-        self._sentinel = Sentinel(
-            silence_s=settings.config.machine_silence_s,
-            on_lost=self._report_neighbour_lost,
-            port=self._port,
-            secret=self._secret,
+        self._port = Port(settings.address, settings.secret, {RELAY: self._membership.relay.serve})
+        self._neighbours = NeighbourWatch(
+            spec.rdzv_handler, self._port, settings.secret, silence_s=settings.config.machine_silence_s
         )
-        self._unreported: SwiftError | None = None  # a loss could not be; set by a thread of the sentinel
         self._wake = wake
         self._run_end = run_end
         self._selector = selectors.DefaultSelector()
@@ -144,7 +106,6 @@ class MachineAgent(ElasticAgent):
         self._prepared = False  # workers that wait for a slot
         self._forming_since: float | None = None
         self._rejoin_at: float | None = None
-        self._ring = Ring()
         self._processes: StandbyContext | None = None
         self._status = status
         self.verdict: Verdict | None = None
@@ -178,7 +139,7 @@ class MachineAgent(ElasticAgent):
             self._watch.report_loss(f"its agent ended ({type(error).__name__}: {error})")
             raise
         finally:
-            self._sentinel.close()
+            self._neighbours.close()
             self._port.close()
 
     def _pause_s(self) -> float:
@@ -251,11 +212,9 @@ class MachineAgent(ElasticAgent):
 
     def _obey(self) -> RunResult | None:
         """Do what the state asks of this machine; returns the job's result when it has ended."""
-        if self._unreported is not None:
-            raise self._unreported
         membership = self._membership
         state = membership.follower.state
-        self._watch_neighbours(state)
+        self._neighbours.look(state)
         order = agent_order(state, machine=membership.machine, started_in=membership.started_in)
         match order.todo:
             case AgentTodo.STOP:
@@ -327,10 +286,6 @@ class MachineAgent(ElasticAgent):
             self._rejoin_at = None
             self._membership.rejoin(self._port.address)
 
-    def _watch_neighbours(self, state: State) -> None:
-        if (watch := self._ring.news(state, self._membership.machine)) is not None:
-            self._sentinel.watch(watch.machines, patience=watch.patience)
-
     # ------------------------------------------------------------------------------------ start and stop
 
     def make_processes(self) -> StandbyContext:
@@ -338,21 +293,22 @@ class MachineAgent(ElasticAgent):
         state = self._membership.follower.state
         generation = self._membership.started_in or 0
         joins = self._joins_others(state, generation)
-        settings = self._settings
+        workers_per_machine = state.shape.workers_per_machine
         jobs = {
-            worker.local_rank: WorkerJob(
-                self._env(worker, state.shape.workers_per_machine, generation),
-                settings.target,
-                settings.args,
-                settings.kind,
+            worker.local_rank: worker_job(
+                self._settings,
+                worker,
+                self.torch_env(worker),
+                run_id=self._membership.get_run_id(),
+                machine=self._membership.machine,
+                workers_per_machine=workers_per_machine,
+                generation=generation,
                 joins=joins,
-                secret=self._secret.key.hex(),
             )
             for worker in self.workers
         }
-        self._processes = StandbyContext(
-            self._standby, jobs, self._logs, self._prefixes(state.shape.workers_per_machine)
-        )
+        prefixes = output_prefixes(self.workers, self.group_rank, workers_per_machine)
+        self._processes = StandbyContext(self._standby, jobs, self._logs, prefixes)
         return self._processes
 
     def _prepare(self, state: State) -> None:
@@ -365,33 +321,6 @@ class MachineAgent(ElasticAgent):
     def _joins_others(self, state: State, generation: int) -> bool:
         """Whether other workers were started before those that are started in a generation."""
         return any(started_in != generation for started_in in state.membership.started_in.values())
-
-    def _prefixes(self, workers_per_machine: int) -> dict[int, str]:
-        """What each line of a worker's output begins with, by local rank."""
-        machine = f"machine {self.group_rank}"
-        if workers_per_machine == 1:
-            return {worker.local_rank: f"[{machine}] " for worker in self.workers}
-        return {worker.local_rank: f"[{machine} rank {worker.global_rank}] " for worker in self.workers}
-
-    def _env(self, worker: Worker, workers_per_machine: int, generation: int) -> dict[str, str]:
-        """What one worker finds in its environment: torchrun's variables and our own."""
-        settings = self._settings
-        assert settings.secret is not None
-        context = WorkerContext(
-            run_id=self._membership.get_run_id(),
-            store=settings.store,
-            machine=self._membership.machine,
-            address=settings.address,
-            agent_pid=os.getpid(),
-            rank=worker.global_rank,
-            world_size=worker.world_size,
-            workers_per_machine=workers_per_machine,
-            started_in=generation,
-            config=settings.config,
-            secret=settings.secret,
-        )
-        restarts = {"TORCHELASTIC_RESTART_COUNT": str(generation)}
-        return {**context.to_env(), **self.torch_env(worker), **restarts}
 
     def _stop(self) -> None:
         self._heard.close()
@@ -421,21 +350,6 @@ class MachineAgent(ElasticAgent):
         processes = self._processes if self._settings.kind != "program" else None
         ranks = {worker.local_rank: worker.global_rank for worker in self.workers}
         self._watch.check(processes, ranks, self._read_standby)
-
-    def _report_neighbour_lost(self, lost: LostMachine) -> None:
-        """Called in a thread of the sentinel."""
-        try:
-            state, reporter = self._membership.follower.state, self._membership.machine
-            if lost.machine not in state.membership.fenced and state.phase != Phase.ENDED:
-                recorder.begin(recorder.now() - lost.known_ns)
-                with recorder.span("detect", machine=lost.machine, known_ns=lost.known_ns):
-                    self._membership.journal.append(
-                        ev.MachineLost(
-                            machine=lost.machine, reason=lost.reason, reporter=reporter, silent=lost.silent
-                        )
-                    )
-        except (RendezvousLostError, FencedError) as error:
-            self._unreported = error
 
     def _report_sessionless(self, state: State) -> None:
         """Workers without a session cannot report their own status when a generation begins."""

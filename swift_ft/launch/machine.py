@@ -23,9 +23,10 @@ from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.coordination.relay.upstream import SILENCE_S
 from swift_ft.coordination.store_client import Admit, connect, how_to_restart
 from swift_ft.errors import SwiftError
-from swift_ft.launch.agent import AgentSettings, MachineAgent
+from swift_ft.launch.agent import MachineAgent
 from swift_ft.launch.agent_endpoint import AgentEndpoint
 from swift_ft.launch.agent_recordings import AgentRecordings
+from swift_ft.launch.agent_settings import AgentSettings
 from swift_ft.launch.agent_status import AgentStatus
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.run_end import RunEnd

@@ -12,8 +12,8 @@ import pytest
 from swift_ft.cli import run
 from swift_ft.config import EXIT_USAGE, RunConfig, flag_of
 from swift_ft.errors import NotLaunchedError, UsageError
-from swift_ft.launch.agent import MachineAgent
 from swift_ft.launch.machine import MachineJob
+from swift_ft.launch.worker_jobs import worker_job
 from swift_ft.network import JobSecret
 from swift_ft.worker_context import WorkerContext
 from tests.support.strangers import issue, new_authority
@@ -50,13 +50,18 @@ def swift_run(folder: Path, *flags: str) -> int:
 
 def context_of_worker(job: MachineJob) -> WorkerContext:
     """What a worker reads from the environment that its agent makes for it."""
-    agent: Any = SimpleNamespace(
-        _settings=job.settings,
-        _membership=SimpleNamespace(machine="m", get_run_id=lambda: job.run_id),
-        torch_env=lambda worker: {"LOCAL_RANK": str(worker.local_rank)},
+    worker: Any = SimpleNamespace(global_rank=1, world_size=4)
+    found = worker_job(
+        job.settings,
+        worker,
+        {"LOCAL_RANK": "1"},
+        run_id=job.run_id,
+        machine="m",
+        workers_per_machine=2,
+        generation=3,
+        joins=False,
     )
-    worker: Any = SimpleNamespace(global_rank=1, world_size=4, local_rank=1)
-    return WorkerContext.from_env(MachineAgent._env(agent, worker, workers_per_machine=2, generation=3))
+    return WorkerContext.from_env(found.env)
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -1,0 +1,38 @@
+"""What an agent runs, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swift_ft.config import RunConfig
+from swift_ft.network import JobSecret
+from swift_ft.store_address import StoreAddress
+
+__all__ = ["AgentSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """What an agent runs, and where.
+
+    Attributes:
+        kind: ``script``, ``module`` or ``program`` (see :class:`swift_ft.launch.worker.WorkerJob`).
+        target: the script.
+        args: its arguments.
+        store: where the rendezvous store is.
+        address: this host, as the other agents reach it.
+        shutdown_s: seconds that workers get to end before they are killed.
+        config: the run's configuration, which the workers get.
+        spare: join only once all slots are filled.
+        secret: the job's; None until the launchers have agreed on one.
+    """
+
+    kind: str
+    target: str
+    args: tuple[str, ...]
+    store: StoreAddress
+    address: str
+    shutdown_s: int
+    config: RunConfig
+    spare: bool = False
+    secret: JobSecret | None = None
