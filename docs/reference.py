@@ -40,7 +40,8 @@ from swift_ft.recovery.events import EVENTS
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.timeline import Recovery
 from swift_ft.runtime.metrics import LogMetrics, MetricsCollector, SessionMetrics
-from swift_ft.session import Session, Step
+from swift_ft.runtime.steps import Step
+from swift_ft.session import Session
 from swift_ft.testing.simulation import __main__ as simulation
 from swift_ft.undo.support import undo_support
 

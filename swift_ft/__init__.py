@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from swift_ft.logging import LogBudget
     from swift_ft.optim import wrap_optimizer
     from swift_ft.runtime.metrics import SessionMetrics
-    from swift_ft.session import Session, Step
+    from swift_ft.runtime.steps import Step
+    from swift_ft.session import Session
     from swift_ft.torch_adapters.layer_stack import LayerStack
     from swift_ft.undo.support import undo_support
 
@@ -32,7 +33,7 @@ _HOMES = {
     "LogBudget": "swift_ft.logging",
     "Session": "swift_ft.session",
     "SessionMetrics": "swift_ft.runtime.metrics",
-    "Step": "swift_ft.session",
+    "Step": "swift_ft.runtime.steps",
     "deterministic": "swift_ft.determinism",
     "undo_support": "swift_ft.undo.support",
     "wrap_optimizer": "swift_ft.optim",

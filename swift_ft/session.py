@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -22,25 +21,21 @@ from swift_ft.checkpoint.library_state import library_state
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import (
     NotAttachedError,
-    RecoveryError,
     SessionInUseError,
     UnsupportedError,
     UsageError,
-    first_line,
 )
 from swift_ft.logging import Compress, LogBudget, Ship
 from swift_ft.planning.forecast import Forecast
 from swift_ft.planning.profile import Profile
 from swift_ft.runtime.between import OnLoss, Part
 from swift_ft.runtime.compose import assemble
-from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.foreign_loaders import refuse_loaders_that_communicate
 from swift_ft.runtime.helpers.member import GradientReduction, Helping
 from swift_ft.runtime.housekeeping import KeepLogs
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.metrics import SessionMetrics, serve_worker_metrics
 from swift_ft.runtime.pipeline.script_communication import LIMIT_BYTES
-from swift_ft.runtime.script_phases import Phase, ScriptPhases
 from swift_ft.runtime.settings import (
     Settings,
     check_at_least_one,
@@ -54,66 +49,15 @@ from swift_ft.runtime.settings import (
     with_named_arguments,
 )
 from swift_ft.runtime.state_proof import Verify
+from swift_ft.runtime.steps import Step, steps
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.worker_context import WorkerContext
 
-__all__ = ["Session", "Step"]
+__all__ = ["Session"]
 
 _active: Session | None = None
 
 _BUDGET = LogBudget()
-
-
-class Step:
-    """One iteration. ``with step:`` suppresses the errors of a peer's death and no others.
-
-    Attributes:
-        index: the iteration, counted from 0. Look batches up by it, so that a repeated or replayed step sees
-            the same data: another batch is an error.
-        replayed: the step takes its messages from the log. Its results existed before.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        replayed: bool,
-        batches: BatchCheck,
-        is_connection_error: Callable[[BaseException], bool],
-        phases: ScriptPhases,
-    ) -> None:
-        self._index = index
-        self.replayed = replayed
-        self._batches = batches
-        self._entered = self._left = False
-        self._is_connection_error = is_connection_error
-        self._phases = phases
-        self._cause: str | None = None
-        self._failure: RecoveryError | None = None
-
-    @property
-    def index(self) -> int:
-        """The iteration, counted from 0."""
-        self._batches.index_read()
-        return self._index
-
-    def __enter__(self) -> Step:
-        """Begin the step."""
-        self._entered = True
-        self._phases.begin_step()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        """End the step. The recovery begins outside of this block, whose traceback holds on to the group."""
-        self._left = error is None
-        self._phases.phase = Phase.OUTSIDE
-        self._batches.end()
-        if isinstance(error, RecoveryError):
-            self._cause, self._failure = str(error), error.with_traceback(None)
-        elif error is not None and self._is_connection_error(error):
-            self._cause = first_line(error)
-        return self._cause is not None
 
 
 class Session:
@@ -421,37 +365,7 @@ class Session:
         if self._iterations is None:
             refuse_loaders_that_communicate()
             self._iterations = self._assembly.start()
-        try:
-            yield from self._steps(self._iterations, iterations)
-        finally:
-            self._assembly.phases.phase = Phase.OVER
-
-    def _steps(self, runner: Iterations, iterations: int) -> Iterator[Step]:
-        between, phases = self._assembly.between, self._assembly.phases
-        while True:
-            runner.ready_to_step()
-            if not runner.settle():
-                continue
-            if runner.stops_for_layout():
-                continue
-            last = iterations if between.stop.at is None else min(iterations, between.stop.at)
-            if runner.iteration >= last and not runner.replaying:
-                if runner.finish():
-                    return
-                continue
-            step = Step(
-                runner.iteration, runner.replaying, runner.batches, runner.is_connection_error, phases
-            )
-            runner.begin()
-            phases.phase = Phase.OUTSIDE
-            yield step
-            phases.phase = Phase.OVER
-            if not step._entered:
-                raise UsageError("Write `with step:` around the body of the loop.")
-            if step._left:
-                runner.complete()
-            else:
-                runner.interrupted(step._cause or "", step._failure)
+        yield from steps(self._iterations, self._assembly.between, self._assembly.phases, iterations)
 
     @property
     def iteration(self) -> int:

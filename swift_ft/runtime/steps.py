@@ -1,0 +1,107 @@
+"""The steps of a script's loop: one after the other, and once more what a loss has interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+from swift_ft.errors import RecoveryError, UsageError, first_line
+from swift_ft.runtime.between import Between
+from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.iterations import Iterations
+from swift_ft.runtime.script_phases import Phase, ScriptPhases
+
+__all__ = ["Step", "steps"]
+
+
+class Step:
+    """One iteration. ``with step:`` suppresses the errors of a peer's death and no others.
+
+    Attributes:
+        index: the iteration, counted from 0. Look batches up by it, so that a repeated or replayed step sees
+            the same data: another batch is an error.
+        replayed: the step takes its messages from the log. Its results existed before.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        replayed: bool,
+        batches: BatchCheck,
+        is_connection_error: Callable[[BaseException], bool],
+        phases: ScriptPhases,
+    ) -> None:
+        self._index = index
+        self.replayed = replayed
+        self._batches = batches
+        self._entered = self._left = False
+        self._is_connection_error = is_connection_error
+        self._phases = phases
+        self._cause: str | None = None
+        self._failure: RecoveryError | None = None
+
+    @property
+    def index(self) -> int:
+        """The iteration, counted from 0."""
+        self._batches.index_read()
+        return self._index
+
+    def __enter__(self) -> Step:
+        """Begin the step."""
+        self._entered = True
+        self._phases.begin_step()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """End the step. The recovery begins outside of this block, whose traceback holds on to the group."""
+        self._left = error is None
+        self._phases.phase = Phase.OUTSIDE
+        self._batches.end()
+        if isinstance(error, RecoveryError):
+            self._cause, self._failure = str(error), error.with_traceback(None)
+        elif error is not None and self._is_connection_error(error):
+            self._cause = first_line(error)
+        return self._cause is not None
+
+
+def steps(runner: Iterations, between: Between, phases: ScriptPhases, iterations: int) -> Iterator[Step]:
+    """Yield the steps of a script's loop, until every worker has completed the last one.
+
+    Args:
+        runner: does what is around each step.
+        between: says whether training ends early.
+        phases: learns where in its loop the script is.
+        iterations: that the script asks for in all.
+
+    Raises:
+        UsageError: a step was not entered.
+    """
+    try:
+        while True:
+            runner.ready_to_step()
+            if not runner.settle():
+                continue
+            if runner.stops_for_layout():
+                continue
+            last = iterations if between.stop.at is None else min(iterations, between.stop.at)
+            if runner.iteration >= last and not runner.replaying:
+                if runner.finish():
+                    return
+                continue
+            step = Step(
+                runner.iteration, runner.replaying, runner.batches, runner.is_connection_error, phases
+            )
+            runner.begin()
+            phases.phase = Phase.OUTSIDE
+            yield step
+            phases.phase = Phase.OVER
+            if not step._entered:
+                raise UsageError("Write `with step:` around the body of the loop.")
+            if step._left:
+                runner.complete()
+            else:
+                runner.interrupted(step._cause or "", step._failure)
+    finally:
+        phases.phase = Phase.OVER
