@@ -13,7 +13,6 @@ A loss in a part leads back to its beginning on all workers: also on those that 
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -23,22 +22,13 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
 
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.coordination.background_writer import BackgroundWriter
-from swift_ft.determinism import (
-    derive_seed,
-    host_random_state,
-    seed_host,
-    seed_torch,
-    set_host_random_state,
-)
+from swift_ft.determinism import derive_seed, seed_host, seed_torch
 from swift_ft.errors import RecoveryError, UsageError
+from swift_ft.runtime.between_state import ChangeableState, FixedState, ModuleModes
 from swift_ft.runtime.script_phases import Phase, ScriptPhases
-from swift_ft.torch_adapters.core.buffers import BufferCopies
-from swift_ft.torch_adapters.core.tensors import same_bits, version_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.waits import waiting
 
@@ -150,9 +140,9 @@ class Between:
         self._on_difference = on_difference
         self.differs: UsageError | None = None  # owner: the writer's thread; others read
         self._parts: list[Part] = []
-        self._before: dict[int, _Changeable] = {}  # by position: what the state was before its `then`
+        self._before: dict[int, ChangeableState] = {}  # by position: what the state was before its `then`
         self._before_at = -1
-        self._modes: _Modes | None = None  # of the part that runs
+        self._modes: ModuleModes | None = None  # of the part that runs
         self.stop = Stop()
         self.repeats = self.applying = False
         self.log: ResultLog | None = None
@@ -208,11 +198,11 @@ class Between:
             if part.then is not None:
                 self._note(part, iteration, position, generation, _SKIPPED)
             return
-        self._modes = _Modes(self._state)  # with the host's random state, which a replay has without the part
+        self._modes = ModuleModes(self._state)
         seed = derive_seed(self._seed, iteration, -1, position)
         seed_torch(seed)
         seed_host(seed)
-        before = _Fixed(self._state)
+        before = FixedState(self._state)
         result = part.function()
         self._leave(interrupted=False)
         if changed := before.changed():
@@ -227,7 +217,7 @@ class Between:
         self._note(part, iteration, position, generation, noted)
         if self._before_at != iteration:
             self._before, self._before_at = {}, iteration
-        self._before[position] = _Changeable(self._state)
+        self._before[position] = ChangeableState(self._state)
         phases.phase = Phase.OUTSIDE  # what follows must need no other worker
         self._apply(part, noted)
 
@@ -333,104 +323,3 @@ def _written(part: Part, result: Any) -> str:
     if len(text) > _LIMIT:
         raise UsageError(f"{part.name}() returned {len(text)} characters, and the limit is {_LIMIT}.")
     return text
-
-
-class _Modes:
-    """Whether each module trains or is evaluated, its buffers, and the host's random state."""
-
-    def __init__(self, state: TrainingState) -> None:
-        self._modules = list(state.modules.values())
-        self._training: list[tuple[nn.Module, bool]] = [
-            (module, module.training) for part in self._modules for module in part.modules()
-        ]
-        self._buffers = BufferCopies(self._modules, None)
-        self._random = host_random_state()
-
-    def restore(self, *, buffers: bool) -> None:
-        for module, training in self._training:
-            module.training = training
-        set_host_random_state(self._random)
-        if buffers:
-            self._buffers.restore()
-
-
-class _Fixed:
-    """What a part must not change."""
-
-    def __init__(self, state: TrainingState) -> None:
-        self._state = state
-        self._parameters: dict[str, tuple[int, int]] = self._versions()
-        self._buffers = BufferCopies(state.modules.values(), None)
-        self._small = state.snapshot()["parts"]
-        self._groups = _hyper_parameters(state)
-
-    def changed(self) -> str | None:
-        """The name of something that is not what it was; None if all is."""
-        for place, version in self._versions().items():
-            if version != self._parameters.get(place, version):
-                return str(place)
-        for name, module in self._state.modules.items():
-            if self._buffers.differs_from(BufferCopies([module], None), module):
-                return f"the buffers of {name}"
-        now = self._state.snapshot()["parts"]
-        for name, before in self._small.items():
-            if not _same(before, now[name]):
-                return str(name)
-        for name, groups in _hyper_parameters(self._state).items():
-            if not _same(groups, self._groups[name]):
-                return f"the hyper-parameters of {name}"
-        return None
-
-    def _versions(self) -> dict[str, tuple[int, int]]:
-        return {
-            f"{part}.{name}": (p.data_ptr(), version_of(p))
-            for part, module in self._state.modules.items()
-            for name, p in module.named_parameters()
-            if not isinstance(p, DTensor)  # FSDP replaces them in each forward pass
-        }
-
-
-class _Changeable:
-    """What a part's ``then`` may change: small state, and hyper-parameters of optimizers."""
-
-    def __init__(self, state: TrainingState) -> None:
-        self._state = state
-        self._small = state.snapshot()
-        self._groups = _hyper_parameters(state)
-
-    def restore(self) -> None:
-        self._state.restore(self._small)
-        for name, optimizer in self._state.optimizers.items():
-            for group, saved in zip(optimizer.param_groups, self._groups[name], strict=True):
-                for key, value in saved.items():
-                    if isinstance(group.get(key), torch.Tensor):
-                        group[key].copy_(value)
-                    else:
-                        group[key] = copy.deepcopy(value)
-
-
-def _hyper_parameters(state: TrainingState) -> dict[str, list[dict[str, Any]]]:
-    return {
-        name: [
-            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
-        ]
-        for name, optimizer in state.optimizers.items()
-    }
-
-
-def _same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float):
-        return repr(one) == repr(other)
-    try:
-        return bool(one == other)
-    except (TypeError, ValueError, RuntimeError):
-        return True  # nothing that can be compared

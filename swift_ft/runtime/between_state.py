@@ -1,0 +1,127 @@
+"""The state around a part between two steps: what the part must not change, and what is put back after it.
+
+See `runtime/between.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.determinism import host_random_state, set_host_random_state
+from swift_ft.torch_adapters.core.buffers import BufferCopies
+from swift_ft.torch_adapters.core.tensors import same_bits, version_of
+
+__all__ = ["ChangeableState", "FixedState", "ModuleModes"]
+
+
+class ModuleModes:
+    """Whether each module trains or is evaluated, its buffers, and the host's random state.
+
+    The random state is put back because a replay has it without the part.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        self._modules = list(state.modules.values())
+        self._training: list[tuple[nn.Module, bool]] = [
+            (module, module.training) for part in self._modules for module in part.modules()
+        ]
+        self._buffers = BufferCopies(self._modules, None)
+        self._random = host_random_state()
+
+    def restore(self, *, buffers: bool) -> None:
+        """As it was. Buffers only if the part was interrupted: it may have left some of them changed."""
+        for module, training in self._training:
+            module.training = training
+        set_host_random_state(self._random)
+        if buffers:
+            self._buffers.restore()
+
+
+class FixedState:
+    """What a part must not change."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._parameters: dict[str, tuple[int, int]] = self._versions()
+        self._buffers = BufferCopies(state.modules.values(), None)
+        self._small = state.snapshot()["parts"]
+        self._groups = _hyper_parameters(state)
+
+    def changed(self) -> str | None:
+        """The name of something that is not what it was; None if all is."""
+        for place, version in self._versions().items():
+            if version != self._parameters.get(place, version):
+                return str(place)
+        for name, module in self._state.modules.items():
+            if self._buffers.differs_from(BufferCopies([module], None), module):
+                return f"the buffers of {name}"
+        now = self._state.snapshot()["parts"]
+        for name, before in self._small.items():
+            if not _same(before, now[name]):
+                return str(name)
+        for name, groups in _hyper_parameters(self._state).items():
+            if not _same(groups, self._groups[name]):
+                return f"the hyper-parameters of {name}"
+        return None
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        return {
+            f"{part}.{name}": (p.data_ptr(), version_of(p))
+            for part, module in self._state.modules.items()
+            for name, p in module.named_parameters()
+            if not isinstance(p, DTensor)  # FSDP replaces them in each forward pass
+        }
+
+
+class ChangeableState:
+    """What a part's ``then`` may change: small state, and hyper-parameters of optimizers."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._small = state.snapshot()
+        self._groups = _hyper_parameters(state)
+
+    def restore(self) -> None:
+        """As it was."""
+        self._state.restore(self._small)
+        for name, optimizer in self._state.optimizers.items():
+            for group, saved in zip(optimizer.param_groups, self._groups[name], strict=True):
+                for key, value in saved.items():
+                    if isinstance(group.get(key), torch.Tensor):
+                        group[key].copy_(value)
+                    else:
+                        group[key] = copy.deepcopy(value)
+
+
+def _hyper_parameters(state: TrainingState) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [
+            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        for name, optimizer in state.optimizers.items()
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float):
+        return repr(one) == repr(other)
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError, RuntimeError):
+        return True  # nothing that can be compared
