@@ -27,7 +27,8 @@ from swift_ft.cli.operator_events import OPERATOR_EVENTS
 from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
 from swift_ft.cli.verb import Verb
-from swift_ft.config import Option, RunConfig, flag_of
+from swift_ft.config import RunConfig
+from swift_ft.config_option import Option, flag_of
 from swift_ft.data import FileSamples, GlobalBatches, IndexedBatches, LoaderBatches
 from swift_ft.determinism import deterministic
 from swift_ft.failpoints import Point

@@ -11,31 +11,18 @@ import importlib.util
 import ipaddress
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swift_ft.addresses import listen_address
+from swift_ft.config_option import flag_of, option
 from swift_ft.errors import UsageError
 from swift_ft.faults import parse_faults
 from swift_ft.network import Certificates
 from swift_ft.network.secret import token_of
 
-__all__ = [
-    "EXIT_FENCED",
-    "EXIT_USAGE",
-    "SILENCE_S",
-    "Option",
-    "RunConfig",
-    "flag_of",
-    "store_credentials",
-]
-
-EXIT_USAGE = 2
-"""Exit code for mistakes that the user can fix."""
-
-EXIT_FENCED = 75
-"""Exit code of a worker that finds that its machine has been replaced."""
+__all__ = ["SILENCE_S", "RunConfig", "store_credentials"]
 
 SILENCE_S = 300.0
 """Seconds without an answer after which the rendezvous store's host counts as lost."""
@@ -54,49 +41,8 @@ class Topic:
     SECURITY = "who may take part (docs/security.md)"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """How a field of :class:`RunConfig` appears on the command line.
-
-    Attributes:
-        help: the help text.
-        topic: the heading under which the help shows it.
-        metavar: the name of the value in the help text.
-        minimum: the lowest allowed value; None for no bound.
-        maximum: the highest allowed value; None for no bound.
-        above: the value must be greater than this; None for no bound.
-        choices: the allowed values; none for any.
-        is_path: the value is a path. It is made absolute, because workers may change their directory.
-        same_everywhere: a machine that was started with another value is refused.
-    """
-
-    help: str
-    topic: str
-    metavar: str | None = None
-    minimum: float | None = None
-    maximum: float | None = None
-    above: float | None = None
-    choices: tuple[str, ...] = ()
-    is_path: bool = False
-    same_everywhere: bool = False
-
-    def mistake(self, flag: str, value: float) -> str | None:
-        """The line for the user if a number is out of bounds."""
-        if self.above is not None and not value > self.above:
-            return f"{flag} must be more than {self.above:g}, not {value}."
-        if self.minimum is not None and not value >= self.minimum:
-            return f"{flag} must be at least {self.minimum:g}, not {value}."
-        if self.maximum is not None and not value <= self.maximum:
-            return f"{flag} must be at most {self.maximum:g}, not {value}."
-        return None
-
-
-def _option(topic: str, default: Any, help: str, **facts: Any) -> Any:
-    return field(default=default, metadata={"option": Option(help, topic, **facts)})
-
-
 def _timeout(default_s: float, help: str) -> Any:
-    return _option(Topic.TIMEOUTS, default_s, f"{help} (default: {default_s:g})", metavar="S", above=0)
+    return option(Topic.TIMEOUTS, default_s, f"{help} (default: {default_s:g})", metavar="S", above=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,42 +53,42 @@ class RunConfig:
     with ``_s`` is in seconds.
     """
 
-    machines: int | None = _option(
+    machines: int | None = option(
         Topic.MACHINES,
         None,
         "number of machines to run on this host (with --standalone)",
         metavar="N",
         minimum=1,
     )
-    spares: int = _option(
+    spares: int = option(
         Topic.MACHINES,
         0,
         "number of spare machines that wait for a loss (with --standalone; default: 0)",
         metavar="N",
         minimum=0,
     )
-    resume: bool = _option(
+    resume: bool = option(
         Topic.MACHINES, False, "continue from the last checkpoint in the store", same_everywhere=True
     )
-    auto_resume: bool = _option(
+    auto_resume: bool = option(
         Topic.MACHINES,
         False,
         "continue from the last checkpoint if the store holds a run, or begin one: for jobs that a scheduler "
         "starts again",
         same_everywhere=True,
     )
-    fresh: bool = _option(
+    fresh: bool = option(
         Topic.MACHINES,
         False,
         "delete the run in the store and start again from the beginning",
         same_everywhere=True,
     )
-    no_replacement: bool = _option(
+    no_replacement: bool = option(
         Topic.MACHINES,
         False,
         "start no machine in the place of one that was killed (with --standalone)",
     )
-    relay_fanout: int = _option(
+    relay_fanout: int = option(
         Topic.MACHINES,
         32,
         "machines that read and write the journal through one of them, in a job that has more (default: 32)",
@@ -151,7 +97,7 @@ class RunConfig:
         maximum=32,
         same_everywhere=True,
     )
-    failure_domain: str = _option(
+    failure_domain: str = option(
         Topic.FAILURES,
         "",
         "the failure domain of this machine, such as its rack: machines of one domain may be lost together, "
@@ -159,7 +105,7 @@ class RunConfig:
         "and then of all spares, separated by commas (default: each machine is a domain of its own)",
         metavar="NAME",
     )
-    stragglers: str = _option(
+    stragglers: str = option(
         Topic.FAILURES,
         "warn",
         "what becomes of a machine that is persistently slower than its peers: warn says so, rebalance moves "
@@ -168,7 +114,7 @@ class RunConfig:
         choices=("warn", "rebalance", "replace"),
         same_everywhere=True,
     )
-    straggler_factor: float = _option(
+    straggler_factor: float = option(
         Topic.FAILURES,
         1.5,
         "how many times as long as its peers a straggler takes for its own work, at least (default: 1.5)",
@@ -176,7 +122,7 @@ class RunConfig:
         above=1,
         same_everywhere=True,
     )
-    inject: str = _option(
+    inject: str = option(
         Topic.FAILURES,
         "",
         "faults to inject, separated by semicolons, such as 'kill machine=1 iteration=8 point=forward' "
@@ -186,7 +132,7 @@ class RunConfig:
     heartbeat_timeout_s: float = _timeout(
         10.0, "seconds without a heartbeat after which a worker counts as lost"
     )
-    machine_silence_s: float = _option(
+    machine_silence_s: float = option(
         Topic.TIMEOUTS,
         1.0,
         "seconds of silence after which a machine counts as lost, and so does one with a worker that was "
@@ -195,7 +141,7 @@ class RunConfig:
         above=0,
         same_everywhere=True,
     )
-    elastic_wait_s: float = _option(
+    elastic_wait_s: float = option(
         Topic.TIMEOUTS,
         10.0,
         "seconds to wait for a machine that fills an empty slot, before another machine runs this slot, too "
@@ -225,7 +171,7 @@ class RunConfig:
     checkpoint_timeout_s: float = _timeout(
         3600.0, "seconds to wait for the last checkpoint at the end of a run"
     )
-    max_failures: int = _option(
+    max_failures: int = option(
         Topic.FAILURES,
         16,
         "number of machines that may be lost after the last checkpoint; one more ends the job (default: 16)",
@@ -233,7 +179,7 @@ class RunConfig:
         minimum=0,
         same_everywhere=True,
     )
-    helpers: int | None = _option(
+    helpers: int | None = option(
         Topic.FAILURES,
         None,
         "largest number of survivors that help to replay a lost machine, if the script says how to build its "
@@ -242,7 +188,7 @@ class RunConfig:
         metavar="N",
         minimum=0,
     )
-    metrics_port: int = _option(
+    metrics_port: int = option(
         Topic.OUTPUT,
         0,
         "serve each machine's metrics to Prometheus, and /healthz to probes, at PORT; with --standalone at "
@@ -251,7 +197,7 @@ class RunConfig:
         minimum=0,
         maximum=_HIGHEST_PORT,
     )
-    worker_metrics_port: int = _option(
+    worker_metrics_port: int = option(
         Topic.OUTPUT,
         0,
         "serve each worker's metrics to Prometheus: worker r listens on PORT + r (needs swift-ft[metrics]; "
@@ -260,21 +206,21 @@ class RunConfig:
         minimum=0,
         maximum=_HIGHEST_PORT,
     )
-    metrics_address: str | None = _option(
+    metrics_address: str | None = option(
         Topic.OUTPUT,
         None,
         "where these two ports listen: an address of this host, or 0.0.0.0 for all of them (default: where "
         "other machines reach this one, 127.0.0.1 with --standalone; for a host's name all of its addresses)",
         metavar="ADDRESS",
     )
-    profile_out: str | None = _option(
+    profile_out: str | None = option(
         Topic.OUTPUT,
         None,
         "write the profile that swift-group reads to FILE, after a few iterations",
         metavar="FILE",
         is_path=True,
     )
-    layers_out: str | None = _option(
+    layers_out: str | None = option(
         Topic.OUTPUT,
         None,
         "write what each layer of the pipeline costs to FILE, as swift-plan reads it; slows three of the "
@@ -282,7 +228,7 @@ class RunConfig:
         metavar="FILE",
         is_path=True,
     )
-    events_out: str | None = _option(
+    events_out: str | None = option(
         Topic.OUTPUT,
         None,
         "write all events and recoveries to FILE as JSON, at the end; on several hosts each launcher with "
@@ -290,7 +236,7 @@ class RunConfig:
         metavar="FILE",
         is_path=True,
     )
-    events_log: str | None = _option(
+    events_log: str | None = option(
         Topic.OUTPUT,
         None,
         "append each event that an operator would act on to FILE at once, as a JSON line (docs/events.md); - "
@@ -298,26 +244,26 @@ class RunConfig:
         metavar="FILE",
         is_path=True,
     )
-    on_event: str | None = _option(
+    on_event: str | None = option(
         Topic.OUTPUT,
         None,
         "run COMMAND in a shell for each warning or error among these events, and for the run's end, with "
         "the JSON line on stdin; one launcher does so for each event of the journal",
         metavar="COMMAND",
     )
-    endpoint_out: str | None = _option(
+    endpoint_out: str | None = option(
         Topic.OUTPUT,
         None,
         "write the rendezvous store's address and the run's name to FILE",
         metavar="FILE",
         is_path=True,
     )
-    quiet: bool = _option(
+    quiet: bool = option(
         Topic.OUTPUT,
         False,
         "print no losses, recoveries and waits on the console; warnings and the reason of a failure stay",
     )
-    token_file: str | None = _option(
+    token_file: str | None = option(
         Topic.SECURITY,
         None,
         "read the job's token from FILE, one line that only its owner can read; the same on all machines. "
@@ -326,7 +272,7 @@ class RunConfig:
         metavar="FILE",
         is_path=True,
     )
-    tls_cert: str | None = _option(
+    tls_cert: str | None = option(
         Topic.SECURITY,
         None,
         "encrypt what agents and workers send each other; FILE is this machine's certificate, as PEM. "
@@ -334,14 +280,14 @@ class RunConfig:
         metavar="FILE",
         is_path=True,
     )
-    tls_key: str | None = _option(
+    tls_key: str | None = option(
         Topic.SECURITY,
         None,
         "private key of --tls-cert, without a password",
         metavar="FILE",
         is_path=True,
     )
-    tls_ca: str | None = _option(
+    tls_ca: str | None = option(
         Topic.SECURITY,
         None,
         "certificates of the authority that signed the machines' certificates",
@@ -435,8 +381,3 @@ class RunConfig:
 def store_credentials() -> str | None:
     """``user:password`` for the rendezvous store, from the environment; None if it is not there."""
     return os.environ.get(_STORE_CREDENTIALS)
-
-
-def flag_of(name: str) -> str:
-    """The command-line flag of a field: ``--join-timeout`` for ``join_timeout_s``."""
-    return "--" + name.removesuffix("_s").replace("_", "-")

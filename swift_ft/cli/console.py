@@ -25,7 +25,8 @@ from rich.console import Console
 from swift_ft.cli.event_hook import HOOK_S, EventHook
 from swift_ft.cli.event_stream import EventFile, EventStream
 from swift_ft.cli.narrate import Narrator, News, Weight
-from swift_ft.config import RunConfig, flag_of
+from swift_ft.config import RunConfig
+from swift_ft.config_option import flag_of
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.journal import open_journal

@@ -7,7 +7,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from swift_ft.config import Option, RunConfig, flag_of
+from swift_ft.config import RunConfig
+from swift_ft.config_option import Option, flag_of
 
 __all__ = ["HelpFormatter", "add_options", "config_from"]
 

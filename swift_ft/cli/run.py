@@ -30,11 +30,12 @@ from swift_ft.cli.console import LauncherConsole
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
 from swift_ft.cli.status import add_status_option, show_status
 from swift_ft.cli.timeline.words import path_in_words
-from swift_ft.config import EXIT_USAGE, RunConfig
+from swift_ft.config import RunConfig
 from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError, first_line
+from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.faults import check_faults
 from swift_ft.launch.agent_settings import AgentSettings
 from swift_ft.launch.cluster import Cluster

@@ -9,8 +9,8 @@ import threading
 
 from torch.distributed import DistError
 
-from swift_ft.config import EXIT_USAGE
 from swift_ft.errors import first_line
+from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.torch_adapters.rendezvous_store import serve_store
 
 __all__ = ["main", "parser"]

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from swift_ft.config import EXIT_FENCED
 from swift_ft.coordination.active_generation import ActiveGeneration
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.archive import JournalArchiver
@@ -19,6 +18,7 @@ from swift_ft.coordination.journal import EventLog
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.errors import JobEndedError
+from swift_ft.exit_codes import EXIT_FENCED
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 
-from swift_ft.config import EXIT_FENCED, EXIT_USAGE
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.journal import Journal, open_journal
@@ -25,6 +24,7 @@ from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
+from swift_ft.exit_codes import EXIT_FENCED, EXIT_USAGE
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.standby import preload
 from swift_ft.launch.stop_signals import (

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from swift_ft.config import RunConfig, flag_of
+from swift_ft.config import RunConfig
+from swift_ft.config_option import flag_of
 from swift_ft.network import JobSecret
 from swift_ft.recovery.events import JobOpened
 

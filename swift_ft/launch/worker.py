@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from swift_ft.config import EXIT_USAGE
 from swift_ft.coordination.agent_channel import AgentChannel, set_agent_channel
 from swift_ft.coordination.relay.lines import set_line_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.errors import GaveUpError, JobEndedError, UsageError
+from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.launch.console_log import show_log
 from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE

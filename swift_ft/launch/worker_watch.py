@@ -6,7 +6,7 @@ import logging
 import signal
 from collections.abc import Callable, Mapping
 
-from swift_ft.config import EXIT_FENCED
+from swift_ft.exit_codes import EXIT_FENCED
 from swift_ft.launch.processes import StandbyContext, is_stopped
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.stopped_workers import LOOKS, StoppedWorkers

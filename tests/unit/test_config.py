@@ -10,8 +10,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from swift_ft.cli import run
-from swift_ft.config import EXIT_USAGE, RunConfig, flag_of
+from swift_ft.config import RunConfig
+from swift_ft.config_option import flag_of
 from swift_ft.errors import NotLaunchedError, UsageError
+from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.launch.machine import MachineJob
 from swift_ft.launch.worker_jobs import worker_job
 from swift_ft.network import JobSecret

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from swift_ft.config import EXIT_USAGE
+from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.early_ends import why_steps_differ
 from swift_ft.recovery.handlers.generations import end_job, fill_slots, vacate

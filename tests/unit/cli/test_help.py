@@ -9,7 +9,8 @@ import shlex
 import pytest
 
 from swift_ft.cli.run import parser
-from swift_ft.config import RunConfig, flag_of
+from swift_ft.config import RunConfig
+from swift_ft.config_option import flag_of
 
 
 @pytest.fixture(scope="module")

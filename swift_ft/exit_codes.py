@@ -1,0 +1,11 @@
+"""Exit codes with a meaning, besides the script's own."""
+
+from __future__ import annotations
+
+__all__ = ["EXIT_FENCED", "EXIT_USAGE"]
+
+EXIT_USAGE = 2
+"""Exit code for mistakes that the user can fix."""
+
+EXIT_FENCED = 75
+"""Exit code of a worker that finds that its machine has been replaced."""
