@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
-import logging
 import os
 import signal
 import socket
@@ -16,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # closed connections are expected: no warnings
 
@@ -25,16 +23,15 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
 
-from swift_ft.checkpoint.recording_file import StoredRecording
 from swift_ft.cli.console import LauncherConsole
+from swift_ft.cli.events_report import write_report
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
 from swift_ft.cli.status import add_status_option, show_status
-from swift_ft.cli.timeline.words import path_in_words
 from swift_ft.config import RunConfig
 from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
-from swift_ft.errors import RendezvousLostError, SwiftError, UsageError, first_line
+from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
 from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.faults import check_faults
 from swift_ft.launch.agent_settings import AgentSettings
@@ -45,19 +42,12 @@ from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.setup import is_readable_file
 from swift_ft.launch.store_service import StoreService, is_listening
 from swift_ft.network import JobSecret
-from swift_ft.offline.recovery_spans import read_recordings, trace_recoveries
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Verdict
-from swift_ft.recovery.layout_timeline import layout_changes
-from swift_ft.recovery.load_timeline import checkpoint_loads
-from swift_ft.recovery.timeline import recoveries
-from swift_ft.storage.read_only import ReadOnlyStore
 from swift_ft.store_address import ETCD, TCP, StoreAddress
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 
 __all__ = ["main", "parser", "run_and_exit"]
-
-_logger = logging.getLogger(__name__)
 
 _EMBEDDED = StoreAddress.tcp("127.0.0.1", 0)
 """The store that a standalone run starts itself: at a free port."""
@@ -66,8 +56,6 @@ _EMBEDDED_NAMES = ("static", "c10d", "swift")
 """Backends of torchrun that stand for the embedded store."""
 
 _STORE_ENDS_S = 10.0
-_STORE_PATIENCE_S = 10.0
-"""How long the report of a run waits for the session's store."""
 _POLL_S = 0.2
 
 
@@ -243,7 +231,8 @@ def _run_cluster(job: MachineJob) -> int:
         _write_endpoint(config, cluster.store, cluster.run_id)
         with _told_of_errors(console):
             result = cluster.run()
-    _write_events(config, result.verdict, result.history, cluster.run_id, result.store)
+    if config.events_out:
+        write_report(config.events_out, result.verdict, result.history, cluster.run_id, result.store)
     return _exit_code(result.verdict)
 
 
@@ -263,7 +252,9 @@ def _run_one_machine(job: MachineJob) -> int:
                 job = replace(job, history=history if config.events_out else None, on_store=stores.append)
                 verdict = run_machine(job)
         finally:
-            _write_events(config, verdict, history, job.run_id, stores[-1] if stores else "")
+            if config.events_out:
+                store_url = stores[-1] if stores else ""
+                write_report(config.events_out, verdict, history, job.run_id, store_url)
     return _exit_code(verdict)
 
 
@@ -308,58 +299,6 @@ def _find_run(store: StoreAddress, name: str, config: RunConfig) -> str:
 def _write_endpoint(config: RunConfig, store: StoreAddress, run_id: str) -> None:
     if config.endpoint_out:
         Path(config.endpoint_out).write_text(f"{store} {run_id}\n")
-
-
-def _write_events(config: RunConfig, verdict: Verdict, history: History, run_id: str, store: str) -> None:
-    """Write what the journal tells. The file appears whole, also where several launchers share its folder.
-
-    The launcher of a machine that came late tells what was since the snapshot that it began with.
-
-    Args:
-        config: says where.
-        verdict: how the run ended.
-        history: what the journal tells.
-        run_id: the run.
-        store: the session's, which has what each process did in recoveries; empty if it is not known.
-    """
-    if not config.events_out:
-        return
-    entries = history.entries
-    report = {
-        "ok": verdict.ok,
-        "reason": verdict.reason,
-        "recoveries": _recoveries(history, run_id, store),
-        "layouts": [change.to_dict() for change in layout_changes(entries, history.began)],
-        "loads": [load.to_dict() for load in checkpoint_loads(entries)],
-        "events": [entry.to_dict() for entry in entries],
-    }
-    path = Path(config.events_out)
-    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
-    draft.write_text(json.dumps(report, indent=1))
-    draft.replace(path)
-
-
-def _recoveries(history: History, run_id: str, url: str) -> list[dict[str, Any]]:
-    """What the journal tells of each recovery, and what each process says of those that ended."""
-    found = recoveries(history.entries, history.began)
-    ended = {recovery.generation for recovery in found if recovery.live is not None}
-    recordings: list[StoredRecording] = []
-    if url and ended:
-        try:
-            store = ReadOnlyStore(url, patience_s=_STORE_PATIENCE_S)
-            recordings, damages = read_recordings(store, run_id, ended)
-        except Exception as error:  # clients of stores raise all kinds of errors, and the journal is here
-            damages = [f"the session's store cannot be read: {first_line(error)}"]
-        for damage in damages:
-            _logger.warning("--events-out: %s", damage, extra={"event": "recordings_not_read"})
-    traced = trace_recoveries(history.entries, recordings, history.began)
-    reports = []
-    for recovery in found:
-        course = traced.get(recovery.generation) if recovery.live is not None else None
-        path = path_in_words(course.path) if course is not None else None
-        trace = course.to_dict() if course is not None else None
-        reports.append({**recovery.to_dict(), "path": path, "trace": trace})
-    return reports
 
 
 def _exit_code(verdict: Verdict) -> int:
