@@ -27,6 +27,11 @@ class ActiveGeneration:
         self._entered = None
 
     @property
+    def entered(self) -> tuple[int, WorkerOrder] | None:
+        """Both facts: another object after each change."""
+        return self._entered
+
+    @property
     def number(self) -> int | None:
         """The generation; None outside of any."""
         entered = self._entered

@@ -68,6 +68,8 @@ class Participant:
         self._archiver = archiver
         self.context = context
         self.active = ActiveGeneration()
+        # The last answer of `is_cancelled`, in one reference, with what it was made of.
+        self._asked: tuple[State | None, tuple[int, WorkerOrder] | None, bool] = (None, None, False)
         self._progress = progress
         # Owner: the training thread, which sets it before the journal thread starts.
         self._listeners: Sequence[Callable[[State], None]] = ()
@@ -135,8 +137,12 @@ class Participant:
         return self.active.is_over(state.generation, self.order(state))
 
     def is_cancelled(self) -> bool:
-        """As :meth:`generation_over`, now."""
-        return self.generation_over(self.state)
+        """As :meth:`generation_over`, now. Free while nothing changes, since each wait of a step asks."""
+        state, entered = self.state, self.active.entered
+        if (known := self._asked)[0] is not state or known[1] is not entered:
+            over = entered is not None and entered != (state.generation, self.order(state))
+            known = self._asked = (state, entered, over)
+        return known[2]
 
     def replay_cancelled(self, asked_in: int) -> bool:
         """Whether a replay is not asked for any more.

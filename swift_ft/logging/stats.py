@@ -54,6 +54,8 @@ class IterationStats:
 class LogStats:
     """Sums up what logging costs. Thread-safe.
 
+    What is counted with each message is counted in plain numbers: training waits for it.
+
     Attributes:
         last: the iteration that ended last.
         largest_bytes: payload bytes of the iteration that logged most.
@@ -62,7 +64,10 @@ class LogStats:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._closed = IterationStats()
+        # Of the current iteration; guarded by the lock.
         self._open = IterationStats()
+        self._messages = self._bytes = self._queued_bytes = 0
+        self._bubble_s = 0.0
         self.last = IterationStats()
         self.largest_bytes = 0
 
@@ -70,7 +75,24 @@ class LogStats:
     def total(self) -> IterationStats:
         """Everything so far."""
         with self._lock:
-            return self._closed.plus(self._open)
+            return self._closed.plus(self._current())
+
+    def logged(self, size: int) -> None:
+        """Counts a message whose payload has so many bytes."""
+        with self._lock:
+            self._messages += 1
+            self._bytes += size
+
+    def waited(self, seconds: float) -> None:
+        """Counts a wait for a message."""
+        with self._lock:
+            self._bubble_s += seconds
+
+    def queued(self, size: int) -> None:
+        """Notes that so many bytes wait to be written."""
+        if size > self._queued_bytes:
+            with self._lock:
+                self._queued_bytes = max(self._queued_bytes, size)
 
     def add(self, more: IterationStats) -> None:
         """Adds to the current iteration."""
@@ -80,10 +102,18 @@ class LogStats:
     def end_iteration(self) -> IterationStats:
         """Ends the current iteration and returns its stats."""
         with self._lock:
-            self.last, self._open = self._open, IterationStats()
+            self.last, self._open = self._current(), IterationStats()
+            self._messages = self._bytes = self._queued_bytes = 0
+            self._bubble_s = 0.0
             self._closed = self._closed.plus(self.last)
             self.largest_bytes = max(self.largest_bytes, self.last.bytes)
             return self.last
+
+    def _current(self) -> IterationStats:
+        counted = IterationStats(
+            self._messages, self._bytes, self._bubble_s, queue_high_water_bytes=self._queued_bytes
+        )
+        return self._open.plus(counted)
 
 
 @dataclass(frozen=True)

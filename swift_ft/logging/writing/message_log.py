@@ -17,6 +17,9 @@ from swift_ft.logging.writing.writer import LogWriter
 
 __all__ = ["MessageLog", "device_of"]
 
+_WORTH_WAKING_BYTES = 2**20
+"""While training waits, the writer is woken for no fewer: two threads that take turns cost more than that."""
+
 
 def device_of(device: torch.device) -> Device | None:
     """How messages on a device reach the host; None for the host itself.
@@ -66,7 +69,7 @@ class MessageLog:
 
     def sent(self, key: MessageKey, tensor: torch.Tensor) -> None:
         """A message was sent: keep its content."""
-        self._stats.add(IterationStats(1, tensor.nbytes))
+        self._stats.logged(tensor.nbytes)
         if (copier := self._copier(tensor.device)) is not None:
             copier.keep(RecordKind.MESSAGE, key, tensor)
         else:
@@ -90,19 +93,20 @@ class MessageLog:
 
     def bubble_begins(self) -> None:
         """The training thread is about to wait for a message."""
-        for copier in self._in_use():
-            copier.bubble_begins()
-        if not self._in_use() and self._waits_since is None:  # a device measures by its own streams
+        if in_use := self._in_use():  # a device measures by its own streams
+            for copier in in_use:
+                copier.bubble_begins()
+        elif self._waits_since is None:
             self._waits_since = self._clock()
         if self.writer is not None:
-            self.writer.wake()
+            self.writer.wake(_WORTH_WAKING_BYTES)
 
     def bubble_ends(self) -> None:
         """The message has arrived. Does nothing without a bubble."""
         for copier in self._in_use():
             copier.bubble_ends()
         if self._waits_since is not None:
-            self._stats.add(IterationStats(bubble_s=self._clock() - self._waits_since))
+            self._stats.waited(self._clock() - self._waits_since)
             self._waits_since = None
 
     def begin_iteration(self) -> None:

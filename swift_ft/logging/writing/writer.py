@@ -143,10 +143,11 @@ class LogWriter:
         """Queues the checksum of a message that this worker received; raises as ``append_message`` does."""
         self._put(QueuedReceipt(Record(RecordKind.RECEIPT, key, dtype, tuple(shape), checksum, None)))
 
-    def wake(self) -> None:
-        """Lets the thread write the queue. Does not wait."""
-        with self._filled:
-            self._wake()
+    def wake(self, least_bytes: int = 0) -> None:
+        """Lets the thread write the queue, if that has so many bytes. Does not wait."""
+        if self._queue and self._queued_bytes >= least_bytes:
+            with self._filled:
+                self._wake()
 
     def roll(self) -> None:
         """Closes the segment after all items that are queued so far. Does not wait."""
@@ -257,7 +258,7 @@ class LogWriter:
             ticket = self._enqueued
         for gone in [*lost, item] if dropped else lost:
             gone.release()
-        self._stats.add(IterationStats(queue_high_water_bytes=queued))
+        self._stats.queued(queued)
         return ticket
 
     def _wake(self) -> None:

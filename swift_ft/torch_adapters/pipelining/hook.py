@@ -65,6 +65,7 @@ class PipelineHook:
         in_step: whether the script is inside of a step.
 
     Attributes:
+        stage_indices: the stages on this worker.
         shapes: of the messages.
         shared: computes this worker's steps together with others; None if it computes them alone.
         averages: of gradients over several pipelines; None if there is one, or if DDP averages them.
@@ -106,6 +107,9 @@ class PipelineHook:
         self._running = False  # the attached schedule
         self._aside = False
         self._computed_s = 0.0
+        # Asked with each message.
+        self.stage_indices = tuple(stage.stage_index for stage in self.stages)
+        self._waits_later = isinstance(schedule, _PipelineScheduleRuntime)
         self._wrap_steps()
         for stage in self.stages:
             self._wrap_stage(stage)
@@ -120,11 +124,6 @@ class PipelineHook:
                 f"gloo cannot send messages from {self.device}: use init_process_group('nccl'), or stages "
                 "whose inputs and outputs are in host memory."
             )
-
-    @property
-    def stage_indices(self) -> tuple[int, ...]:
-        """The stages on this worker."""
-        return tuple(stage.stage_index for stage in self.stages)
 
     @property
     def skipped_to(self) -> set[int]:
@@ -274,7 +273,7 @@ class PipelineHook:
                 if self._interceptor.on_recv(self._message(stage, microbatch, route, buffer))
             ]
             # A runtime schedule waits later (`_Awaited`); the others wait at once.
-            if operations and not isinstance(self._schedule, _PipelineScheduleRuntime):
+            if operations and not self._waits_later:
                 self._interceptor.on_wait()
             return operations
 

@@ -7,9 +7,9 @@ Private parts used (tested on torch 2.13): of ``_PipelineStageBase``, ``args_rec
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,16 +46,15 @@ def receives(
     if direction == Direction.BACKWARD and (not stage.has_backward or stage.is_last):
         return []
     infos = stage.args_recv_info if direction == Direction.FORWARD else stage.grad_recv_info
-    arriving: list[tuple[int, torch.Tensor]] = [
-        (info.source, info.buffer)
-        for info in infos[microbatch]
-        if not info.is_root_arg and info.buffer is not None and info.source is not None
-    ]
-    slots = _slots(source for source, _ in arriving)
-    return [
-        (Route(direction, source, stage.stage_index, slot), buffer)
-        for slot, (source, buffer) in zip(slots, arriving, strict=True)
-    ]
+    sources: list[int] = []
+    buffers: list[torch.Tensor] = []
+    for info in infos[microbatch]:
+        if not info.is_root_arg and info.buffer is not None and info.source is not None:
+            sources.append(info.source)
+            buffers.append(info.buffer)
+    here = stage.stage_index
+    routes = [_route(direction, source, here, slot) for source, slot in _slots(sources)]
+    return list(zip(routes, buffers, strict=True))
 
 
 def sends(stage: _PipelineStageBase, direction: Direction) -> list[Route]:
@@ -63,7 +62,7 @@ def sends(stage: _PipelineStageBase, direction: Direction) -> list[Route]:
     here = stage.stage_index
     if direction == Direction.FORWARD:
         to = [place for places in stage.act_send_info.values() for place in places if place is not None]
-        return [Route(direction, here, place, slot) for place, slot in zip(to, _slots(to), strict=True)]
+        return [_route(direction, here, place, slot) for place, slot in _slots(to)]
     if not stage.has_backward or stage.is_first:
         return []
     if stage.grad_send_info is None:  # torch makes it when it first sends
@@ -73,7 +72,7 @@ def sends(stage: _PipelineStageBase, direction: Direction) -> list[Route]:
         for number, place in enumerate(stage.grad_send_info)
         if place is not None and stage._get_grad_send_meta(number) is not None
     ]
-    return [Route(direction, here, place, slot) for place, slot in zip(to, _slots(to), strict=True)]
+    return [_route(direction, here, place, slot) for place, slot in _slots(to)]
 
 
 def skips(stage: _PipelineStageBase) -> set[int]:
@@ -96,9 +95,11 @@ def _sources(node: fx.Node) -> Iterator[fx.Node]:
         yield source.all_input_nodes[0] if source.target is operator.getitem else source
 
 
-def _slots(others: Iterable[int]) -> Iterator[int]:
-    """Numbers the messages with each other stage."""
-    count: Counter[int] = Counter()
-    for other in others:
-        yield count[other]
-        count[other] += 1
+def _slots(others: Sequence[int]) -> list[tuple[int, int]]:
+    """Numbers the messages with each other stage; most stages have one."""
+    if len(others) == 1:
+        return [(others[0], 0)]
+    return [(other, others[:place].count(other)) for place, other in enumerate(others)]
+
+
+_route = functools.cache(Route)  # the same few in each microbatch
