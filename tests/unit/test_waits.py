@@ -27,6 +27,7 @@ REASONS = {
         "logging/writing/disk_budget.py:DiskBudget.wait_until_fits",
         "logging/writing/pinned_pool.py:BufferPool.wait_for_room",
         "torch_adapters/abortable_waits.py:AbortableWaits.call_or_abort",
+        "torch_adapters/abortable_waits.py:_Call.wait",
         "torch_adapters/abortable_waits.py:wait_for_works",
         "torch_adapters/rendezvous_store.py:RendezvousStore.wait",
         "torch_adapters/rendezvous_store.py:RendezvousStore.wait.rest",
