@@ -228,7 +228,6 @@ def test_a_worker_that_is_behind_completes_the_iteration_alone(
 ) -> None:
     """All others have updated, and nobody else has its layers: it has their averages, and needs no more."""
     monkeypatch.setenv("OF", "falls_behind")
-    monkeypatch.setenv("PIDS", str(tmp_path))
     run = run_pipelines(tmp_path, spares=1)
     monkeypatch.delenv("OF")
     assert_same_layers(run, undisturbed())

@@ -5,27 +5,14 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from swift_ft.network import Certificates
 
-__all__ = ["Wire", "eventually", "is_refused", "issue", "new_authority", "stranger"]
+__all__ = ["Wire", "is_refused", "issue", "new_authority", "stranger"]
 
 DEADLINE_S = 30.0
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait until a condition holds.
-
-    Raises:
-        AssertionError: it did not within the deadline.
-    """
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {DEADLINE_S:g} s"
-        time.sleep(0.01)
 
 
 def stranger(address: str, data: bytes = b"") -> socket.socket:

@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["free_port", "wait_until"]
 
-_TICK_S = 0.05
+_TICK_S = 0.02
 
 
 def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], deadline_s: float = 60.0) -> Any:

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -11,8 +10,10 @@ from torch import nn
 
 import swift_ft
 from swift_ft.failpoints import Point, hit
-from swift_ft.recovery.job_state import Phase
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.memory.holder import Held
+from tests.support.copies import wait_for_copy
+from tests.support.waiting import wait_until
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--store", required=True)
@@ -68,31 +69,20 @@ def damage(which: str) -> None:
 
 
 def settle(completed: int) -> None:
-    """Wait until the newest copy is complete, and a checkpoint committed, or a loss is known.
+    """Wait until the newest copy is complete, and a checkpoint committed, or a loss is known."""
+    wait_for_copy(session, completed - completed % int(every))
 
-    A copy that is due before that is skipped.
-    """
-    deadline, due = time.monotonic() + 30, completed - completed % int(every)
-    participant = session._assembly._participant
-    while (
-        (newest := session.metrics().in_memory) is None
-        or newest < due
-        or participant.state.checkpoints.committed is None
-    ):
-        if participant.state.phase != Phase.LIVE:
-            return
-        assert time.monotonic() < deadline, f"the copy of iteration {due} is not complete: {newest}"
-        time.sleep(0.01)
+    def over(state: State) -> bool:
+        return state.phase != Phase.LIVE or state.checkpoints.committed is not None
+
+    if session._assembly._participant.wait_for(over, 30.0) is None:
+        raise TimeoutError("no checkpoint was committed")
 
 
 def wait_for_update(iteration: int) -> None:
     """Wait until worker 0 has updated its parameters."""
-    deadline = time.monotonic() + 30
-    while not updated(iteration).exists():
-        assert time.monotonic() < deadline, (
-            f"worker 0 does not update its parameters in iteration {iteration}"
-        )
-        time.sleep(0.01)
+    what = f"worker 0 does not update its parameters in iteration {iteration}"
+    wait_until(updated(iteration).exists, what, 30.0)
 
 
 def updated(iteration: int) -> Path:

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import signal
-import time
 from pathlib import Path
 
 import gpt
@@ -12,6 +11,7 @@ import torch
 import train_hybrid
 
 from swift_ft.worker_context import WorkerContext
+from tests.support.waiting import wait_until
 
 CONTEXT = WorkerContext.from_env()
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
@@ -19,18 +19,15 @@ RANK = int(os.environ["RANK"])
 calls = itertools.count(1)
 
 
-def wait_for_a_checkpoint() -> None:
-    for _ in range(600):
-        if any((FOLDER / "store").glob("checkpoints/*/committed.json")):
-            return
-        time.sleep(0.05)
-    raise TimeoutError("no checkpoint was committed")
+def is_committed() -> bool:
+    """Whether some checkpoint is."""
+    return any((FOLDER / "store").glob("checkpoints/*/committed.json"))
 
 
 def loss_fn(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     due = next(calls) == int(os.environ["SWIFT_TEST_LOSSES"])  # microbatches of the last stage
     if due and CONTEXT.started_in == 1:
-        wait_for_a_checkpoint()
+        wait_until(is_committed, "no checkpoint was committed")
         for victim in os.environ["SWIFT_TEST_VICTIMS"].split(","):
             for pid in (FOLDER / f"pids{victim}").read_text().split():
                 with contextlib.suppress(ProcessLookupError):  # a worker dies with its agent

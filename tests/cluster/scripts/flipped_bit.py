@@ -8,9 +8,7 @@ A fault at the checkpoint after it then waits until all workers have completed i
 import importlib
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,36 +16,21 @@ import torch
 import swift_ft
 from swift_ft.failpoints import Point
 from swift_ft.runtime import fault_injector
+from tests.support import begun
+from tests.support.begun import wait_until_begun
 
 flip = json.loads(os.environ["FLIP"])
 example: Any = importlib.import_module(flip["example"])
 
 
-FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
-DEADLINE_S = 20.0
-
-
 class PatientFaults(fault_injector.FaultInjector):
     def __call__(self, point: Point, iteration: int, part: int | None) -> None:
         if point == Point.CHECKPOINT and flip.get("replayed") and iteration == flip["iteration"] + 1:
-            wait_for_all(iteration)
+            wait_until_begun(iteration, range(torch.distributed.get_world_size()))
         super().__call__(point, iteration, part)
 
 
-def begun(rank: int, iteration: int) -> Path:
-    return FOLDER / f"begun-{rank}-{iteration}"
-
-
-def wait_for_all(iteration: int) -> None:
-    files = [begun(rank, iteration) for rank in range(torch.distributed.get_world_size())]
-    deadline = time.monotonic() + DEADLINE_S
-    while not all(file.exists() for file in files):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not all workers begin iteration {iteration}")
-        time.sleep(0.01)
-
-
-class Session(swift_ft.Session):
+class Session(begun.Session):
     def __init__(self, state: Mapping[str, Any], **arguments: Any) -> None:
         super().__init__(state, **{**arguments, **flip.get("arguments", {})})
         self._state = state
@@ -55,7 +38,6 @@ class Session(swift_ft.Session):
     def steps(self, iterations: int) -> Iterator[Any]:
         mine = torch.distributed.get_rank() == flip["rank"]
         for step in super().steps(iterations):
-            begun(torch.distributed.get_rank(), step.index).touch()
             yield step
             due = (step.index, step.replayed) == (flip["iteration"], flip.get("replayed", False))
             if mine and due:

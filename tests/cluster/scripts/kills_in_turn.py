@@ -11,14 +11,14 @@ import os
 import runpy
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import swift_ft
 from swift_ft.recovery.job_state import State
 from swift_ft.worker_context import WorkerContext
 from tests.support.commits import wait_for_commit
+from tests.support.waiting import wait_until
 
 CONTEXT = WorkerContext.from_env()
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
@@ -57,17 +57,9 @@ def pids_of(victim: int) -> Path:
     return FOLDER / f"pids{victim}"
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("not all machines were killed")
-        time.sleep(0.01)
-
-
 if CONTEXT.started_in == 1:
     pids_of(CONTEXT.rank).write_text(f"{os.getpid()} {CONTEXT.agent_pid}")
 else:
-    wait_until(ALL_KILLED.exists)
+    wait_until(ALL_KILLED.exists, "not all machines were killed")
 swift_ft.Session = Session  # type: ignore[misc]
 runpy.run_module(KILLS["example"], run_name="__main__")

@@ -7,7 +7,6 @@ machine 1, from the store.
 import importlib
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import swift_ft
 from swift_ft.offline.archive import read_journal
 from swift_ft.offline.loss import LossPlanner
 from swift_ft.offline.run_store import RunStore, open_run_store
+from tests.support.waiting import wait_until
 
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
 LATER = 10
@@ -54,10 +54,7 @@ class Session(swift_ft.Session):
         path = FOLDER / "from_store.json"
         if os.environ["RANK"] == "0" and not path.exists():
             run = open_run_store(self.url)
-            deadline = time.monotonic() + 60
-            while not is_archived(run):
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_until(lambda: is_archived(run), "not all is archived")
             planner = LossPlanner(read_journal(run.store, run.run_id), run.profiles())
             loss = planner.plan([1], iteration=LATER + 1)
             path.write_text(json.dumps(loss.to_dict()))

@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 import swift_ft
 from swift_ft.worker_context import WorkerContext
+from tests.support.waiting import wait_until
 
 DEATH: dict[str, Any] = json.loads(os.environ.get("SWIFT_TEST_DEATH", "{}"))
 now = {"iteration": -1}
@@ -29,8 +29,8 @@ def die_at(point: str) -> None:
     """Die there, if this is the first worker of a rank that is to die."""
     due = DEATH.get("point") == point and DEATH["iteration"] == now["iteration"]
     if due and dist.get_rank() in DEATH["ranks"] and WorkerContext.from_env().started_in == 1:
-        while not all(updated(rank, now["iteration"]).exists() for rank in DEATH["after"]):
-            time.sleep(0.01)
+        files = [updated(rank, now["iteration"]) for rank in DEATH["after"]]
+        wait_until(lambda: all(file.exists() for file in files), f"not all of {files} are there")
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -8,7 +8,6 @@ Each worker writes the state that it ends with.
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import swift_ft
+from tests.support.copies import wait_for_copy
 
 PARALLELISM, FEATURES, STORE = sys.argv[1], set(sys.argv[2].split("+")), sys.argv[3]
 ITERATIONS, CHECKPOINT_EVERY, MICROBATCHES = 5, 2, 2
@@ -173,7 +173,7 @@ class Worker:
     def train(self) -> None:
         for step in self.session.steps(ITERATIONS):
             if "memory" in PARALLELISM and step.index == 3:  # a fault that comes after it takes for granted
-                self.wait_for_a_copy()
+                wait_for_copy(self.session, 2)
             with step:
                 x, y = batch_of(step.index, self.replica)
                 with autocast():
@@ -186,12 +186,6 @@ class Worker:
                 self.optimizer.zero_grad()
                 if self.ema is not None:
                     self.ema.update_parameters(self.part)
-
-    def wait_for_a_copy(self) -> None:
-        """Until the copies of the second iteration, at least, are in memory."""
-        deadline = time.monotonic() + 60
-        while (self.session.metrics().in_memory or 0) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
 
     def forward_backward(self, x: Tensor, y: Tensor) -> None:
         if self.schedule is not None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import swift_ft
 from swift_ft.worker_context import WorkerContext
+from tests.support.waiting import wait_until
 
 CLIP = 0.05
 APART = 4
@@ -52,11 +52,7 @@ def clip_by_global_norm(
 
 def die_after(mark: Path) -> None:
     """The whole machine, once its other worker has reduced its norm, and rank 0 is ahead."""
-    deadline = time.monotonic() + 60
-    while not mark.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError("rank 0 did not get ahead within 60 s")
-        time.sleep(0.01)
+    wait_until(mark.exists, "rank 0 did not get ahead")
     os.kill(WorkerContext.from_env().agent_pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 

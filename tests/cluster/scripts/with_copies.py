@@ -1,12 +1,12 @@
 """The example training of a pipeline, with memory checkpoints, in which a log is damaged (DAMAGE)."""
 
 import runpy
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import swift_ft
+from tests.support.copies import wait_for_copy
 
 EVERY = 2
 
@@ -19,10 +19,8 @@ class Copying(swift_ft.Session):
 
     def steps(self, iterations: int) -> Iterator[swift_ft.Step]:
         for step in super().steps(iterations):
-            deadline = time.monotonic() + 10
-            due = self.iteration - self.iteration % EVERY
-            while not step.replayed and self.metrics().in_memory != due and time.monotonic() < deadline:
-                time.sleep(0.01)
+            if not step.replayed:
+                wait_for_copy(self, self.iteration - self.iteration % EVERY)
             yield step
 
 

@@ -18,7 +18,8 @@ import pytest
 
 from swift_ft.network import BadFrameError, Channel, JobSecret, Port, RefusedError, connect, newcomer, port
 from swift_ft.network import channel as channel_module
-from tests.support.strangers import Wire, eventually, is_refused, stranger
+from tests.support.strangers import Wire, is_refused, stranger
+from tests.support.waiting import wait_until
 
 SECRET = JobSecret.of_token("a token that the members share")
 OTHER = JobSecret.of_token("a token of another job")
@@ -110,11 +111,11 @@ def test_a_loop_drains_without_waiting(served: Port) -> None:
 def test_the_end_is_seen_by_both_ways_of_reading(served: Port, echo: Echo) -> None:
     waiting = connect(served.address, SECRET, "echo", timeout_s=WAIT_S)
     draining = connect(served.address, SECRET, "echo", timeout_s=WAIT_S)
-    eventually(lambda: len(echo.channels) == 2, "both are served")
+    wait_until(lambda: len(echo.channels) == 2, "both are served")
     for channel in echo.channels:
         channel.close()
     assert waiting.receive(WAIT_S) is None
-    eventually(lambda: draining.drain() == [] and draining.ended, "the end is seen")
+    wait_until(lambda: draining.drain() == [] and draining.ended, "the end is seen")
     draining.close()
     waiting.close()
     for channel in (waiting, draining):
@@ -167,7 +168,7 @@ def test_purposes_are_added_later_and_unknown_ones_refused(
 def test_a_wrong_secret_is_refused_by_either_side(served: Port, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(RefusedError, match="the same secret"):
         connect(served.address, OTHER, "echo", timeout_s=WAIT_S)
-    eventually(lambda: len(refusals(caplog)) == 1, "one line is logged")
+    wait_until(lambda: len(refusals(caplog)) == 1, "one line is logged")
     assert "does not know this job's secret" in refusals(caplog)[0]
 
 
@@ -206,7 +207,7 @@ def test_other_bytes_get_no_answer_and_one_line(
     served: Port, echo: Echo, first: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert is_refused(stranger(served.address, first))
-    eventually(lambda: len(refusals(caplog)) == 1, "one line is logged")
+    wait_until(lambda: len(refusals(caplog)) == 1, "one line is logged")
     assert echo.channels == []
 
 
@@ -218,8 +219,8 @@ def test_a_half_open_connection_ends_at_its_deadline(
     silent, begun = stranger(served.address), stranger(served.address, b"\x00\x00")
     assert is_refused(silent)
     assert is_refused(begun)
-    eventually(lambda: len(refusals(caplog)) == 2, "each has its line")
-    eventually(lambda: threading.active_count() <= before, "no thread is left")
+    wait_until(lambda: len(refusals(caplog)) == 2, "each has its line")
+    wait_until(lambda: threading.active_count() <= before, "no thread is left")
 
 
 def test_members_come_through_a_crowd_of_strangers(served: Port, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +260,7 @@ def test_a_recorded_conversation_proves_nothing(
             first = replayer.recv(4 + 32)  # a nonce, and a new one
             assert first != bytes(wire.downward[:36])
             assert is_refused(replayer)
-    eventually(lambda: any("does not know" in line for line in refusals(caplog)), "it is refused")
+    wait_until(lambda: any("does not know" in line for line in refusals(caplog)), "it is refused")
     assert echo.heard == [{"order": "delete"}]
 
 
@@ -380,7 +381,7 @@ def test_an_error_of_a_handler_ends_its_channel_only(served: Port, caplog: pytes
     served.serve("fails", fails)
     with contextlib.closing(connect(served.address, SECRET, "fails", timeout_s=WAIT_S)) as failing:
         assert failing.receive(WAIT_S) is None
-    eventually(lambda: "channel_failed" in [getattr(r, "event", "") for r in caplog.records], "it is logged")
+    wait_until(lambda: "channel_failed" in [getattr(r, "event", "") for r in caplog.records], "it is logged")
     channel = connect(served.address, SECRET, "echo", timeout_s=WAIT_S)
     channel.send({"a": 1})
     assert channel.receive(WAIT_S) == {"a": 1}
@@ -396,7 +397,7 @@ def test_the_kernel_knows_when_the_last_message_came() -> None:
         other = kept.get(timeout=WAIT_S)
         before = time.monotonic()
         one.send({"a": 1})
-        eventually(lambda: other.quiet_s() >= 0.05, "the kernel counts")
+        wait_until(lambda: other.quiet_s() >= 0.05, "the kernel counts")
         assert other.drain() == [{"a": 1}]
         assert 0.05 <= other.quiet_s() <= time.monotonic() - before + 0.02  # a tick of the kernel's clock
         one.close()

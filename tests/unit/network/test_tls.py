@@ -13,7 +13,8 @@ import pytest
 from swift_ft.errors import UsageError
 from swift_ft.network import Certificates, Channel, JobSecret, Port, RefusedError, connect
 from swift_ft.network.handshake import ClientHandshake, ServerHandshake
-from tests.support.strangers import Wire, eventually, is_refused, issue, new_authority, stranger
+from tests.support.strangers import Wire, is_refused, issue, new_authority, stranger
+from tests.support.waiting import wait_until
 
 WAIT_S = 30.0
 TOKEN = "a token that the members share"
@@ -85,7 +86,7 @@ def test_a_certificate_is_needed(
     foreign = issue(new_authority(tmp_path, "another"), "foreign") if shown != "none" else None
     with pytest.raises(RefusedError):
         connect(served.address, JobSecret.of_token(TOKEN, foreign), "echo", timeout_s=WAIT_S)
-    eventually(lambda: len(caplog.records) == 1, "one line is logged")
+    wait_until(lambda: len(caplog.records) == 1, "one line is logged")
     assert caplog.records[0].getMessage().count("no TLS with it") == 1
 
 
