@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -82,8 +81,6 @@ from swift_ft.torch_adapters.script_groups import script_groups
 from swift_ft.worker_context import WorkerContext
 
 __all__ = ["Assembly"]
-
-_logger = logging.getLogger(__name__)
 
 
 class Assembly:

@@ -14,7 +14,6 @@ A loss in a part leads back to its beginning on all workers: also on those that 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -33,8 +32,6 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.waits import waiting
 
 __all__ = ["Between", "OnLoss", "Part", "Stop"]
-
-_logger = logging.getLogger(__name__)
 
 _SKIPPED = "skipped"
 _ANSWER_S = 60.0

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
-from statistics import median
 from typing import Any
 
 from swift_ft.checkpoint.store_claim import claim_store
@@ -24,6 +22,7 @@ from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.remade import check_remade
 from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.link_meter import LinkMeter
+from swift_ft.runtime.own_work import OwnWork
 from swift_ft.runtime.report import failure_event
 from swift_ft.runtime.script_phases import Phase
 from swift_ft.runtime.stall_watch import StallWatch
@@ -35,9 +34,6 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 __all__ = ["Iterations"]
 
 _logger = logging.getLogger(__name__)
-
-_REMEMBERED = 5
-"""Iterations whose median says how long this worker takes for its own work."""
 
 
 class Iterations:
@@ -56,8 +52,7 @@ class Iterations:
         self._rank = collaborators.context.rank
         self._stalls = StallWatch(self._rank, threading.get_ident())
         self._links = LinkMeter()
-        self._own_s: deque[float] = deque(maxlen=_REMEMBERED)  # of the last iterations, without waits
-        self._step_s: deque[float] = deque(maxlen=_REMEMBERED)  # with them
+        self._own_work = OwnWork(collaborators)
         self._next: int | None = None  # the iteration that is about to begin, or runs
         self._began = 0  # when the last one began, by the clock of the trace
 
@@ -138,8 +133,7 @@ class Iterations:
         c = self._c
         self._next = None
         self._stalls.pause()
-        self._own_s.clear()  # it was of other work
-        self._step_s.clear()
+        self._own_work.forget()
         c.progress.publish(self.iteration, "waiting")
         c.participant.append(
             ev.LayoutBoundaryReached(rank=self._rank, generation=c.log.generation, iteration=self.iteration)
@@ -181,8 +175,7 @@ class Iterations:
             recorder.lap(FIRST_ITERATION, iteration=iteration)  # the only one in a recording
             self._stalls.begin(iteration)
         until = c.replays.until if c.replays is not None else 0
-        own_s = median(self._own_s) if len(self._own_s) == _REMEMBERED else None
-        step_s = median(self._step_s) if own_s is not None else None
+        own_s, step_s = self._own_work.medians()
         mode, link = "replay" if self.replaying else "live", asdict(self.link) if self.link else None
         c.progress.publish(iteration, mode, until=until, own_s=own_s, step_s=step_s, link=link)
 
@@ -203,11 +196,7 @@ class Iterations:
             channel.progress(iteration=c.status.iteration, **c.log.heartbeat())
         stats = c.log.messages.end_iteration()
         c.history.complete(self.iteration, stats, replaying=self.replaying)
-        own_s = c.pipeline.take_computed_s() if c.pipeline is not None else stats.step_s
-        own_s -= c.replicas.take_waited_s()
-        if c.dealt:  # what is left grows with the share of a batch, and is compared with other shares
-            own_s -= c.replicas.take_since_averages_s()
-        own_s = max(0.0, own_s)
+        self._own_work.complete(stats, replayed=self.replaying)
         if self.replaying:
             recorder.add("replay an iteration", self._began, detail=True, iteration=self.iteration - 1)
             self._complete_replayed()
@@ -215,8 +204,6 @@ class Iterations:
         if recorder.active:
             c.trace.end(c.log.generation)
         c.groups.destroy_left()
-        self._own_s.append(own_s)
-        self._step_s.append(stats.step_s)
         c.profiler.add(stats, c.pipeline.sent if c.pipeline is not None else None)
         if c.between.due(self.iteration):
             c.status.parts_done = 0  # the rest follows in settle()

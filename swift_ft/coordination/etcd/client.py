@@ -10,7 +10,6 @@ must be able to write twice (see :class:`swift_ft.coordination.etcd.store.EtcdSt
 from __future__ import annotations
 
 import json
-import logging
 import math
 import random
 import time
@@ -40,8 +39,6 @@ __all__ = [
     "import_etcd3gw",
     "prefix_end",
 ]
-
-_logger = logging.getLogger(__name__)
 
 _ATTEMPT_S = 2.0
 """How long one member may take to answer in the first round; twice as long in each further one."""
