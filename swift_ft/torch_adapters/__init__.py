@@ -35,6 +35,7 @@ pipelining/layer_averages.py            when a stage has all its gradients      
 pipelining/microbatch.py                compute of one microbatch                   test_pipelining.py
 pipelining/p2p_routes.py                receive buffers and destinations            test_pipelining.py
 pipelining/schedule_order.py            a schedule's list of actions                test_pipelining.py
+pipelining/shared_step.py               what a step takes and leaves behind         test_pipelining.py
 pipelining/stage_metadata.py            the exchange of shapes                      test_pipelining.py
 ======================================  ==========================================  ==========================
 

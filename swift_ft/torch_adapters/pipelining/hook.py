@@ -7,16 +7,15 @@ its coalesced NCCL path only for the plain class.
 
 Private parts used:
 
-- of a schedule: ``_stage(s)``, ``_n_microbatches``, ``_step_microbatches``, ``_check_inputs``,
-  ``_internal_losses``, ``_update_losses``; of a runtime schedule ``fwd_recv_ops``, ``bwd_recv_ops``,
-  ``unshard_ops``, ``backward_counter``.
+- of a schedule: ``_stage(s)``, ``_n_microbatches``, ``_step_microbatches``, ``_internal_losses``; of a
+  runtime schedule ``fwd_recv_ops``, ``bwd_recv_ops``, ``unshard_ops``, ``backward_counter``.
 - of a stage: ``stage_index_to_group_rank``, ``bwd_cache``, ``backward_state``, ``dw_runner``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,17 +35,10 @@ from swift_ft.logging import THROUGH_PIPELINE, Direction, MessageKey
 from swift_ft.torch_adapters.communication import backend_name, begin, wait_for
 from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInterceptor
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
-from swift_ft.torch_adapters.pipelining.microbatch import (
-    Computed,
-    Gradients,
-    Inputs,
-    SharedSteps,
-    autocast_here,
-    evaluating,
-    why_not_apart,
-)
+from swift_ft.torch_adapters.pipelining.microbatch import Computed, SharedSteps, why_not_apart
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route, receives, sends, skips
 from swift_ft.torch_adapters.pipelining.schedule_order import communication
+from swift_ft.torch_adapters.pipelining.shared_step import gradients_of, inputs_of, leave
 from swift_ft.torch_adapters.pipelining.stage_metadata import ShapeExchange, prepare_stage
 
 __all__ = ["PipelineHook"]
@@ -378,22 +370,13 @@ class PipelineHook:
                 if self.averages is not None:
                     self.averages.finish(self._results(losses))
                 return
-            args, kwargs = schedule._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-            had = {s.stage_index: [p.grad for p in s.submod.parameters()] for s in self.stages}
-            begun = [index for index, own in had.items() if any(gradient is not None for gradient in own)]
-            modes = {s.stage_index: evaluating(s.submod) for s in self.stages}
-            targets = target_mbs if last else None
-            inputs = Inputs(
-                args if first else (),
-                kwargs,
-                targets,
-                loss_kwargs,
-                return_outputs,
-                begun,
-                autocast_here(),
-                modes,
-            )
-            self._share_step(self.shared, inputs, had, losses)
+            had = gradients_of(self.stages)
+            split = (arg_mbs, kwarg_mbs, target_mbs)
+            inputs = inputs_of(schedule, self.stages, split, losses, had, return_outputs, loss_kwargs)
+            results, gradients = self.shared.step(self._interceptor.iteration, inputs, had)
+            leave(schedule, self.stages, inputs, had, results, gradients, losses)
+            for microbatch in range(self.microbatches):
+                self._show(microbatch, results[microbatch])
 
         schedule._step_microbatches = step_microbatches
 
@@ -407,34 +390,8 @@ class PipelineHook:
         for stage, outputs in zip(self.stages, results[1], strict=True):
             stage.output_chunks[:] = outputs
 
-    def _share_step(
-        self, shared: SharedSteps, inputs: Inputs, had: Mapping[int, Gradients], losses: list[Any] | None
-    ) -> None:
-        """Run a step together with others, and leave everything as the schedule would."""
-        schedule: Any = self._schedule
-        results, gradients = shared.step(self._interceptor.iteration, inputs, had)
-        ordered = [results[microbatch] for microbatch in range(self.microbatches)]
-        for stage in self.stages:
-            index = stage.stage_index
-            parameters = stage.submod.parameters()
-            for parameter, before, gradient in zip(parameters, had[index], gradients[index], strict=True):
-                if before is None or gradient is None:
-                    parameter.grad = gradient
-                else:  # in place, as autograd adds
-                    parameter.grad = before.copy_(gradient)
-            if stage.is_last:
-                schedule._internal_losses.extend(result.loss for result in ordered)
-                stage.output_chunks.extend(result.output for result in ordered if inputs.outputs)
-        schedule._update_losses(self.stages, losses)
-        for stage in self.stages:
-            stage.perform_reduce_grad(self.microbatches if schedule.scale_grads else 1)
-        for microbatch, result in enumerate(ordered):
-            self._show(microbatch, result)
-            if result.random is not None:
-                set_random_state(result.random)
-
     def _show(self, microbatch: int, result: Computed) -> None:
-        """Show the interceptor the messages of a microbatch that another worker computed."""
+        """Show the interceptor the messages of a microbatch of a step that others took part in."""
         by_index = {stage.stage_index: stage for stage in self.stages}
         for stage in self.stages:
             for direction in THROUGH_PIPELINE:
@@ -444,6 +401,8 @@ class PipelineHook:
                         self._interceptor.on_received_elsewhere(message, checksum)
         for route, tensor in result.sent.items():
             self._interceptor.on_send(self._message(by_index[route.source], microbatch, route, tensor))
+        if result.random is not None:
+            set_random_state(result.random)
 
     # ------------------------------------------------------------------------------- keys of messages
 
