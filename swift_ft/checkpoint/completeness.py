@@ -12,7 +12,6 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -29,6 +28,7 @@ from swift_ft.checkpoint.followers import (
 )
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import IncompleteStateError
+from swift_ft.torch_adapters.core.model_state import model_state
 from swift_ft.torch_adapters.core.tensors import storage_id, tensors_in
 
 __all__ = ["Completeness"]
@@ -170,7 +170,7 @@ class Completeness:
         """All tensors that are saved with the state."""
         found = _Tensors()
         for module in self._state.modules.values():
-            saved = get_model_state_dict(module)
+            saved = model_state(module)
             found.add(tensors_in(saved))
             tensors = (*module.named_parameters(), *module.named_buffers())
             found.add(tensor for name, tensor in tensors if name in saved)  # saved as a copy, perhaps

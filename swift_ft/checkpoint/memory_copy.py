@@ -69,7 +69,7 @@ def digest_of(block: Block) -> int:
 def size_of(state: TrainingState) -> int:
     """Bytes of a copy of the present state."""
     payload = _payload(state)
-    return _begin(payload.header(), payload.plain) + _length(payload.kinds)
+    return _begin(payload.header, payload.plain) + _length(payload.kinds)
 
 
 def write_block(state: TrainingState, into: Block | None) -> Block:
@@ -83,7 +83,7 @@ def write_block(state: TrainingState, into: Block | None) -> Block:
         UnsupportedError: a part of the state is no tensor that can be copied.
     """
     payload = _payload(state)
-    header = payload.header()
+    header = payload.header
     begin = _begin(header, payload.plain)
     length = begin + _length(payload.kinds)
     devices = {tensor.device for tensor in payload.tensors.values() if tensor.is_cuda}

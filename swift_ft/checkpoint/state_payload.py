@@ -12,6 +12,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ Allocate = Callable[[dict[StatePath, TensorKind]], Mapping[StatePath, torch.Tens
 """Called with the kinds of the tensors that arrive; returns the tensors to be filled."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StatePayload:
     """A state, or a part of one.
 
@@ -72,6 +73,7 @@ class StatePayload:
         """What the tensors look like, in their order."""
         return {path: TensorKind.of(tensor) for path, tensor in self.tensors.items()}
 
+    @cached_property
     def header(self) -> bytes:
         """Describes the tensors to the receiver, which reads it with :func:`kinds_in`."""
         tensors = [

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.optim import Optimizer
 
 from swift_ft.checkpoint.state_digest import StateDigests, differing, tensor_digests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tensors_in, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.errors import TopologyMismatchError
+from swift_ft.torch_adapters.core.model_state import load_model_state, model_state
 from swift_ft.torch_adapters.core.shards import Description, describe, local, note_changed, rebuilt
 from swift_ft.torch_adapters.core.tensors import same_bits
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
@@ -125,7 +125,7 @@ class TrainingState:
                 names.get(parameter) for group in optimizer.param_groups for parameter in group["params"]
             ]
             plain[name] = {"state": values, "param_groups": saved["param_groups"], "names": known_as}
-        models = {name: get_model_state_dict(module) for name, module in self.modules.items()}
+        models = {name: model_state(module) for name, module in self.modules.items()}
         shards = {name: _described(tensors) for name, tensors in models.items()}
         of_optimizers = {name: _described(saved) for name, saved in optimizers.items()}
         rest = {
@@ -198,7 +198,7 @@ class TrainingState:
 
     def local_models(self) -> dict[str, dict[str, Any]]:
         """The live tensors of each model (this worker's shards), by their names in :meth:`to_save`."""
-        return {name: _localized(get_model_state_dict(module)) for name, module in self.modules.items()}
+        return {name: _localized(model_state(module)) for name, module in self.modules.items()}
 
     def buffers(self, of: nn.Module) -> dict[str, dict[str, torch.Tensor]]:
         """The buffers of a trained model: the live tensors, by their names in :meth:`to_save`."""
@@ -261,7 +261,7 @@ class TrainingState:
         names = []
         for name, model in loaded["models"].items():
             if any(isinstance(t, torch.Tensor) and _memory(t) not in live for t in model.values()):
-                ours = get_model_state_dict(self.modules[name])
+                ours = model_state(self.modules[name])
                 names += [f"{name}.{key}" for key, given in model.items() if differs(ours.get(key), given)]
         for name, optimizer in self.optimizers.items():
             owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -274,7 +274,7 @@ class TrainingState:
     def _take_over_model(
         self, name: str, module: nn.Module, values: Mapping[str, Any], parts: Mapping[str, Description]
     ) -> None:
-        own: dict[str, Any] = get_model_state_dict(module)
+        own: dict[str, Any] = model_state(module)
         for key, tensor in own.items():
             here = describe(tensor) if isinstance(tensor, torch.Tensor) else None
             if here != (there := parts.get(key)):
@@ -284,7 +284,7 @@ class TrainingState:
                     key=key,
                 )
         whole = {key: rebuilt(values[key], part, own[key]) for key, part in parts.items()}
-        set_model_state_dict(module, {**values, **whole})
+        load_model_state(module, {**values, **whole}, own)
         for key in parts:
             note_changed(own[key])
 

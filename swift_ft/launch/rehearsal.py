@@ -6,7 +6,9 @@ iteration, 60 ms of the kernel's time. And torch sets much up at its first use. 
 do until it is needed.
 
 glibc's heap grows on Linux only, and only as it comes: another allocator is left alone, and so is one that
-the user has tuned. Private parts used: none, but ``mallopt`` concerns the whole process.
+the user has tuned: ``mallopt`` concerns the whole process.
+
+Private parts used (tested on torch 2.13): ``torch._dynamo.trace_rules.clear_lru_cache``.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import trace_rules
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from swift_ft.checkpoint.state_payload import pack, unpack
@@ -67,6 +70,7 @@ def _train() -> None:
             optimizer.zero_grad()
         set_model_state_dict(model, get_model_state_dict(model))
         optimizer.load_state_dict(unpack(pack(optimizer.state_dict())))
+    trace_rules.clear_lru_cache()  # as init_process_group() does, for which it takes milliseconds
 
 
 def _grow_heap(is_needed: Callable[[], bool]) -> int:

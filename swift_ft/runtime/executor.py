@@ -133,7 +133,8 @@ class Executor:
         self._progress.publish(self._status.iteration, "waiting")
         with recorder.span("flush notes"):  # a replacement reads what was noted
             self._writer.flush(self._context.config.report_timeout_s)
-        self._participant.append(
+        self._state_sync.forget_prepared()
+        reported = self._participant.append(
             status_report(
                 self._context,
                 state.generation,
@@ -148,6 +149,9 @@ class Executor:
                 snapshots=self._snapshots,
             )
         )
+        if self._pipeline is None and self._participant.order(reported) == WorkerOrder.HOLD:
+            with recorder.span("prepare to send"):
+                self._state_sync.prepare_early()
 
     # ---------------------------------------------------------------------------------------- execute
 
@@ -264,7 +268,11 @@ class Executor:
         with recorder.span("open own log"):
             self._log.open(state.generation, since=state.checkpoints.log_since, begin=self._status.iteration)
         self._dealt.follow(state.layouts.shares)
-        self._state_sync.prepare(plan)
+        keeps = task.load is None and not task.undo and plan.parts_from is None
+        with recorder.span("prepare to send"):
+            self._state_sync.prepare(
+                plan, unchanged=keeps and not (self._pipeline or self._repartition or self._dealt)
+            )
         hit(Point.JOIN, self._status.iteration)
         if not self._groups.enter(state.generation):
             return False

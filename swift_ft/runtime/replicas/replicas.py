@@ -164,6 +164,7 @@ class Replicas:
     def begin(self, iteration: int) -> None:
         """The step of an iteration begins."""
         self._iteration = iteration
+        self._prepared = None
         self._undone.clear()
         if self._hook is not None:
             self._hook.begin(iteration)
@@ -266,13 +267,18 @@ class Replicas:
 
     # ------------------------------------------------------------------------------------------ state
 
-    def prepare_state(self, *, whole: bool) -> None:
+    def prepare_state(self, *, whole: bool, unchanged: bool = False) -> None:
         """Have the state ready for the first :meth:`send_state`. It must not change in between.
 
         Args:
             whole: that one is of a whole state. Nothing is prepared for others.
+            unchanged: the state is the same as at the last call.
         """
-        self._prepared = self._pack_whole() if whole else None
+        if not whole:
+            self._prepared = None
+        elif self._prepared is None or not unchanged:
+            self._prepared = self._pack_whole()
+            _ = self._prepared.header  # kept
 
     def send_state(self, transfer: Transfer, group: dist.ProcessGroup) -> None:
         """Send this worker's state, or some of its parameters, to the workers that need it."""

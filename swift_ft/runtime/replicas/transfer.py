@@ -102,7 +102,7 @@ def send(payload: StatePayload, link: Link) -> None:
     Raises:
         RuntimeError: as torch does, if a peer is gone.
     """
-    header = payload.header()
+    header = payload.header
     body = torch.frombuffer(bytearray(header + payload.plain), dtype=torch.uint8).to(link.device)
     lengths = torch.tensor([len(header), body.numel()], device=link.device)
     under_way = deque([_Flight(link.carry(lengths), lengths), _Flight(link.carry(body), body)])

@@ -29,7 +29,7 @@ NESTED = {
 
 def test_a_header_says_what_follows() -> None:
     payload = StatePayload(dict(tensors_in(NESTED)), b"plain")
-    assert kinds_in(payload.header()) == payload.kinds
+    assert kinds_in(payload.header) == payload.kinds
     assert payload.kinds == {
         ("models", "model", "weight"): TensorKind(torch.float32, (2, 3)),
         ("models", "model", "bias"): TensorKind(torch.bfloat16, (3,)),
@@ -41,7 +41,7 @@ def test_a_header_says_what_follows() -> None:
 def test_a_header_is_the_one_of_before() -> None:
     """The bytes on the wire do not change."""
     payload = StatePayload({("a", "b"): torch.zeros(2, 0, dtype=torch.int64)}, b"123")
-    assert payload.header() == b'{"tensors": [[["a", "b"], "int64", [2, 0]]], "plain": 3}'
+    assert payload.header == b'{"tensors": [[["a", "b"], "int64", [2, 0]]], "plain": 3}'
 
 
 def test_tensors_are_found_by_their_paths() -> None:
