@@ -7,8 +7,6 @@ do until it is needed.
 
 glibc's heap grows on Linux only, and only as it comes: another allocator is left alone, and so is one that
 the user has tuned: ``mallopt`` concerns the whole process.
-
-Private parts used (tested on torch 2.13): ``torch._dynamo.trace_rules.clear_lru_cache``.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo import trace_rules
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from swift_ft.checkpoint.state_payload import pack, unpack
@@ -52,8 +49,11 @@ def rehearse(is_needed: Callable[[], bool]) -> None:
     Args:
         is_needed: whether the job is there, and the rest is left out.
     """
-    if not torch.version.cuda and not torch.version.hip and not torch.version.xpu and not is_needed():
-        _train()  # else autograd would look for devices
+    # An accelerator's torch looks for devices in a backward. And with several threads a parallel loop starts
+    # them, which hangs for ever where a process before this one had some when it forked.
+    host_only = not (torch.version.cuda or torch.version.hip or torch.version.xpu)
+    if host_only and torch.get_num_threads() == 1 and not is_needed():
+        _train()
     _grow_heap(is_needed)
 
 
@@ -70,7 +70,6 @@ def _train() -> None:
             optimizer.zero_grad()
         set_model_state_dict(model, get_model_state_dict(model))
         optimizer.load_state_dict(unpack(pack(optimizer.state_dict())))
-    trace_rules.clear_lru_cache()  # as init_process_group() does, for which it takes milliseconds
 
 
 def _grow_heap(is_needed: Callable[[], bool]) -> int:

@@ -50,8 +50,18 @@ def test_no_page_of_the_heap_is_mapped_when_it_is_used() -> None:
 
 
 @pytest.mark.usefixtures("untouched")
+def test_no_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process had threads of OpenMP and has forked, its child waits for them for ever."""
+    monkeypatch.setattr(rehearsal, "available_bytes", lambda: None)
+    monkeypatch.setattr(rehearsal, "_train", lambda: pytest.fail("a toy was trained with two threads"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    rehearsal.rehearse(lambda: False)
+
+
+@pytest.mark.usefixtures("untouched")
 def test_random_numbers_stay_what_they_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "available_bytes", lambda: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     before = torch.get_rng_state()
     rehearsal.rehearse(lambda: False)
     assert torch.equal(torch.get_rng_state(), before)
