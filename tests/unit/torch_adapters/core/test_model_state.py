@@ -43,11 +43,7 @@ def ask_once(monkeypatch: pytest.MonkeyPatch, module: nn.Module) -> None:
 
 
 @pytest.mark.usefixtures("group")
-@pytest.mark.parametrize(
-    "wrap",
-    [lambda m: m, DistributedDataParallel, lambda m: torch.compile(m, backend="eager")],
-    ids=["plain", "ddp", "compiled"],
-)
+@pytest.mark.parametrize("wrap", [lambda m: m, DistributedDataParallel], ids=["plain", "ddp"])
 def test_names_are_those_of_dcp(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = wrap(network())
     assert_same(module)
