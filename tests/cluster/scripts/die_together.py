@@ -1,9 +1,7 @@
 """The example training, in which machines die at the very same time: a surviving worker kills them."""
 
-import contextlib
 import itertools
 import os
-import signal
 from pathlib import Path
 
 import gpt
@@ -11,6 +9,7 @@ import torch
 import train_hybrid
 
 from swift_ft.worker_context import WorkerContext
+from tests.support.machines import kill_once, note_machine
 from tests.support.waiting import wait_until
 
 CONTEXT = WorkerContext.from_env()
@@ -28,15 +27,12 @@ def loss_fn(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     due = next(calls) == int(os.environ["SWIFT_TEST_LOSSES"])  # microbatches of the last stage
     if due and CONTEXT.started_in == 1:
         wait_until(is_committed, "no checkpoint was committed")
-        for victim in os.environ["SWIFT_TEST_VICTIMS"].split(","):
-            for pid in (FOLDER / f"pids{victim}").read_text().split():
-                with contextlib.suppress(ProcessLookupError):  # a worker dies with its agent
-                    os.kill(int(pid), signal.SIGKILL)
+        kill_once(*os.environ["SWIFT_TEST_VICTIMS"].split(","))
     return gpt.loss_fn(logits, targets)
 
 
 if CONTEXT.started_in == 1:
-    (FOLDER / f"pids{RANK}").write_text(f"{CONTEXT.agent_pid} {os.getpid()}")
+    note_machine()
 if int(os.environ["WORLD_SIZE"]) - 1 == RANK:
     train_hybrid.loss_fn = loss_fn
 train_hybrid.main()

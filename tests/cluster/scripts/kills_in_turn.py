@@ -9,7 +9,6 @@ are killed, so that no plan is made before.
 import json
 import os
 import runpy
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import swift_ft
 from swift_ft.recovery.job_state import State
 from swift_ft.worker_context import WorkerContext
 from tests.support.commits import wait_for_commit
+from tests.support.machines import kill_once, note_machine
 from tests.support.waiting import wait_until
 
 CONTEXT = WorkerContext.from_env()
@@ -41,8 +41,7 @@ class Session(swift_ft.Session):
         survivors = {*range(CONTEXT.world_size)} - {*VICTIMS}
         for victim in VICTIMS:
             machine = participant.state.membership.members[victim]
-            for pid in pids_of(victim).read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
+            kill_once(victim)
 
             def is_known(state: State, machine: str = machine) -> bool:
                 reports = state.round.statuses.keys() if not state.round.decided else ()
@@ -53,12 +52,8 @@ class Session(swift_ft.Session):
         ALL_KILLED.touch()
 
 
-def pids_of(victim: int) -> Path:
-    return FOLDER / f"pids{victim}"
-
-
 if CONTEXT.started_in == 1:
-    pids_of(CONTEXT.rank).write_text(f"{os.getpid()} {CONTEXT.agent_pid}")
+    note_machine()
 else:
     wait_until(ALL_KILLED.exists, "not all machines were killed")
 swift_ft.Session = Session  # type: ignore[misc]

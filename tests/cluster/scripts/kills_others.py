@@ -7,21 +7,19 @@ KILLS says as JSON which worker does so, and at the beginning of which step: ``{
 machine one worker is named; ``"store"`` is the rendezvous store, and the worker's own machine comes last.
 """
 
-import contextlib
 import json
 import os
 import runpy
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import swift_ft
 from swift_ft.worker_context import WorkerContext
 from tests.support.commits import wait_for_commit
+from tests.support.machines import kill_once, note_machine, note_store
 
 CONTEXT = WorkerContext.from_env()
 RANK = int(os.environ["RANK"])
-FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
 KILLS = json.loads(os.environ["KILLS"])
 
 
@@ -30,34 +28,12 @@ class Session(swift_ft.Session):
         for step in super().steps(iterations):
             if (RANK, step.index, step.replayed) == (KILLS["by"], KILLS["iteration"], KILLS["replayed"]):
                 wait_for_commit(self, step.index)
-                kill()
+                kill_once(*KILLS["victims"], by_signal=signal.Signals[KILLS["signal"]])
             yield step
 
 
-def kill() -> None:
-    pids = [pids_of(victim) for victim in KILLS["victims"]]
-    if not all(path.exists() for path in pids):
-        return
-    doomed = [int(pid) for path in pids for pid in path.read_text().split()]
-    for path in pids:
-        path.unlink()
-    for pid in doomed:
-        with contextlib.suppress(ProcessLookupError):  # a worker dies with its agent
-            os.kill(pid, signal.Signals[KILLS["signal"]])
-
-
-def pids_of(victim: int | str) -> Path:
-    return FOLDER / f"pids{victim}"
-
-
-def the_store() -> str:
-    """The process id of the rendezvous store: the second process that the parent of all agents starts."""
-    parent = Path(f"/proc/{CONTEXT.agent_pid}/stat").read_text().rpartition(")")[2].split()[1]
-    return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[1]
-
-
 if CONTEXT.started_in == 1:
-    pids_of(RANK).write_text(f"{CONTEXT.agent_pid} {os.getpid()}")
-    pids_of("store").write_text(the_store())
+    note_machine()
+    note_store()
 swift_ft.Session = Session  # type: ignore[misc]
 runpy.run_module(KILLS["example"], run_name="__main__")

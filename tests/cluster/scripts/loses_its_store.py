@@ -6,13 +6,13 @@ Both start in the same generation, the second one. So the one in slot 1 serves t
 
 import importlib
 import os
-import signal
 import socket
 from pathlib import Path
 
 import torch.distributed as dist
 
 from swift_ft.worker_context import WorkerContext
+from tests.support.machines import die
 from tests.support.waiting import wait_until
 
 CONTEXT = WorkerContext.from_env()
@@ -22,8 +22,7 @@ init_process_group = dist.init_process_group
 
 def die_once_the_other_has_started(backend: str) -> None:
     wait_until((FOLDER / "started").exists, "the other replacement has not started")
-    os.kill(CONTEXT.agent_pid, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
+    die()
 
 
 def come_late(backend: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import swift_ft
-from swift_ft.worker_context import WorkerContext
+from tests.support.machines import die
 from tests.support.waiting import wait_until
 
 CLIP = 0.05
@@ -53,8 +52,7 @@ def clip_by_global_norm(
 def die_after(mark: Path) -> None:
     """The whole machine, once its other worker has reduced its norm, and rank 0 is ahead."""
     wait_until(mark.exists, "rank 0 did not get ahead")
-    os.kill(WorkerContext.from_env().agent_pid, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
+    die()
 
 
 def main() -> None:

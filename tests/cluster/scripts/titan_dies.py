@@ -7,10 +7,9 @@ import functools
 import importlib
 import json
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from swift_ft.worker_context import WorkerContext
+from tests.support.machines import die
 
 titan_parallel: Any
 titan_trainer: Any
@@ -51,13 +51,6 @@ class Doomed(Trainer):
 def local(value: Any) -> Any:
     """A shard without its mesh."""
     return value.to_local() if isinstance(value, DTensor) else value
-
-
-def die(*_: object, **__: object) -> NoReturn:
-    """The whole machine, at once."""
-    os.kill(CONTEXT.agent_pid, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
 
 
 def die_after(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -24,6 +24,7 @@ from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.worker_context import WorkerContext
+from tests.support.machines import store_process
 
 WATCH = json.loads(os.environ["WATCH"])
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
@@ -107,7 +108,7 @@ def freeze(iteration: int) -> None:
         return
     first, last = WATCH["freeze"]
     if iteration == first and SEEN["thawed_in"] is None:
-        os.kill(store(), signal.SIGSTOP)
+        os.kill(store_process(), signal.SIGSTOP)
         SEEN["timer"] = threading.Timer(PATIENCE_S, thaw, (None,))
         SEEN["timer"].start()
     elif iteration == last and "timer" in SEEN:
@@ -118,14 +119,8 @@ def thaw(iteration: int | None) -> None:
     timer = SEEN.pop("timer", None)
     if timer is not None:
         timer.cancel()
-        os.kill(store(), signal.SIGCONT)
+        os.kill(store_process(), signal.SIGCONT)
         SEEN["thawed_in"], SEEN["late"] = iteration, iteration is None
-
-
-def store() -> int:
-    """The process of the rendezvous store: the second one that the parent of all agents starts."""
-    parent = Path(f"/proc/{CONTEXT.agent_pid}/stat").read_text().rpartition(")")[2].split()[1]
-    return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[1])
 
 
 for name in METHODS:

@@ -7,11 +7,8 @@ offline    the replay waits for the end of the store (the file `down`), which is
            (`over`). Machines 1 and 2 are a group, and nothing is shipped before the failure
 """
 
-import contextlib
 import itertools
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,13 +20,14 @@ import swift_ft
 from swift_ft.logging import PeerLog, SegmentUploader
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 from swift_ft.worker_context import WorkerContext
+from tests.support.machines import kill_once, note_machine
+from tests.support.waiting import wait_until
 
 CONTEXT = WorkerContext.from_env()
 HOW = os.environ["PEERS"]
 RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
 ORIGINAL = CONTEXT.started_in == 1
-PIDS = FOLDER / "pids2"
 REQUESTED = FOLDER / "requested"
 
 
@@ -87,15 +85,6 @@ def before_worker_is_asked(asked: int, act: Callable[[], None]) -> None:
     PeerDirectory.of, PeerLog.open = remember, act_first
 
 
-def kill_worker_2() -> None:
-    if PIDS.exists():
-        pids = PIDS.read_text().split()
-        PIDS.unlink()  # once
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):  # a worker dies with its agent
-                os.kill(int(pid), signal.SIGKILL)
-
-
 def when_asked_again(count: Iterator[int]) -> None:
     """The second request: at the first one the segment was not in the store either."""
     if next(count) == 1:
@@ -110,12 +99,7 @@ class OfflineReplay(swift_ft.Session):
         for step in super().steps(iterations):
             if RANK == 1 and step.replayed and not (FOLDER / "asks").exists():
                 (FOLDER / "asks").touch()
-                for _ in range(600):
-                    if (FOLDER / "down").exists():
-                        break
-                    threading.Event().wait(0.05)
-                else:
-                    raise TimeoutError("the store was not stopped")
+                wait_until((FOLDER / "down").exists, "the store was not stopped")
             if RANK == 1 and not ORIGINAL and not step.replayed:
                 (FOLDER / "over").touch()
             yield step
@@ -131,9 +115,9 @@ match HOW, RANK, ORIGINAL:
         flip_bits()
     case "dies", 2, True:
         refuse_uploads_until(None)
-        PIDS.write_text(f"{CONTEXT.agent_pid} {os.getpid()}")
+        note_machine()
     case "dies", 1, False:
-        before_worker_is_asked(2, kill_worker_2)
+        before_worker_is_asked(2, partial(kill_once, 2))
     case "offline", _, _:
         swift_ft.Session = OfflineReplay  # type: ignore[misc]
 train_swift.main()
