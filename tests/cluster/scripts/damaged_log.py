@@ -11,7 +11,6 @@ import errno
 import os
 import shutil
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from swift_ft.logging.format.segment import SegmentWriter, format_segment_name, 
 from swift_ft.logging.writing.rotation import SegmentRotation
 from swift_ft.storage.store import Store
 from swift_ft.worker_context import WorkerContext
+from tests.support.waiting import wait_until
 
 CONTEXT = WorkerContext.from_env()
 HOW = os.environ["DAMAGE"]
@@ -35,12 +35,13 @@ REPLACED = os.environ["RANK"] == "1" and CONTEXT.started_in != 1
 
 def survivors_segments(store: Path) -> list[Path]:
     """The segments of worker 1's neighbours; they appear when the survivors have flushed."""
-    for _ in range(600):
+
+    def newest() -> list[Path] | None:
         found = [sorted((store / f"log/rank-0000{rank}").glob("*.arrow")) for rank in (0, 2)]
-        if all(found):
-            return [paths[-1] for paths in found]
-        threading.Event().wait(0.05)
-    raise TimeoutError("the survivors did not flush")
+        return [paths[-1] for paths in found] if all(found) else None
+
+    segments: list[Path] = wait_until(newest, "the survivors did not flush")
+    return segments
 
 
 def damage(how: str, path: Path) -> None:

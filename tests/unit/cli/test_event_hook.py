@@ -19,6 +19,7 @@ from swift_ft.cli.event_hook import EventHook
 from swift_ft.cli.event_stream import Line
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.store_service import StoreService
+from tests.support.waiting import wait_until
 
 TELLER = Path(__file__).parent / "scripts" / "tells_a_story.py"
 _CLOSE_S = 60.0
@@ -98,10 +99,7 @@ def test_a_failure_is_told_once_and_a_slow_command_is_killed_with_its_children(
     slow.close(_CLOSE_S)
     assert failures == ["the command of --on-event failed: it was killed after 1 s. The run continues."]
     session = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + _CLOSE_S
-    while running_in(session):
-        assert time.monotonic() < deadline, "the command's own child still runs"
-        time.sleep(0.05)
+    wait_until(lambda: not running_in(session), "the command's own child still runs", _CLOSE_S)
     wrong = EventHook("echo no such channel >&2; exit 3", failures.append)
     wrong(line("machine_lost"))
     wrong(line("machine_lost"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from swift_ft.launch.standby import Standby
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
+from tests.support.waiting import wait_until
 
 
 class Fakes:
@@ -62,11 +62,14 @@ def test_a_guest_is_started_once() -> None:
 def test_the_job_waits_for_a_machine_at_first() -> None:
     fakes = Fakes()
     ours = guests_of(fakes, wait_s=0.2)
-    deadline = time.monotonic() + 30
     ours.check(LOSS, [])
     assert not fakes.launched
-    while not fakes.launched and time.monotonic() < deadline:
+
+    def has_launched() -> bool:
         ours.check(LOSS, [])
+        return bool(fakes.launched)
+
+    wait_until(has_launched, "no guest was launched", 30.0)
     assert fakes.launched == [(1, "A")]
 
 
