@@ -124,10 +124,13 @@ class LogReader:
         self._unread = {path: where for path, where in present.items() if path not in self._segments}
         self._prefetch_segments()
 
-    def read_into(self, key: MessageKey, tensor: torch.Tensor) -> None:
+    def read_into(self, key: MessageKey, tensor: torch.Tensor) -> int:
         """Fills a tensor, such as a receive buffer, with a message, verified.
 
         Like a receive, this does not go through autograd. After an error the tensor's content is undefined.
+
+        Returns:
+            The checksum of the tensor's bytes.
 
         Raises:
             LogMissingError: it is in none of the directories.
@@ -136,7 +139,9 @@ class LogReader:
             DivergenceError: two copies of it differ, or the tensor's dtype or shape is not the message's.
         """
         with recorder.span("read the log", detail=True, iteration=key.iteration):
-            self._read_into(self._copy_of(key), tensor)
+            copy = self._copy_of(key)
+            self._read_into(copy, tensor)
+            return copy.record.checksum
 
     def read(self, key: MessageKey) -> torch.Tensor:
         """A message in host memory, verified. Raises what :meth:`read_into` does."""

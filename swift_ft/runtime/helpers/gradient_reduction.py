@@ -5,24 +5,29 @@
 
 Floating-point addition is not associative. A sum that travels from member to member adds the microbatches in
 their original order. Each member sends it once, however many microbatches it has computed. It travels in
-pieces, so that several members work on it at the same time, and what begins it is sent without a copy.
+pieces, the last layers first, so that several members work on it at the same time, and what begins it is sent
+without a copy, while the last backward pass still computes the rest.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from swift_ft.errors import CannotHelpError
 from swift_ft.recovery.helpers import ReductionHop
 from swift_ft.runtime.helpers.pieces import Piece, pieces_of
 from swift_ft.runtime.replicas.transfer import Link
 from swift_ft.torch_adapters.communication import wait_for
+from swift_ft.torch_adapters.core.tensors import version_of
 from swift_ft.torch_adapters.pipelining.microbatch import Gradients
 
-__all__ = ["StageGradients", "begins_in_order"]
+__all__ = ["EarlySum", "StageGradients", "begins_in_order", "has_all_gradients"]
 
 
 def begins_in_order(hops: Sequence[ReductionHop], rank: int, computed: Sequence[int], *, begun: bool) -> bool:
@@ -122,7 +127,7 @@ class StageGradients:
 
         First travels which parameters have a gradient, then all pieces.
         """
-        pieces = pieces_of({n: p for n, p in enumerate(self.parameters) if p.requires_grad})
+        pieces = _pieces(self.parameters)
         arriving: list[tuple[dist.Work, torch.Tensor]] = []
         begun = torch.zeros(len(self.parameters), dtype=torch.uint8, device=self.parameters[0].device)
         if before is not None:
@@ -152,6 +157,77 @@ class StageGradients:
                 own = [total[number] for number in piece.keys]
                 self.under_way.append(link.carry(_joined(piece, own, flat, received)))
         return total
+
+
+class EarlySum:
+    """A sum that leaves its first member piece by piece, while a backward pass still adds to the rest.
+
+    To the next member it looks like any other. Begin it before the last backward pass, with
+    :func:`has_all_gradients`.
+
+    Args:
+        link: to the next member.
+        parameters: of the stage, on the host.
+        under_way: each send that is started is added to it.
+    """
+
+    def __init__(self, link: Link, parameters: Sequence[torch.Tensor], under_way: list[dist.Work]) -> None:
+        self._link, self._parameters, self._under_way = link, parameters, under_way
+        self._pieces = deque(_pieces(parameters))
+        self._added: set[int] = set()  # numbers of parameters to whose gradients nothing will be added
+        self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # by number, the gradient and its version
+        has = torch.tensor([parameter.requires_grad for parameter in parameters], dtype=torch.uint8)
+        under_way.append(link.carry(has))
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._on_added, number))
+            for number, parameter in enumerate(parameters)
+            if parameter.requires_grad
+        ]
+
+    def finish(self) -> None:
+        """The backward pass has ended: send the rest.
+
+        Raises:
+            CannotHelpError: it has added to gradients more than once.
+            RuntimeError: as torch does, if the next member is gone.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        while self._pieces:
+            self._send(self._pieces.popleft())
+        for number, (gradient, version) in self._sent.items():
+            if self._parameters[number].grad is not gradient or version_of(gradient) != version:
+                raise CannotHelpError(
+                    "a backward pass adds to the gradient of a parameter more than once: nobody sees when it "
+                    "is complete"
+                )
+
+    def _on_added(self, number: int, _: torch.Tensor) -> None:
+        self._added.add(number)
+        while self._pieces and self._added.issuperset(self._pieces[0].keys):
+            self._send(self._pieces.popleft())
+
+    def _send(self, piece: Piece[int]) -> None:
+        gradients = [self._parameters[number].grad for number in piece.keys]
+        for number, gradient in zip(piece.keys, gradients, strict=True):
+            assert gradient is not None  # all have one
+            self._sent[number] = gradient, version_of(gradient)
+        self._under_way.append(self._link.carry(piece.join(gradients)))
+
+
+def has_all_gradients(parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether each parameter that is trained has a gradient of its own kind already."""
+    return all(
+        parameter.grad is not None and parameter.grad.layout == torch.strided
+        for parameter in parameters
+        if parameter.requires_grad
+    )
+
+
+def _pieces(parameters: Sequence[torch.Tensor]) -> list[Piece[int]]:
+    """The last ones first: a backward pass comes to them first."""
+    trained = [(number, parameter) for number, parameter in enumerate(parameters) if parameter.requires_grad]
+    return pieces_of(dict(reversed(trained)))
 
 
 def _joined(

@@ -10,10 +10,11 @@ of a machine need no pipeline among themselves, and any number of helpers can se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,12 @@ from torch import nn
 from swift_ft.determinism import host_random_state, random_state, set_host_random_state, set_random_state
 from swift_ft.logging import LogReader
 from swift_ft.recovery.helpers import ParallelReplay, ReductionHop
-from swift_ft.runtime.helpers.gradient_reduction import StageGradients, begins_in_order
+from swift_ft.runtime.helpers.gradient_reduction import (
+    EarlySum,
+    StageGradients,
+    begins_in_order,
+    has_all_gradients,
+)
 from swift_ft.runtime.helpers.parameters import OwnersState
 from swift_ft.runtime.helpers.results import ArrivingResults, send_messages, send_others
 from swift_ft.runtime.replicas.transfer import Link
@@ -96,6 +102,7 @@ class Member:
     source: LogReader
     mode: GradientReduction
     _states: dict[int, OwnersState] = field(default_factory=dict)
+    _read: int = -1  # the iteration whose messages have been read
 
     def step(
         self, iteration: int, inputs: Inputs | None = None, had: Mapping[int, Gradients] | None = None
@@ -116,27 +123,41 @@ class Member:
             CannotHelpError: other workers cannot compute a stage.
         """
         under_way: list[dist.Work] = []
-        given = self._distribute_inputs(inputs, under_way)
+        given = self._distribute_inputs(inputs, under_way, partial(self._read_messages, iteration))
         routes = {stage: self._route(stage, given[stage]) for stage, _ in self._stages()}
         summed = [stage for stage in routes if self._is_summed(routes[stage], stage in given[stage].begun)]
         self.chain.begin(iteration, summed)
         own: dict[int, dict[int, Computed]] = {owner: {} for owner in self.replay.owners}
+        share, helps = self._share(self.rank), self.rank not in own
+        early: dict[int, EarlySum] = {}
         with torch.enable_grad():
-            for microbatch in self._share(self.rank):
-                computed = self.chain.compute(microbatch, given, self._read_from_log(microbatch))
+            for microbatch in share:
+                if microbatch == share[-1] and helps and len(summed) == len(routes):
+                    early = self._send_early(routes, under_way)
+                computed = self.chain.compute(microbatch, given)
                 for stage, owner in self._stages():
                     own[owner][microbatch] = computed[self.chain.place(stage)]
-                if self.rank not in own:
-                    for owner in own:
-                        under_way += send_messages(own[owner][microbatch], self._link_to(owner))
-        arriving = self._exchange_messages(own, under_way) if self.rank in own else []
+                if helps and microbatch != share[-1]:
+                    self._send_messages(own, microbatch, under_way)
+        arriving: list[ArrivingResults] = []
+        if not helps:
+            arriving = self._arriving(own)
+            self._exchange_messages(own, slice(-1), arriving, under_way)
         sums = {}
-        for stage, owner in self._stages():
+        for stage, owner in reversed(self._stages()):  # as backward passes come to them
+            if stage in early:
+                early[stage].finish()
+                self.chain.take_gradients(stage)
+                continue
             before = (had or {}).get(stage) if stage in given[stage].begun else None
             terms = self._terms(stage, routes[stage], own[owner], stage in summed)
             total = self._add_up(stage, routes[stage], terms, before, under_way)
             if total is not None:
                 sums[stage] = total
+        if helps:
+            self._send_messages(own, share[-1], under_way)
+        else:
+            self._exchange_messages(own, slice(-1, None), arriving, under_way)
         results: dict[int, Computed] = {}
         for owner in own:
             if owner != self.rank:
@@ -157,14 +178,28 @@ class Member:
     def _share(self, rank: int) -> range:
         return self.replay.microbatches_of(rank, self.microbatches)
 
-    def _read_from_log(self, microbatch: int) -> Callable[[Route, torch.Tensor], None]:
-        def fill(route: Route, buffer: torch.Tensor) -> None:
-            self.source.read_into(route.key(self.chain.iteration, microbatch), buffer)
+    def _read_messages(self, iteration: int) -> None:
+        """Read all messages of this worker's microbatches from the log, unless that is done."""
+        if self._read == iteration:
+            return
+        self._read = iteration
 
-        return fill
+        def fill(microbatch: int, route: Route, buffer: torch.Tensor) -> int:
+            return self.source.read_into(route.key(iteration, microbatch), buffer)
 
-    def _distribute_inputs(self, inputs: Inputs | None, under_way: list[dist.Work]) -> dict[int, Inputs]:
-        """Send each owner's parameters and inputs to all members; return the inputs by stage."""
+        for microbatch in self._share(self.rank):
+            self.chain.receive(microbatch, partial(fill, microbatch))
+
+    def _distribute_inputs(
+        self, inputs: Inputs | None, under_way: list[dist.Work], meanwhile: Callable[[], None]
+    ) -> dict[int, Inputs]:
+        """Send each owner's parameters and inputs to all members; return the inputs by stage.
+
+        Args:
+            inputs: of this worker, if it is an owner.
+            under_way: each send that is started is added to it.
+            meanwhile: called while parameters travel.
+        """
         given: dict[int, Inputs] = {}
         for owner in self.replay.owners:
             stages = [stage for stage, holder in self._stages() if holder == owner]
@@ -174,8 +209,9 @@ class Member:
             if owner == self.rank:
                 assert inputs is not None
                 found, works = inputs, self._states[owner].send(inputs)
+                meanwhile()
             else:
-                found, works = self._states[owner].receive()
+                found, works = self._states[owner].receive(meanwhile)
             under_way += works
             given.update(dict.fromkeys(stages, found))
         return given
@@ -220,25 +256,51 @@ class Member:
             return gradients.by_member(self.replay.members, *terms[0])
         return gradients.in_order(route, terms)
 
+    def _send_early(
+        self, routes: Mapping[int, list[ReductionHop]], under_way: list[dist.Work]
+    ) -> dict[int, EarlySum]:
+        """At a helper whose sum autograd adds up, begin to send it before its last microbatch."""
+        if len(routes) > 1 or self.chain.device.type != "cpu":
+            return {}  # sums of stages travel one after the other; a device's own threads would send
+        ((stage, route),) = routes.items()
+        parameters = self.chain.parameters(stage)
+        if not has_all_gradients(parameters):
+            return {}
+        after = route[1].rank if self.mode == GradientReduction.ORDERED else self.holders[stage]
+        return {stage: EarlySum(Link(self.group, self.rank, after), parameters, under_way)}
+
     # ----------------------------------------------------------------------------------------- results
 
+    def _send_messages(
+        self, own: Mapping[int, Mapping[int, Computed]], microbatch: int, under_way: list[dist.Work]
+    ) -> None:
+        for owner, computed in own.items():
+            under_way += send_messages(computed[microbatch], self._link_to(owner))
+
+    def _arriving(self, own: Mapping[int, Mapping[int, Computed]]) -> list[ArrivingResults]:
+        """At an owner, the results of all other members."""
+        like = next(iter(own[self.rank].values()))
+        return [
+            ArrivingResults(Link(self.group, member, self.rank), self._share(member), like, self.chain.device)
+            for member in self.replay.members
+            if member != self.rank
+        ]
+
     def _exchange_messages(
-        self, own: dict[int, dict[int, Computed]], under_way: list[dist.Work]
-    ) -> list[ArrivingResults]:
-        """At an owner, begin to receive from all, and to send to other owners.
+        self,
+        own: Mapping[int, Mapping[int, Computed]],
+        which: slice,
+        arriving: Sequence[ArrivingResults],
+        under_way: list[dist.Work],
+    ) -> None:
+        """At an owner, begin to receive messages from all, and to send them to other owners.
 
         All receive from each other in one order, as a backend needs that has one queue for both directions.
         """
-        arriving: list[ArrivingResults] = []
-        for owner, computed in own.items():
-            if owner != self.rank:
-                for result in computed.values():
-                    under_way += send_messages(result, self._link_to(owner))
+        for owner in own:
+            if owner == self.rank:
+                for one in arriving:
+                    one.expect(which)
                 continue
-            like, device = next(iter(computed.values())), self.chain.device
-            arriving += [
-                ArrivingResults(Link(self.group, member, owner), self._share(member), like, device)
-                for member in self.replay.members
-                if member != owner
-            ]
-        return arriving
+            for microbatch in self._share(self.rank)[which]:
+                under_way += send_messages(own[owner][microbatch], self._link_to(owner))

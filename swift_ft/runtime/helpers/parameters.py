@@ -9,7 +9,7 @@ they travel: they do not change before its next update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -59,10 +59,10 @@ class OwnersState:
             CannotHelpError: the script trains other parameters than in the first iteration.
             RuntimeError: as torch does, if a peer is gone.
         """
-        plain = pack({f.name: getattr(inputs, f.name) for f in fields(Inputs)})
-        values, trained = self._values(), self._trained_now()
+        values = self._values()
+        trained = _trained(values)
         if self._trained is None:
-            send(StatePayload(values, plain), Link(self.group, self.rank))
+            send(StatePayload(values, _packed(inputs)), Link(self.group, self.rank))
             self._agree(trained, values)
             return []
         if trained != self._trained:
@@ -72,11 +72,14 @@ class OwnersState:
         if (link := self._onwards()) is not None:
             for piece in self._pieces:
                 works.append(link.carry(piece.join([values[path] for path in piece.keys])))
-            works += send_plain(plain, link)
+            works += send_plain(_packed(inputs), link)
         return works
 
-    def receive(self) -> tuple[Inputs, list[dist.Work]]:
+    def receive(self, meanwhile: Callable[[], None] = lambda: None) -> tuple[Inputs, list[dist.Work]]:
         """At another member, receive what an iteration needs, and begin to pass it on.
+
+        Args:
+            meanwhile: called once, while it travels.
 
         Returns:
             The inputs, and what is under way.
@@ -88,8 +91,9 @@ class OwnersState:
         works: list[dist.Work] = []
         values = self._values()
         if self._trained is None:
-            plain = receive(Link(self.group, self.route[0]), self._allocate).plain
-            self._agree(self._trained_now(), values)
+            link = Link(self.group, self.route[0])
+            plain = receive(link, self._allocate, lambda _: meanwhile()).plain
+            self._agree(_trained(values), values)
         else:
             before = self.route[self.route.index(self.rank) - 1]
             link, onwards = Link(self.group, before, self.rank), self._onwards()
@@ -97,6 +101,7 @@ class OwnersState:
             flats = [piece.target(some) for piece, some in zip(self._pieces, targets, strict=True)]
             arriving = [link.carry(flat) for flat in flats]
             inputs = Arriving(link)
+            meanwhile()
             for work, flat, piece, some in zip(arriving, flats, self._pieces, targets, strict=True):
                 wait_for([work])
                 if onwards is not None:
@@ -119,9 +124,6 @@ class OwnersState:
         self._trained = trained
         self._pieces = pieces_of({path: values[path] for path in trained}, device_of(self.group))
 
-    def _trained_now(self) -> list[StatePath]:
-        return [path for path in self._values() if path[0] == _TRAINED]
-
     def _values(self) -> dict[StatePath, torch.Tensor]:
         """All parameters and buffers. Updates change only those that are trained."""
         found: dict[StatePath, torch.Tensor] = {}
@@ -143,3 +145,11 @@ class OwnersState:
                 f"build({stage}) makes a module that differs from the script's stage {stage}: see {name}"
             )
         return here
+
+
+def _trained(values: Mapping[StatePath, torch.Tensor]) -> list[StatePath]:
+    return [path for path in values if path[0] == _TRAINED]
+
+
+def _packed(inputs: Inputs) -> bytes:
+    return pack({f.name: getattr(inputs, f.name) for f in fields(Inputs)})

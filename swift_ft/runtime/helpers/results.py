@@ -1,6 +1,7 @@
 """Results of microbatches on their way to the owner of their stages (paper §5.2).
 
-    member    computes ─▶ its messages, at once ─▶ computes ─▶ ... ─▶ gradients ─▶ checksums, losses, outputs
+    member    computes ─▶ its messages, at once ─▶ ... ─▶ computes the last one ─▶ gradients ─▶ its messages
+              ─▶ checksums, losses, outputs
     owner     computes its own share ─▶ receives all in this order
 
 A schedule's microbatches have messages of the same shapes. So an owner knows from its own ones what arrives.
@@ -60,16 +61,20 @@ class ArrivingResults:
     """
 
     def __init__(self, link: Link, microbatches: Sequence[int], like: Computed, device: torch.device) -> None:
-        self._link, self._device = link, device
-        self._messages = {
-            (microbatch, route): torch.empty(tensor.shape, dtype=tensor.dtype, device=link.device)
-            for microbatch in microbatches
-            for route, tensor in like.sent.items()
-        }
-        self._works = [link.carry(tensor) for tensor in self._messages.values()]
+        self._link, self._microbatches, self._like, self._device = link, microbatches, like, device
+        self._messages: dict[tuple[int, Route], torch.Tensor] = {}
+        self._works: list[dist.Work] = []
+
+    def expect(self, which: slice) -> None:
+        """Begin to receive the messages of these of the microbatches."""
+        for microbatch in self._microbatches[which]:
+            for route, tensor in self._like.sent.items():
+                message = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._link.device)
+                self._messages[microbatch, route] = message
+                self._works.append(self._link.carry(message))
 
     def take(self) -> dict[int, Computed]:
-        """By microbatch, without gradients. Call it when the gradients are there: they travel first.
+        """By microbatch, without gradients. Call it when all messages are expected.
 
         Raises:
             RuntimeError: as torch does, if the member is gone.

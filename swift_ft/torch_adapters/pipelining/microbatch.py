@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swift_ft.determinism import random_state
 from swift_ft.errors import CannotHelpError
-from swift_ft.logging import Direction, checksum_of
+from swift_ft.logging import THROUGH_PIPELINE, Direction, checksum_of
 from swift_ft.torch_adapters.core.buffers import BufferCopies
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route, receives, sends
 from swift_ft.torch_adapters.pipelining.schedule_order import ComputeOrder
@@ -154,8 +154,8 @@ def why_not_apart(schedule: _PipelineSchedule, stages: Sequence[_PipelineStageBa
     return ""
 
 
-Fill = Callable[[Route, torch.Tensor], None]
-"""Fills a receive buffer with what was logged."""
+Fill = Callable[[Route, torch.Tensor], int]
+"""Fills a receive buffer with what was logged, and returns the checksum of that."""
 
 
 class StageChain:
@@ -178,6 +178,7 @@ class StageChain:
         self._seed = seed
         self.iteration = 0
         self._adding_up: Collection[int] = ()
+        self._received: dict[tuple[int, Route], int] = {}  # checksums, by microbatch
         self._unchanged: BufferCopies | None = None
         self._places: Mapping[int, int] = next(iter(self.stages.values())).stage_index_to_group_rank
         self.order = ComputeOrder(schedule, self._places)
@@ -228,13 +229,25 @@ class StageChain:
             parameter.grad = None
         return found
 
-    def compute(self, microbatch: int, inputs: Mapping[int, Inputs], fill: Fill) -> dict[int, Computed]:
-        """Forward and backward through all stages.
+    def receive(self, microbatch: int, fill: Fill) -> None:
+        """Take all that a microbatch received from stages that are not here. It need not be computed yet.
+
+        Args:
+            microbatch: its index.
+            fill: serves what came from other stages.
+        """
+        for stage in self.stages.values():
+            for direction in THROUGH_PIPELINE:
+                for route, buffer in receives(stage, microbatch, direction):
+                    if route.source not in self.stages:
+                        self._received[microbatch, route] = fill(route, buffer)
+
+    def compute(self, microbatch: int, inputs: Mapping[int, Inputs]) -> dict[int, Computed]:
+        """Forward and backward through all stages. :meth:`receive` comes before it.
 
         Args:
             microbatch: its index.
             inputs: by stage, of the worker that holds it.
-            fill: serves what came from other stages.
 
         Returns:
             By the place of the worker that holds the stages.
@@ -247,7 +260,7 @@ class StageChain:
         loss = None
         for index, stage in self.stages.items():
             with inputs[index].precision():
-                loss = self._forward(stage, microbatch, inputs[index], fill, results[self._places[index]])
+                loss = self._forward(stage, microbatch, inputs[index], results[self._places[index]])
         self._unchanged = self._buffers()
         if self._unchanged.differs_from(buffers):
             raise CannotHelpError(
@@ -256,19 +269,19 @@ class StageChain:
             )
         for stage in reversed(self.stages.values()):
             with inputs[stage.stage_index].precision():
-                self._backward(stage, microbatch, loss, fill, results[self._places[stage.stage_index]])
+                self._backward(stage, microbatch, loss, results[self._places[stage.stage_index]])
         return results
 
     def _buffers(self) -> BufferCopies:
         return BufferCopies(stage.submod for stage in self.stages.values())
 
     def _forward(
-        self, stage: PipelineStage, microbatch: int, inputs: Inputs, fill: Fill, result: Computed
+        self, stage: PipelineStage, microbatch: int, inputs: Inputs, result: Computed
     ) -> torch.Tensor | None:
         """Returns the loss, of the last stage."""
         index = stage.stage_index
         kind: Any = type(stage)  # the class's functions: the hook is for the schedule's own steps
-        self._receive(stage, microbatch, Direction.FORWARD, fill, result)
+        self._note_received(stage, microbatch, Direction.FORWARD, result)
         self._seed(self.iteration, index, microbatch)
         args = inputs.args[microbatch] if stage.is_first else ()
         output = kind.forward_one_chunk(
@@ -297,12 +310,11 @@ class StageChain:
         stage: PipelineStage,
         microbatch: int,
         loss: torch.Tensor | None,
-        fill: Fill,
         result: Computed,
     ) -> None:
         index = stage.stage_index
         kind: Any = type(stage)
-        self._receive(stage, microbatch, Direction.BACKWARD, fill, result)
+        self._note_received(stage, microbatch, Direction.BACKWARD, result)
         split = self.order.is_split(index, microbatch)
         kind.backward_one_chunk(
             stage, microbatch, loss=loss if stage.is_last else None, full_backward=not split
@@ -321,13 +333,13 @@ class StageChain:
             operations = kind.get_bwd_send_ops(stage, microbatch)
             self._sent(stage, Direction.BACKWARD, operations, result, before, microbatch)
 
-    def _receive(
-        self, stage: PipelineStage, microbatch: int, direction: Direction, fill: Fill, result: Computed
+    def _note_received(
+        self, stage: PipelineStage, microbatch: int, direction: Direction, result: Computed
     ) -> None:
         for route, buffer in receives(stage, microbatch, direction):
             if route.source not in self.stages:
-                fill(route, buffer)
-            if not self._beside(route.source, stage.stage_index):
+                result.received[route] = self._received.pop((microbatch, route))
+            elif not self._beside(route.source, stage.stage_index):
                 result.received[route] = checksum_of(buffer)
 
     def _sent(

@@ -13,8 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from swift_ft.errors import CannotHelpError
 from swift_ft.recovery.helpers import ParallelReplay
-from swift_ft.runtime.helpers.gradient_reduction import StageGradients, begins_in_order
+from swift_ft.runtime.helpers.gradient_reduction import (
+    EarlySum,
+    StageGradients,
+    begins_in_order,
+    has_all_gradients,
+)
+from swift_ft.runtime.replicas.transfer import Link
 from swift_ft.torch_adapters.communication import wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Gradients
 
@@ -54,10 +61,12 @@ def had() -> Gradients:
     return [torch.ones_like(PARAMETERS[0]), None, torch.tensor(3.0), None, None, torch.ones(3)]
 
 
-def expected(order: list[int], first: Gradients | None) -> Gradients:
+def expected(
+    order: list[int], first: Gradients | None, of: Callable[[int], Gradients] = gradients_of
+) -> Gradients:
     """As autograd adds, on one process."""
     total: Gradients = [None] * len(PARAMETERS)
-    for part in [*([first] if first is not None else []), *map(gradients_of, order)]:
+    for part in [*([first] if first is not None else []), *map(of, order)]:
         for index, gradient in enumerate(part):
             if gradient is not None:
                 have = total[index]
@@ -150,3 +159,62 @@ def test_autograd_adds_up_what_begins_a_sum() -> None:
     assert begins_in_order(first_last, 1, shares[1], begun=False)
     assert not begins_in_order(REPLAY.hops([6, 7, *range(6)], 1, begun=True), 1, shares[1], begun=True)
     assert not begins_in_order(REPLAY.hops([*range(8)][::-1], 1, begun=False), 1, shares[1], begun=False)
+
+
+def of_all(microbatch: int) -> Gradients:
+    """As :func:`gradients_of`, of all parameters that are trained."""
+    found = gradients_of(microbatch)
+    return [
+        torch.full_like(p, 0.1 * microbatch) if g is None and p.requires_grad else g
+        for p, g in zip(PARAMETERS, found, strict=True)
+    ]
+
+
+def backward(microbatch: int) -> None:
+    """Autograd adds the gradients of a microbatch to those that the parameters have."""
+    pairs = [(p, g) for p, g in zip(PARAMETERS, of_all(microbatch), strict=True) if g is not None]
+    torch.autograd.backward([p * 1 for p, _ in pairs], [g for _, g in pairs])
+
+
+def leaves_early(rank: int, group: Any, order: list[int], first: Gradients | None) -> Gradients | None:
+    way = REPLAY.hops(order, 1, begun=False)
+    if rank != way[0].rank:
+        own = {n: [of_all(m) for m in hop.microbatches] for n, hop in enumerate(way) if hop.rank == rank}
+        stage = StageGradients(group, 1, PARAMETERS, None)
+        found = stage.in_order(way, own)
+        wait_for(stage.under_way)
+        return found
+    under_way: list[dist.Work] = []
+    assert not has_all_gradients(PARAMETERS)
+    for microbatch in way[0].microbatches[:-1]:
+        backward(microbatch)
+    assert has_all_gradients(PARAMETERS)
+    early = EarlySum(Link(group, rank, way[1].rank), PARAMETERS, under_way)
+    assert len(under_way) == 1
+    backward(way[0].microbatches[-1])
+    assert len(under_way) > 2  # before it is told that this is all
+    early.finish()
+    wait_for(under_way)
+    return None
+
+
+def test_a_sum_that_leaves_early_is_bit_identical(tmp_path: Path) -> None:
+    order = ORDERS["ascending"]
+    assert bits(expected(order, None, of_all)) == bits(together(tmp_path, leaves_early, order, None))
+
+
+class Nowhere:
+    """A link on which nothing travels."""
+
+    def carry(self, tensor: torch.Tensor) -> None:
+        pass
+
+
+def test_what_is_added_after_a_piece_has_left_is_noticed() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.sum().backward()
+    early = EarlySum(Nowhere(), [parameter], [])  # type: ignore[arg-type]
+    parameter.sum().backward()
+    parameter.sum().backward()  # as a checkpointed part may that is used twice
+    with pytest.raises(CannotHelpError, match="more than once"):
+        early.finish()
