@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,6 +50,21 @@ _SEVERAL = "pipeline/several-calls"
 def shapes_key(stage: int, layout: StageLayers = ()) -> str:
     """Where the rendezvous store has the shapes of a stage's messages, in a layout of its layers."""
     return f"stage/{stage}/{'-'.join(map(str, layout))}" if layout else f"stage/{stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a member of a shared replay needs before it can begin.
+
+    Attributes:
+        source: reads the logs of the owners' neighbours.
+        modules: built for the replay, by stage.
+        shapes: of these stages' messages.
+    """
+
+    source: LogReader
+    modules: Mapping[int, nn.Module]
+    shapes: Mapping[int, dict[str, Any]]
 
 
 class LoggedPipeline:
@@ -341,75 +358,86 @@ class LoggedPipeline:
         live = {rank for rank, other in state.plan.tasks.items() if not other.replays} - replayed
         self.script.without(Absence(live, task.replay_until, read, near, present=replayed))
 
-    def share(self, state: State, shared: ParallelReplay) -> Member:
-        """Take part in a parallel replay once its group is formed; an owner does so in the following steps.
+    def share(self, state: State, shared: ParallelReplay) -> None:
+        """As an owner, take part in a parallel replay, whose group is formed, in the following steps.
 
         Raises:
             RecoveryError: if a log does not have what is needed.
             Exception: what the script's ``build`` raised.
         """
-        chain, group = self._chain(shared), self._group.helper_group
-        assert group is not None
+        member = self._member(shared, self._prepare(state, shared))
+        self._hook.shared = member
+        if self._helping.mode != GradientReduction.ORDERED:
+            # The first iteration after the checkpoint begins with exact parameters.
+            self._interceptor.inexact_from = shared.begin + self._loaded
+            self._inexact_until = shared.until
+
+    def _prepare(self, state: State, shared: ParallelReplay) -> _Prepared:
+        """What a member needs, and no group for."""
         source = self._interceptor.source or self._log.read(
             self._near({*shared.owners}), since=state.checkpoints.log_since, iteration=shared.begin
         )
-        member = Member(
+        here = self.stages if self._context.rank in shared.owners else ()
+        wanted = [s for s, rank in self._hook.holders().items() if rank in shared.owners and s not in here]
+        build = self._helping.build or self._build_stage
+        with own_random_state():
+            modules = {index: build(index).to(self._hook.device).train() for index in wanted}
+        return _Prepared(source, modules, self._shapes(wanted))
+
+    def _member(self, shared: ParallelReplay, prepared: _Prepared) -> Member:
+        chain, group = self._chain(shared, prepared), self._group.helper_group
+        assert group is not None
+        return Member(
             shared,
             self._context.rank,
             group,
             chain,
             self._hook.holders(),
             self._hook.microbatches,
-            source,
+            prepared.source,
             self._helping.mode,
         )
-        if self._context.rank in shared.owners:
-            self._hook.shared = member
-            if self._helping.mode != GradientReduction.ORDERED:
-                # The first iteration after the checkpoint begins with exact parameters.
-                self._interceptor.inexact_from = shared.begin + self._loaded
-                self._inexact_until = shared.until
-        return member
 
-    def help(
-        self,
-        state: State,
-        shared: ParallelReplay,
-        own: Iterable[torch.Tensor],
-    ) -> None:
-        """Compute for others, while this worker's own state is offloaded.
+    def prepare_help(
+        self, state: State, shared: ParallelReplay, own: Iterable[torch.Tensor], until: ExitStack
+    ) -> Callable[[], None]:
+        """Prepare to compute for others, and offload this worker's own state, before a group is formed.
+
+        The owners load at that time.
 
         Args:
             state: of the job.
             shared: the replay.
             own: all large state of this worker.
+            until: closed when it is over, which brings that state back.
+
+        Returns:
+            What computes, once the group is formed. It raises what torch does, if a member is gone.
 
         Raises:
-            RuntimeError: as torch does, if a member is gone.
-            Exception: as :meth:`share`.
+            Exception: as :meth:`share`; and what :func:`offload` raises.
         """
         helping = self._helping
-        with (
-            own_random_state(),
-            offload(own, memory_bytes=helping.memory_bytes, folder=helping.folder),
-        ):
-            member = self.share(state, shared)
+        until.enter_context(own_random_state())
+        until.enter_context(offload(own, memory_bytes=helping.memory_bytes, folder=helping.folder))
+        prepared = self._prepare(state, shared)
+
+        def help_owners() -> None:
+            member = self._member(shared, prepared)
             for iteration in range(shared.begin, shared.until):
                 hit(Point.HELP, iteration)
                 member.step(iteration)
 
-    def _chain(self, shared: ParallelReplay) -> StageChain:
+        return help_owners
+
+    def _chain(self, shared: ParallelReplay, prepared: _Prepared) -> StageChain:
         """The stages of all owners: this worker's own, and others that are built for the replay."""
-        hook, build = self._hook, self._helping.build or self._build_stage
+        hook = self._hook
         stages: dict[int, Any] = {
             s.stage_index: s for s in hook.stages if self._context.rank in shared.owners
         }
-        wanted = [s for s, rank in hook.holders().items() if rank in shared.owners and s not in stages]
-        shapes = self._shapes(wanted)
-        with own_random_state():
-            for index in wanted:
-                module = build(index).to(hook.device).train()
-                stages[index] = hook.other_stage(module, index, shapes[index])
+        for index, module in prepared.modules.items():
+            stages[index] = hook.other_stage(module, index, prepared.shapes[index])
 
         def seed(iteration: int, stage: int, microbatch: int) -> None:
             self._interceptor.computing = iteration, microbatch

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import TypeVar
 
 import torch
 
@@ -21,6 +24,8 @@ from swift_ft.spans import recorder
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 
 __all__ = ["Replays"]
+
+T = TypeVar("T")
 
 
 class Replays:
@@ -110,7 +115,9 @@ class Replays:
         """
         self._progress.publish(iteration, "helping")
         own = self._own()
-        done = self._take_part(state, shared, lambda: self._pipeline.help(state, shared, own))
+        with ExitStack() as until:
+            compute = _tried(lambda: self._pipeline.prepare_help(state, shared, own, until))
+            done = self._take_part(state, shared, lambda: compute()())
         if done:
             self._groups.keep()
         return done
@@ -137,3 +144,13 @@ class Replays:
             rank = self._participant.context.rank
             self._participant.append(ev.HelpDeclined(rank=rank, generation=state.generation, reason=cause))
         return False
+
+
+def _tried(act: Callable[[], T]) -> Callable[[], T]:
+    """Act at once, and return what returns the result, or raises the error, where that is expected."""
+    outcome: Future[T] = Future()
+    try:
+        outcome.set_result(act())
+    except Exception as error:
+        outcome.set_exception(error)
+    return outcome.result
