@@ -50,6 +50,7 @@ from swift_ft.runtime.settings import (
 )
 from swift_ft.runtime.state_proof import Verify
 from swift_ft.runtime.steps import Step, steps
+from swift_ft.torch_adapters.core.heap import keep_freed_memory
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.worker_context import WorkerContext
 
@@ -150,6 +151,7 @@ class Session:
             keep_logs=choice("keep_logs", keep_logs, KeepLogs),
         )
         protected = TrainingState({**state, **library_state()})
+        keep_freed_memory()
         self._assembly = assemble(context, store, protected, settings)
         self._iterations: Iterations | None = None  # from the first step on
         self._local = Path(local) if local is not None else None

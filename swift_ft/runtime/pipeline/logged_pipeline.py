@@ -30,7 +30,6 @@ from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.pipeline.tied_layers import TiedLayers
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
-from swift_ft.torch_adapters.core.heap import keep_freed_memory
 from swift_ft.torch_adapters.fsdp import is_sharded
 from swift_ft.torch_adapters.layer_stack import LayerStack, stack_of
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
@@ -344,7 +343,6 @@ class LoggedPipeline:
             return
         if not self._hook.shapes.known:
             self._hook.shapes.adopt(self._shapes(self.stages))
-        keep_freed_memory()
         self._interceptor.replay_group, self._loaded = task.replay_group, task.load is not None
         replayed = {self._context.rank, *task.replay_group}
         since = state.checkpoints.log_since
