@@ -65,7 +65,7 @@ class LauncherConsole:
         self._close_s = _CLOSE_S + (HOOK_S if config.on_event else 0.0)
         launcher = os.getpid()
         orders_r, self._orders = os.pipe()
-        pipe = EventPipe() if streams else None
+        pipe = self._pipe = EventPipe() if streams else None
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._orders)
@@ -92,6 +92,8 @@ class LauncherConsole:
         """Tell the rest with a summary, and end. Call it while the rendezvous store still runs."""
         if not self._pid:
             return
+        if self._pipe is not None:
+            self._pipe.mark()  # comes after the log events
         self._order({})
         os.close(self._orders)
         deadline = time.monotonic() + self._close_s
@@ -285,6 +287,7 @@ class _Inbox:
     def _hear(self, pipe: EventPipe) -> None:
         while (record := pipe.receive()) is not None:
             self._queue.put(_Record(record))
+        self._queue.put(_Record({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +299,7 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A log event."""
+    """A log event; empty: those sent before the launcher closed its console have all been heard."""
 
     record: dict[str, Any]
 
@@ -310,7 +313,10 @@ def _narrate(
     file = EventFile(config.events_log) if config.events_log else None
     stream = EventStream(*(out for out in (file, hook) if out is not None))
     closing: float | None = None
-    while os.getppid() == launcher and (closing is None or (time.monotonic() < closing and not story.over)):
+    heard = pipe is None
+    while os.getppid() == launcher and (
+        closing is None or (time.monotonic() < closing and not (story.over and heard))
+    ):
         try:
             found = inbox.get(timeout=_TICK_S if closing is None else _LAST_TICK_S)
         except queue.Empty:
@@ -323,6 +329,8 @@ def _narrate(
             case _Begin(state):
                 story.begin(state)
                 stream.begin(state)
+            case _Record(record) if not record:
+                heard = True
             case _Record(record):
                 stream.add_record(record)
             case _Order({"run_id": run_id, "store": store}):
@@ -346,7 +354,7 @@ def _tell_rest(inbox: _Inbox, story: _Story, stream: EventStream) -> None:
     """What came with the end: log events, and that the hook has failed."""
     while not inbox.empty():
         match inbox.get_nowait():
-            case _Record(record):
+            case _Record(record) if record:
                 stream.add_record(record)
             case _Order({"hook": reason, "at": at}):
                 _tell_failed_hook(reason, at, story, stream)

@@ -6,6 +6,7 @@ is dropped and counted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -39,8 +40,13 @@ class EventPipe:
         """Close the writing end: the calling process only reads."""
         self._writer.close()
 
+    def mark(self) -> None:
+        """Tell the reader that it has all that was sent before: it receives an empty event."""
+        with contextlib.suppress(OSError):  # full, or no longer read: the reader's deadline ends its wait
+            self._writer.send(b"{}", socket.MSG_DONTWAIT)
+
     def receive(self) -> dict[str, Any] | None:
-        """Wait for the next log event; None when all writers are gone."""
+        """Wait for the next log event; an empty one is a mark. None when all writers are gone."""
         packet = self._reader.recv(_MAX_PACKET)
         return json.loads(packet) if packet else None
 

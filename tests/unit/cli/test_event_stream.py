@@ -71,6 +71,16 @@ def test_a_file_gets_journal_log_and_launcher_in_one_schema(tmp_path: Path) -> N
     assert (failed["event"], failed["message"]) == ("launcher_failed", "the rendezvous store died")
 
 
+def test_what_is_logged_just_before_the_end_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events.jsonl"
+    monkeypatch.setenv("LATE", "4")
+    story("--quiet", "--events-log", str(path))
+    late = [line["message"] for line in lines_of(path.read_text()) if line["event"] == "log_resumed"]
+    assert late == [f"late {number}" for number in range(4)]
+
+
 def test_a_minus_means_stderr() -> None:
     lines = [line for line in story("--quiet", "--events-log", "-").splitlines() if line.startswith("{")]
     assert {line["source"] for line in lines_of("\n".join(lines))} == {"journal", "log", "launcher"}

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import time
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from swift_ft.cli.console import LauncherConsole
 from swift_ft.cli.options import add_options, config_from
@@ -13,8 +17,18 @@ from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.incarnations import begin
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
+from swift_ft.launch.event_pipe import EventPipe
 from swift_ft.launch.store_service import StoreService
 from swift_ft.recovery import events as ev
+
+
+class LatePipe(EventPipe):
+    """A pipe whose reader takes its time."""
+
+    def receive(self) -> dict[str, Any] | None:
+        """As always, a little later."""
+        time.sleep(0.2)
+        return super().receive()
 
 
 def main() -> None:
@@ -22,6 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)
     config = config_from(parser.parse_args())
+    late = int(os.environ.get("LATE", "0"))
+    if late:  # the console's reader is late, too
+        patch("swift_ft.cli.console.EventPipe", LatePipe).start()
     console = LauncherConsole(config)
     store = StoreService("127.0.0.1", 0)
     begin(connect(store.address, "story"))
@@ -36,6 +53,8 @@ def main() -> None:
         journal.append(event)
     assert Follower(journal).state.verdict is not None
     console.fail("the rendezvous store died")
+    for number in range(late):
+        logging.getLogger("swift_ft.logging").warning("late %d", number, extra={"event": "log_resumed"})
     console.close()
     store.close()
 
