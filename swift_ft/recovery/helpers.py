@@ -81,7 +81,8 @@ def assign_helpers(
 ) -> tuple[ParallelReplay, ...]:
     """Distribute free survivors evenly among the replays of their pipeline.
 
-    A replay takes no more helpers than it has shards for (:attr:`StatusReported.max_replay_shards`).
+    A replay has no more members, its owners among them, than it has shards
+    (:attr:`StatusReported.max_replay_shards`): each of them computes at least one microbatch.
 
     Args:
         replays: by the owners of each replay, its iterations ``(begin, until)``.
@@ -92,9 +93,11 @@ def assign_helpers(
         The replays that have at least one helper, ordered by their owners.
     """
     helpers: dict[tuple[int, ...], list[int]] = {}
+    shards: dict[tuple[int, ...], int] = {}
     shortest: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # by pipeline, a heap of (helpers, owners)
     for owners in sorted(replays):
-        if all(statuses[rank].max_replay_shards > 1 for rank in owners):
+        shards[owners] = min(statuses[owner].max_replay_shards for owner in owners)
+        if len(owners) < shards[owners]:
             helpers[owners] = []
             shortest.setdefault(statuses[owners[0]].pipeline, []).append((0, owners))
     for rank in free:
@@ -104,7 +107,7 @@ def assign_helpers(
             continue
         _, owners = heapq.heappop(queue)
         helpers[owners].append(rank)
-        if len(helpers[owners]) < min(statuses[owner].max_replay_shards for owner in owners) - 1:
+        if len(owners) + len(helpers[owners]) < shards[owners]:
             heapq.heappush(queue, (len(helpers[owners]), owners))
     return tuple(
         ParallelReplay(owners, tuple(ranks), *replays[owners]) for owners, ranks in helpers.items() if ranks

@@ -40,6 +40,8 @@ def job(ranks: int, lost: set[int], *, shards: int = 8, at: int = 25) -> dict[in
         ({1}, 3, [ParallelReplay((1,), (0, 2), 20, 25)]),  # as many as there are microbatches
         ({1}, 1, []),
         ({1, 2}, 8, [ParallelReplay((1, 2), (0, 3, 4), 20, 25)]),  # neighbours replay jointly
+        ({1, 2}, 3, [ParallelReplay((1, 2), (0,), 20, 25)]),  # each member has a microbatch
+        ({1, 2}, 2, []),
         ({1, 3}, 8, [ParallelReplay((1,), (0, 4), 20, 25), ParallelReplay((3,), (2,), 20, 25)]),
     ],
 )
