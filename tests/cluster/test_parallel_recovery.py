@@ -68,6 +68,16 @@ def test_a_machine_with_two_workers(slot: int, tmp_path: Path, references: Any) 
     assert_helped(run, [2, 3] if slot == 0 else [0, 1])
 
 
+def test_fewer_microbatches_than_workers(tmp_path: Path, references: Any) -> None:
+    """Two owners and one helper have one each; a second helper would leave an owner without any."""
+    options = ("--schedule", "GPipe", "--microbatches", "3")
+    inject = "kill machine=0 iteration=5 point=forward microbatch=1"
+    run = run_helped(tmp_path, *options, inject=inject, machines=2, workers=2)
+    assert_identical(run, references(*options))
+    assert [len(recovery["helpers"]) for recovery in run.recoveries] == [1]
+
+
+
 def test_fewer_helpers(tmp_path: Path, references: Any) -> None:
     run = run_helped(tmp_path, inject=f"kill machine=1 {MID}", helpers=1)
     assert_identical(run, references())
