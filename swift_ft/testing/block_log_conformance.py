@@ -114,7 +114,7 @@ class BlockLogConformanceTests:
     def test_a_wait_ends_at_its_deadline(self, log: BlockLog) -> None:
         began = time.monotonic()
         assert log.read(0, 0.3) is None
-        assert time.monotonic() - began >= 0.3
+        assert time.monotonic() - began >= 0.29  # torch's store counts whole milliseconds, rounded down
         log.append("text", "name")
         assert _text(log.read(0, _LONG_S)) == "text"
 
