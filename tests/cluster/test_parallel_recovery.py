@@ -77,7 +77,6 @@ def test_fewer_microbatches_than_workers(tmp_path: Path, references: Any) -> Non
     assert [len(recovery["helpers"]) for recovery in run.recoveries] == [1]
 
 
-
 def test_fewer_helpers(tmp_path: Path, references: Any) -> None:
     run = run_helped(tmp_path, inject=f"kill machine=1 {MID}", helpers=1)
     assert_identical(run, references())
