@@ -38,7 +38,6 @@ from swift_ft.launch.agent_settings import AgentSettings
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.console_log import show_log
 from swift_ft.launch.job_secret import agreed_secret, given_secret
-from swift_ft.launch.large_pages import gather_pages
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.setup import is_readable_file
 from swift_ft.launch.store_service import StoreService, is_listening
@@ -251,7 +250,6 @@ def _run_one_machine(job: MachineJob) -> int:
         try:
             with _told_of_errors(console):
                 job = replace(job, history=history if config.events_out else None, on_store=stores.append)
-                gather_pages()  # of the agent, and of what it forks
                 verdict = run_machine(job)
         finally:
             if config.events_out:

@@ -25,7 +25,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from swift_ft.launch.large_pages import gather_pages
 from swift_ft.launch.worker import WorkerJob, run_worker
 from swift_ft.spans import recorder
 
@@ -50,15 +49,12 @@ _ANSWER_S = 120.0
 
 def preload() -> None:
     """Import what a worker needs, before this process forks."""
-    inherited = all(module in sys.modules for module in _PRELOAD)  # from a process that has done all this
     for module in _PRELOAD:
         importlib.import_module(module)
     importlib.import_module("swift_ft.checkpoint.state_digest").warm_up()
     # A recovery collects garbage while all workers wait. Imported modules never become garbage: skip them.
     gc.collect()
     gc.freeze()
-    if not inherited:
-        gather_pages()
 
 
 class Standby:
