@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swift_ft.recovery.orders import WorkerOrder
 
-__all__ = ["ActiveGeneration"]
+__all__ = ["ActiveGeneration", "is_other"]
 
 
 class ActiveGeneration:
@@ -39,5 +39,9 @@ class ActiveGeneration:
 
     def is_over(self, generation: int, order: WorkerOrder) -> bool:
         """Whether the job's generation or this worker's order is now another one."""
-        entered = self._entered
-        return entered is not None and entered != (generation, order)
+        return is_other(self._entered, generation, order)
+
+
+def is_other(entered: tuple[int, WorkerOrder] | None, generation: int, order: WorkerOrder) -> bool:
+    """Whether a worker has entered a generation under an order, and not these ones."""
+    return entered is not None and entered != (generation, order)

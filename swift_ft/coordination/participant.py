@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from swift_ft.coordination.active_generation import ActiveGeneration
+from swift_ft.coordination.active_generation import ActiveGeneration, is_other
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.archive import JournalArchiver
 from swift_ft.coordination.follower import Follower
@@ -140,7 +140,7 @@ class Participant:
         """As :meth:`generation_over`, now. Free while nothing changes, since each wait of a step asks."""
         state, entered = self.state, self.active.entered
         if (known := self._asked)[0] is not state or known[1] is not entered:
-            over = entered is not None and entered != (state.generation, self.order(state))
+            over = is_other(entered, state.generation, self.order(state))
             known = self._asked = (state, entered, over)
         return known[2]
 

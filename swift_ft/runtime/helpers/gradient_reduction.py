@@ -198,8 +198,8 @@ class EarlySum:
         for number, (gradient, version) in self._sent.items():
             if self._parameters[number].grad is not gradient or version_of(gradient) != version:
                 raise CannotHelpError(
-                    "a backward pass adds to the gradient of a parameter more than once: nobody sees when it "
-                    "is complete"
+                    "a backward pass adds to the gradient of a parameter more than once, so it cannot be "
+                    "known when that gradient is complete"
                 )
 
     def _on_added(self, number: int, _: torch.Tensor) -> None:

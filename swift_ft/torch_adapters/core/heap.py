@@ -16,7 +16,7 @@ _BYTES = 32 * 2**20 - 64 * 2**10
 
 
 def keep_freed_memory() -> None:
-    """Free a large block, which nobody has touched: glibc then keeps up to 64 MiB for what comes.
+    """Allocate a large block and free it untouched: from then on glibc keeps up to 64 MiB of freed memory.
 
     It changes nothing with another allocator, or with thresholds that the user has set.
     """
