@@ -69,6 +69,7 @@ class StateProof:
         self._writer = writer
         self._rank = participant.context.rank
         self.on = verify == Verify.DIGEST
+        self._for_successor: set[int] = set()  # iterations whose digests a replacement would find
         # Owner of these two: the writer's thread. The first is read by others.
         self.failed = False
         self._published: list[str] = []
@@ -100,16 +101,25 @@ class StateProof:
         state = self._participant.state
         if replaying and exact:
             self._compare_with_predecessor(state, digests, iteration)
-        key, place = self._own_key(self._rank), {"epoch": state.checkpoints.epoch, "iteration": iteration}
-        self._writer.set(key, json.dumps({**place, "digests": _to_text(digests)}))
+        self._publish_for_successor(state, digests, iteration)
         self._writer.do(partial(self._compare_with_replicas, state, digests, iteration, generation))
 
+    def _publish_for_successor(self, state: State, digests: StateDigests, iteration: int) -> None:
+        """One record for each boundary that a replay may pass: the lost worker may have passed several."""
+        committed = state.checkpoints.committed or 0
+        for old in {saved for saved in self._for_successor if saved <= committed}:
+            self._writer.delete(self._own_key(old))
+            self._for_successor.remove(old)
+        record = {"epoch": state.checkpoints.epoch, "digests": _to_text(digests)}
+        self._writer.set(self._own_key(iteration), json.dumps(record))
+        self._for_successor.add(iteration)
+
     def _compare_with_predecessor(self, state: State, digests: StateDigests, iteration: int) -> None:
-        key = self._own_key(self._rank)
+        key = self._own_key(iteration)
         if not self._rendezvous.check([key]) or (iteration, self._rank) in state.checkpoints.revoked:
             return
         record = json.loads(self._rendezvous.get(key))
-        if (record["epoch"], record["iteration"]) != (state.checkpoints.epoch, iteration):
+        if record["epoch"] != state.checkpoints.epoch:
             return
         if names := differing(digests, _from_text(record["digests"], digests)):
             raise DivergenceError(
@@ -167,8 +177,8 @@ class StateProof:
         )
         return False
 
-    def _own_key(self, rank: int) -> str:
-        return f"digests/saved/{rank}"
+    def _own_key(self, iteration: int) -> str:
+        return f"digests/saved/{self._rank}/{iteration}"
 
 
 def _to_text(digests: StateDigests) -> str:

@@ -127,7 +127,7 @@ def job(tmp_path: Path) -> Iterator[Callable[..., ToldJob]]:
 
     def start(*flags: str, inject: str = "") -> ToldJob:
         flags = ("--endpoint-out", str(tmp_path / ENDPOINT), *flags)
-        jobs.append(ToldJob(tmp_path, machines=2, flags=flags, inject=inject, iterations=10))
+        jobs.append(ToldJob(tmp_path, machines=2, flags=flags, inject=inject, iterations=10, quick=6))
         return jobs[-1]
 
     yield start

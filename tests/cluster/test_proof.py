@@ -12,6 +12,7 @@ from tests.support.cluster import ClusterRun, assert_identical, one_line, run_cl
 
 SCRIPT = Path(__file__).parent / "scripts" / "flipped_bit.py"
 SMALL = ["--layers=4", "--microbatches=4"]
+LONG = ["--iterations=30"]
 
 
 def run_flipped(
@@ -51,18 +52,25 @@ def test_a_recovered_replica_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [recovery["mode"] for recovery in run.recoveries] == ["replica"]
 
 
-def test_a_rebuilt_state_that_differs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lost worker had saved iteration 6 and not reported it. The replay passes that boundary.
+@pytest.mark.parametrize("iteration", [8, 5])
+def test_a_rebuilt_state_that_differs_is_given_up(
+    iteration: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lost worker had saved iteration 6 and not reported it. The replay passes that boundary, or two.
 
-    The bit flips after the last replayed message before the boundary, so that no receipt can show it.
+    The bit flips after the last replayed message before a boundary, so that no receipt can show it.
     """
     fault = "kill machine=0 iteration=6 point=checkpoint"
-    flip: dict[str, Any] = {"example": "train_swift", "rank": 0, "iteration": 5, "replayed": True}
-    run = run_flipped(tmp_path, monkeypatch, fault, "--iterations=30", **flip)
+    flip: dict[str, Any] = {
+        "example": "train_swift",
+        "rank": 0,
+        "iteration": iteration,
+        "replayed": True,
+        "fault": 6,
+    }
+    run = run_flipped(tmp_path, monkeypatch, fault, *LONG, **flip)
     (failed,) = run.events("ReplayFailed")
-    assert "worker 0 after iteration 5 is not what the lost worker had saved: model" in failed["reason"]
+    assert f"worker 0 after iteration {iteration} is not what the lost worker had saved" in failed["reason"]
     assert run.recoveries[0]["mode"] == "fallback"
-    undisturbed = run_flipped(
-        tmp_path / "undisturbed", monkeypatch, "", "--iterations=30", **{**flip, "rank": 9}
-    )
+    undisturbed = run_flipped(tmp_path / "undisturbed", monkeypatch, "", *LONG, **{**flip, "rank": 9})
     assert_identical(run, undisturbed)

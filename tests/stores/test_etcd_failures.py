@@ -88,7 +88,8 @@ def job(tmp_path: Path, etcd: EtcdCluster) -> Iterator[Callable[[str], ToldJob]]
 
     def start(inject: str) -> ToldJob:
         flags = in_etcd(etcd, tmp_path)
-        jobs.append(ToldJob(tmp_path, machines=MACHINES, flags=flags, inject=inject, iterations=ITERATIONS))
+        steps = {"iterations": ITERATIONS, "quick": ITERATIONS}
+        jobs.append(ToldJob(tmp_path, machines=MACHINES, flags=flags, inject=inject, **steps))
         return jobs[-1]
 
     yield start

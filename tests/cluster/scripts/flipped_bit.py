@@ -2,13 +2,15 @@
 
 ``{"example": "train_ddp", "rank": 1, "iteration": 4}`` flips a bit of its first parameter; with ``"field":
 "exp_avg"`` one of the optimizer's state. With ``"replayed": true`` it does so when the iteration is replayed.
-A fault at the checkpoint after it then waits until all workers have completed it, so that it is replayed.
+A fault at the checkpoint of iteration ``"fault"`` waits until all workers have published their digests after
+the iteration of the flip.
 """
 
 import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,21 +18,32 @@ import torch
 import swift_ft
 from swift_ft.failpoints import Point
 from swift_ft.runtime import fault_injector
-from tests.support import begun
-from tests.support.begun import wait_until_begun
+from swift_ft.runtime.state_proof import StateProof
+from tests.support.waiting import wait_until
 
 flip = json.loads(os.environ["FLIP"])
+checked = StateProof.check
 example: Any = importlib.import_module(flip["example"])
 
 
 class PatientFaults(fault_injector.FaultInjector):
     def __call__(self, point: Point, iteration: int, part: int | None) -> None:
-        if point == Point.CHECKPOINT and flip.get("replayed") and iteration == flip["iteration"] + 1:
-            wait_until_begun(iteration, range(torch.distributed.get_world_size()))
+        if point == Point.CHECKPOINT and iteration == flip.get("fault"):
+            ranks = range(torch.distributed.get_world_size())
+            wait_until(lambda: all(_proven(rank, flip["iteration"] + 1).exists() for rank in ranks), "proofs")
         super().__call__(point, iteration, part)
 
 
-class Session(begun.Session):
+def check(self: StateProof, *args: Any, **how: Any) -> None:
+    checked(self, *args, **how)
+    self._writer.do(_proven(self._rank, args[1]).touch)
+
+
+def _proven(rank: int, iteration: int) -> Path:
+    return Path(os.environ["SWIFT_TEST_FOLDER"]) / f"proven-{rank}-{iteration}"
+
+
+class Session(swift_ft.Session):
     def __init__(self, state: Mapping[str, Any], **arguments: Any) -> None:
         super().__init__(state, **{**arguments, **flip.get("arguments", {})})
         self._state = state
@@ -52,6 +65,7 @@ class Session(begun.Session):
         tensor.data.view(torch.int32).view(-1)[0] ^= 1
 
 
+StateProof.check = check
 fault_injector.FaultInjector = PatientFaults  # type: ignore[misc]
 swift_ft.Session = Session  # type: ignore[misc]
 example.main()
