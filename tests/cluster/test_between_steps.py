@@ -66,6 +66,7 @@ def test_a_loss_between_two_steps(
     assert_identical(run, expected)
     (recovery,) = run.recoveries
     assert recovery["mode"] == ("replica" if kind == "ddp" else "replay"), run.output[-3000:]
+    assert recovery["slots"] == [int(die[-1])], f"{recovery['reasons']}\n{run.output[-6000:]}"
     for iteration in (4, 8):
         saved, original = saved_by(run, iteration), saved_by(expected, iteration)
         assert saved.keys() == original.keys()
