@@ -84,12 +84,18 @@ class AbortableWaits:
         self._is_cancelled = is_cancelled
         self._lock = threading.Lock()
         self._current: _Call | None = None
+        self._aborted = False
         self._requests: SimpleQueue[_Call] | None = None
 
     def install(self) -> None:
         """From now on all schedules of this process wait here."""
         seam: Any = schedules
         seam._wait_batch_p2p = self.wait_or_abort
+
+    def renew(self) -> None:
+        """There are other connections, which no abort has ended."""
+        with self._lock:
+            self._aborted = False
 
     def wait_or_abort(self, works: Sequence[dist.Work]) -> None:
         """Wait for operations.
@@ -130,6 +136,9 @@ class AbortableWaits:
                     target=_serve, args=(self._requests,), name="swift_ft waits", daemon=True
                 ).start()
             self._requests.put(call)
+            aborted = self._aborted
+        if aborted:  # after the operation began, and before its wait
+            self._give_up_later(call)
         in_time = call.wait(timeout_s)
         with self._lock:
             self._current = None
@@ -143,11 +152,17 @@ class AbortableWaits:
         call.finish()
 
     def abort(self) -> None:
-        """End the current wait: the connections were aborted. May be called from any thread."""
+        """End the current wait, and later ones until :meth:`renew`: the connections were aborted.
+
+        May be called from any thread.
+        """
         with self._lock:
-            call = self._current
+            call, self._aborted = self._current, True
         if call is not None:
-            alarms.after(_GRACE_S, functools.partial(self._give_up, call))
+            self._give_up_later(call)
+
+    def _give_up_later(self, call: _Call) -> None:
+        alarms.after(_GRACE_S, functools.partial(self._give_up, call))
 
     def _give_up(self, call: _Call) -> None:
         with self._lock:

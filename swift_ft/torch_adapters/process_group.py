@@ -128,6 +128,7 @@ class GenerationGroup:
             RuntimeError: as torch does, if a worker does not arrive in time.
         """
         self.leave()
+        self.waits.renew()
         os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
         self._forming = before = tcp_connections()
         self._connection = self._rendezvous.connection()
@@ -163,6 +164,7 @@ class GenerationGroup:
             RuntimeError: as torch does, if one of them does not answer in time.
         """
         self.leave()
+        self.waits.renew()
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
         self._forming = before = tcp_connections()
         self._connection = self._rendezvous.connection()

@@ -116,11 +116,32 @@ def test_a_call_that_an_abort_has_missed_does_not_begin() -> None:
     assert not work.begun.is_set()
 
 
-def test_an_abort_between_two_waits_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "_GRACE_S", 0.0)
+def test_after_an_abort_what_is_there_already_is_still_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_GRACE_S", 3600.0)
     one = waits.AbortableWaits()
     one.abort()
     one.wait_or_abort([Work()])  # type: ignore[list-item]
+
+
+def test_a_wait_that_begins_after_the_abort_and_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operation began before."""
+    monkeypatch.setattr(waits, "_GRACE_S", 0.0)
+    one, stuck = waits.AbortableWaits(), Work(ends=False)
+    one.abort()
+    with pytest.raises(RuntimeError, match="connections were aborted"):
+        one.call_or_abort(stuck.wait)
+    stuck.may_end.set()
+
+
+def test_other_connections_are_not_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_GRACE_S", 0.0)
+    one, work = waits.AbortableWaits(), Work(ends=False)
+    one.abort()
+    one.renew()
+    ending = threading.Timer(0.1, work.may_end.set)
+    ending.start()
+    one.call_or_abort(work.wait)
+    ending.join(60)
 
 
 def test_nothing_holds_on_to_the_operations() -> None:
