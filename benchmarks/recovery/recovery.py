@@ -2,8 +2,9 @@
 
 The same failure at several distances from the last checkpoint, in turns: under swift-run with a replay alone,
 whose floor is known, under swift-run as it comes (survivors help), and under torchrun. After each recovery
-the pure compute of the replayed stage is measured in a separate process. CPU time is read from /proc: with a
-core for each process, no recovery is shorter than that of the busiest one.
+the pure compute of the replayed stage is measured in separate processes: by one, and by as many as have
+computed, which exchange gradients and parameters over gloo and know of no recovery. CPU time is read from
+/proc: with a core for each process, no recovery is shorter than that of the busiest one.
 Medians, and the range in parentheses. A repetition takes about ten minutes on two cores.
 """
 
@@ -60,6 +61,8 @@ HELPED = {
     "helped_busiest_s": "of the busiest one",
     "helped_next_s": "of the next ones, each",
     "helped_growth_mb": "most memory of a survivor, above its peak in training",
+    "helped_bare_s": "the same computing by as many processes without any recovery",
+    "helped_bare_ratio": "that / replay",
     "helped_spread_ratio": "pure compute, spread over the cores / replay",
     "helped_ratio": "torchrun + DCP / swift_ft",
 }
@@ -124,6 +127,8 @@ def measure(distance: int) -> tuple[dict[str, float], list[MeasuredRecovery]]:
         torchrun = plain(failure, folder / "torchrun")
         meter = Meter()
         helped = _replayed(failure, folder / "helped", meter)
+        members = 1 + len(helped.recoveries[0]["helpers"])
+        bare_s = pure_compute(failure, replayed, folder, members, exchange=True).wall_s
     ordinary = torchrun.timeline()
     steps = alone.timeline()
     replay_s = steps["replayed"] - steps["loaded"]
@@ -148,7 +153,7 @@ def measure(distance: int) -> tuple[dict[str, float], list[MeasuredRecovery]]:
         "without_replay_s": steps["live"] - replay_s,
         "torchrun_s": ordinary["back"],
         "ratio": ordinary["back"] / steps["live"],
-        **_helped(helped, meter, pure_s, ordinary["back"]),
+        **_helped(helped, meter, pure_s, bare_s, ordinary["back"]),
     }
     return values, [ours, theirs]
 
@@ -160,7 +165,9 @@ def _replayed(failure: Failure, folder: Path, show: Meter | None = None) -> Swif
     return outcome
 
 
-def _helped(outcome: SwiftOutcome, meter: Meter, pure_s: float, torchrun_s: float) -> dict[str, float]:
+def _helped(
+    outcome: SwiftOutcome, meter: Meter, pure_s: float, bare_s: float, torchrun_s: float
+) -> dict[str, float]:
     """The values of ``HELPED``."""
     helpers = len(outcome.recoveries[0]["helpers"])
     if not helpers:
@@ -176,6 +183,8 @@ def _helped(outcome: SwiftOutcome, meter: Meter, pure_s: float, torchrun_s: floa
         "helped_busiest_s": spent[0],
         "helped_next_s": sum(spent[1 : 1 + helpers]) / helpers,
         "helped_growth_mb": meter.survivors_growth_bytes() / 1e6,
+        "helped_bare_s": bare_s,
+        "helped_bare_ratio": bare_s / replay_s,
         "helped_spread_ratio": pure_s / min(CORES, 1 + helpers) / replay_s,
         "helped_ratio": torchrun_s / steps["live"],
     }

@@ -2,19 +2,23 @@
 
 Forward and backward of every microbatch in the order of 1F1B, scaling of the gradients, optimizer step; no
 communication, no log, no random state. With several members each computes its share of the microbatches,
-all at once, and one of them updates. Prints the seconds that it took, and those of CPU time of all members.
+all at once, and one of them updates. With ``--exchange`` they are a program without any recovery: the sum of
+the gradients goes from member to member, in the order of the microbatches, and the last one gives the updated
+parameters to all others. Prints the seconds that it took, and those of CPU time of all members.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import tempfile
 import time
 from collections import deque
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from gpt import VOCABULARY, Config, argument_parser, build_stage, loss_fn
 from torch import Tensor, nn
 
@@ -25,21 +29,30 @@ def main() -> None:
     parser.add_argument("--stage", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--stages", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--members", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--exchange", action="store_true", help="members exchange gradients and parameters")
     args = parser.parse_args()
     config = Config.from_args(args)
     torch.set_num_threads(1)
     share, over = divmod(config.microbatches, args.members)
     context = multiprocessing.get_context("fork")
     start, spent = context.Barrier(args.members), context.SimpleQueue()
-    for number in range(args.members):
-        own = replace(config, microbatches=share + (number < over))
-        context.Process(target=compute, args=(args, own, start, spent, number == args.members - 1)).start()
-    walls, cpus = zip(*(spent.get() for _ in range(args.members)), strict=True)
+    with tempfile.TemporaryDirectory(prefix="swift-bench-") as folder:
+        for number in range(args.members):
+            own = replace(config, microbatches=share + (number < over))
+            context.Process(target=compute, args=(args, own, start, spent, number, folder)).start()
+        walls, cpus = zip(*(spent.get() for _ in range(args.members)), strict=True)
     print(max(walls), sum(cpus))
 
 
-def compute(args: argparse.Namespace, config: Config, start: Any, spent: Any, updates: bool) -> None:
+def compute(
+    args: argparse.Namespace, config: Config, start: Any, spent: Any, number: int, folder: str
+) -> None:
     """One member's part of all iterations; the seconds that it took, and of CPU time, go to ``spent``."""
+    updates = number == args.members - 1
+    exchanges = args.exchange and args.members > 1
+    if exchanges:
+        meeting = f"file://{folder}/meeting"
+        dist.init_process_group("gloo", init_method=meeting, rank=number, world_size=args.members)
     module = build_stage(args.stage, args.stages, config)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     _make_optimizer_state(module, optimizer)
@@ -49,13 +62,18 @@ def compute(args: argparse.Namespace, config: Config, start: Any, spent: Any, up
     start.wait()
     began, cpu_began = time.perf_counter(), time.process_time()
     for _ in range(args.iterations):
-        iterate(module, inputs, seed, warm_up)
+        if exchanges:
+            iterate_together(module, inputs, seed)
+        else:
+            iterate(module, inputs, seed, warm_up)
         if updates:
             for parameter in module.parameters():
                 assert parameter.grad is not None
                 parameter.grad.div_(config.microbatches)
             optimizer.step()
         optimizer.zero_grad()
+        if exchanges:
+            give_parameters(module)
     spent.put((time.perf_counter() - began, time.process_time() - cpu_began))
 
 
@@ -77,6 +95,57 @@ def iterate(module: nn.Module, inputs: list[Tensor], seed: Tensor, warm_up: int)
             backward(*in_flight.popleft(), seed)
     while in_flight:
         backward(*in_flight.popleft(), seed)
+
+
+def iterate_together(module: nn.Module, inputs: list[Tensor], seed: Tensor) -> None:
+    """One member's forwards and backwards, and its part of the sum of all gradients.
+
+    The first member adds up as autograd does. The others keep each microbatch's gradients, for sums to come
+    in the order of the microbatches.
+    """
+    parameters, rank, last = [*module.parameters()], dist.get_rank(), dist.get_world_size() - 1
+    if rank == 0:
+        iterate(module, inputs, seed, 1)
+        total = [_gradient(parameter) for parameter in parameters]
+    else:
+        total = [torch.empty_like(parameter) for parameter in parameters]
+        arriving = [dist.irecv(tensor, rank - 1) for tensor in reversed(total)]
+        terms = []
+        for x in inputs:
+            iterate(module, [x], seed, 1)
+            terms.append([_gradient(parameter) for parameter in parameters])
+            module.zero_grad()
+        wait_for(arriving)
+        for number, tensor in enumerate(total):
+            for term in terms:
+                tensor += term[number]
+    if rank == last:
+        for parameter, tensor in zip(parameters, total, strict=True):
+            parameter.grad = tensor
+    else:
+        wait_for([dist.isend(tensor, rank + 1) for tensor in reversed(total)])
+
+
+def give_parameters(module: nn.Module) -> None:
+    """From the last member, which updates, to all others."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    tensors = [parameter.detach() for parameter in module.parameters()]
+    if rank == last:
+        wait_for([dist.isend(tensor, other) for tensor in tensors for other in range(last)])
+    else:
+        wait_for([dist.irecv(tensor, last) for tensor in tensors])
+
+
+def wait_for(works: list[dist.Work | None]) -> None:
+    """Wait for all operations."""
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def backward(x: Tensor, y: Tensor, seed: Tensor) -> None:
