@@ -25,6 +25,7 @@ from swift_ft.errors import (
     UnsupportedError,
     UsageError,
 )
+from swift_ft.heap import keep_freed_memory
 from swift_ft.logging import Compress, LogBudget, Ship
 from swift_ft.planning.forecast import Forecast
 from swift_ft.planning.profile import Profile
@@ -50,7 +51,6 @@ from swift_ft.runtime.settings import (
 )
 from swift_ft.runtime.state_proof import Verify
 from swift_ft.runtime.steps import Step, steps
-from swift_ft.torch_adapters.core.heap import keep_freed_memory
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.worker_context import WorkerContext
 
