@@ -27,19 +27,17 @@ class Told(NamedTuple):
     number: int
 
 
-def told(event: ev.Event) -> Told | None:
-    """What an event belongs to; None if it is urgent."""
+def told(event: ev.Event) -> tuple[Told, int] | None:
+    """What an event belongs to, and the rank that tells it; None if the event is urgent."""
     match event:
         case ev.StatusReported():
-            return Told(ev.StatusReported, 0)  # those of several generations may count together
-        case ev.WorkerReady() | ev.WorkerFinished() | ev.LayoutBoundaryReached():
-            return Told(type(event), event.generation)
-        case ev.GroupAwaited():
-            return Told(ev.GroupAwaited, event.generation)
+            return Told(ev.StatusReported, 0), event.rank  # those of several generations may count together
+        case ev.WorkerReady() | ev.WorkerFinished() | ev.LayoutBoundaryReached() | ev.GroupAwaited():
+            return Told(type(event), event.generation), event.rank
         case ev.PartPersisted():
-            return Told(ev.PartPersisted, event.iteration)
-        case ev.ScriptExited(rank=int()):
-            return Told(ev.ScriptExited, 0)
+            return Told(ev.PartPersisted, event.iteration), event.rank
+        case ev.ScriptExited(rank=int(rank)):
+            return Told(ev.ScriptExited, 0), rank
     return None
 
 

@@ -38,11 +38,9 @@ __all__ = [
 ]
 
 LINGER_S = 0.1
-"""How long events of a phase are held after the newest one came."""
+"""How long events of a phase are held after the newest one came, and joins of a job that forms."""
 LONGEST_LINGER_S = 0.4
 """How long they are held at most."""
-JOINS_LINGER_S, LONGEST_JOINS_LINGER_S = LINGER_S, LONGEST_LINGER_S
-"""The same, of the joins of a job that forms for the first time."""
 LOSSES_LINGER_S = 0.02
 """How long a loss is held after the newest one, by the relay that goes to the store, in a job with heads."""
 LONGEST_LOSSES_LINGER_S = 0.1
@@ -80,26 +78,26 @@ class Merging:
         """
         for stamped in events:
             self._held[stamped.origin, stamped.serial] = stamped
-            what = told(stamped.event)
-            if what is None:
-                if self._is_one_of_many(state, stamped.event):
-                    self._joins += 1
-                    self._wait_for_more(JOINS_LINGER_S, LONGEST_JOINS_LINGER_S)
-                elif is_known(state, stamped.event):
-                    self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
-                elif is_last and isinstance(stamped.event, ev.MachineLost) and self._has_heads(state):
-                    self._wait_for_more(LOSSES_LINGER_S, LONGEST_LOSSES_LINGER_S)
-                else:
-                    self._due_at = -math.inf
-                continue
-            rank: int = stamped.event.rank  # type: ignore[union-attr, assignment]  # what all tell has one
-            self._ranks.setdefault(what, set()).add(rank)
-            if (missing := self._missing.get(what)) is not None:
-                missing.discard(rank)
-            if what.kind is ev.PartPersisted:
-                self._wait_for_more(PARTS_LINGER_S, PARTS_LINGER_S)
-            else:
+            if (what := told(stamped.event)) is not None:
+                self._hold_told(*what)
+            elif self._is_one_of_many(state, stamped.event):
+                self._joins += 1
                 self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
+            elif is_known(state, stamped.event):
+                self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
+            elif is_last and isinstance(stamped.event, ev.MachineLost) and self._has_heads(state):
+                self._wait_for_more(LOSSES_LINGER_S, LONGEST_LOSSES_LINGER_S)
+            else:
+                self._due_at = -math.inf
+
+    def _hold_told(self, what: Told, rank: int) -> None:
+        self._ranks.setdefault(what, set()).add(rank)
+        if (missing := self._missing.get(what)) is not None:
+            missing.discard(rank)
+        if what.kind is ev.PartPersisted:
+            self._wait_for_more(PARTS_LINGER_S, PARTS_LINGER_S)
+        else:
+            self._wait_for_more(LINGER_S, LONGEST_LINGER_S)
 
     def _is_one_of_many(self, state: State, event: ev.Event) -> bool:
         """Whether an event is a join that others are still to follow, in a job that has heads."""

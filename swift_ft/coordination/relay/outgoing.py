@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.events import Event, PartPersisted
+from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.waits import waiting
 
 __all__ = ["Outgoing", "Stamper"]
@@ -65,6 +66,10 @@ class Outgoing:
                 del self._events[key], self._since[key]
             if found:
                 self._changed.notify_all()
+
+    def covered(self, snapshot: Snapshot) -> None:
+        """Forget events that a snapshot stands for: their blocks may be gone before they are read."""
+        self.arrived(stamped for stamped in self.all() if snapshot.sequencer.has(stamped))
 
     def all(self) -> Block:
         """What has not arrived yet."""

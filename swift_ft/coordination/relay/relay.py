@@ -144,7 +144,7 @@ class Relay:
         if snapshot is not None:
             self._events_read = None
             self._upstream.copy.begin_from(snapshot)
-            self._outgoing.arrived(s for s in self._outgoing.all() if snapshot.sequencer.has(s))
+            self._outgoing.covered(snapshot)
         return snapshot
 
     def give_up(self, error: BaseException) -> None:

@@ -123,7 +123,7 @@ class WorkerJournal:
                 return None
         snapshot = self._store().snapshot()
         if snapshot is not None:
-            self._outgoing.arrived(s for s in self._outgoing.all() if snapshot.sequencer.has(s))
+            self._outgoing.covered(snapshot)
         return snapshot
 
     def give_up(self, error: BaseException) -> None:

@@ -36,14 +36,17 @@ def job(phase: Phase, *, layers: tuple[int, ...] | None = None) -> State:
     ],
 )
 def test_a_group_of_all_workers_is_awaited_as_a_whole(state: State, expected: set[int]) -> None:
-    what = told(ev.GroupAwaited(rank=0, generation=2))
-    assert what is not None
+    found = told(ev.GroupAwaited(rank=0, generation=2))
+    assert found is not None
+    what, rank = found
+    assert rank == 0
     assert awaited(state, what, range(2)) == expected
 
 
 def test_a_group_of_a_generation_that_is_over_is_not_awaited() -> None:
-    what = told(ev.GroupAwaited(rank=0, generation=1))
-    assert what is not None
+    found = told(ev.GroupAwaited(rank=0, generation=1))
+    assert found is not None
+    what, _ = found
     assert awaited(job(Phase.RECOVERING, layers=(1, 2, 3)), what, range(2)) == set()
 
 
@@ -53,7 +56,8 @@ def test_reports_are_awaited_together_whichever_generation_asked(generation: int
     report = ev.StatusReported(rank=2, generation=1, iteration=4)
     state = job(Phase.AGREEING)
     state = replace(state, round=RecoveryRound(asked_in=1, statuses=Map({2: report})))
-    what = told(replace(report, generation=generation))
-    assert what is not None
+    found = told(replace(report, generation=generation))
+    assert found is not None
+    what, _ = found
     assert awaited(state, what, range(2)) == {0, 1, 3}
     assert awaited(job(Phase.LIVE), what, range(2)) == {0, 1, 2, 3}
