@@ -90,7 +90,7 @@ alarms = Alarms()
 
 def _forked() -> None:
     """A child has none of its parent's threads, nor their alarms."""
-    alarms.__init__()  # type: ignore[misc]  # all who import the object have this one
+    vars(alarms).update(vars(Alarms()))  # all who import the object have this one
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -137,24 +137,28 @@ def _iteration(value: str) -> int | None:
     return None if value == _ANY else int(value)
 
 
+def _fault(text: str) -> Fault:
+    action, *pairs = text.split()
+    facts = dict(pair.split("=", 1) for pair in pairs)
+    target = next(Target(name) for name in list(facts) if name in set(Target))
+    fault = Fault(
+        Action(_known(Action, action, "action")),
+        target,
+        int(facts.pop(target)),
+        _iteration(facts.pop("iteration")),
+        Point(_known(Point, facts.pop("point", Point.BETWEEN), "point")),
+        **{name: int(facts.pop(name)) for name in _NUMBERS if name in facts},
+    )
+    if facts:
+        raise ValueError(f"unknown word {next(iter(facts))!r}")
+    return fault
+
+
 def _parse_one(text: str) -> Fault:
     try:
-        action, *pairs = text.split()
-        facts = dict(pair.split("=", 1) for pair in pairs)
-        target = next(Target(name) for name in list(facts) if name in set(Target))
-        fault = Fault(
-            Action(_known(Action, action, "action")),
-            target,
-            int(facts.pop(target)),
-            _iteration(facts.pop("iteration")),
-            Point(_known(Point, facts.pop("point", Point.BETWEEN), "point")),
-            **{name: int(facts.pop(name)) for name in _NUMBERS if name in facts},
-        )
-        if facts:
-            raise ValueError(f"unknown word {next(iter(facts))!r}")  # noqa: TRY301  (handled below, with all others)
+        return _fault(text)
     except (ValueError, KeyError, StopIteration) as error:
         raise UsageError(
             f"The fault {text!r} cannot be read ({error}); write it like "
             "'kill machine=1 iteration=47 point=forward microbatch=3'."
         ) from error
-    return fault

@@ -190,9 +190,9 @@ class UndoableOptimizer(Optimizer):
         super().load_state_dict(state_dict)
         self._close_window("a state was loaded since")
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         if _OURS not in self.__dict__:  # a proxy that only has our class
-            return super().__reduce_ex__(protocol)  # type: ignore[return-value]  # optimizers give no str
+            return super().__reduce_ex__(protocol)
         exact: bool | Literal["compiled"] = "compiled" if self._undo.residuals.compiled else self._undo.exact
         options = (exact, self._undo.wait_free)
         return _unpickled, (self._plain_class, *options), self.__getstate__()

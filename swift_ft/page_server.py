@@ -70,7 +70,7 @@ def metrics_page(collector: Any) -> Callable[[], Page]:
     return lambda: Page(generate_latest(registry), kind=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-class _Head(io.RawIOBase):
+class _Head(io.BufferedIOBase):
     """The lines of a request, as far as they may be long."""
 
     def __init__(self, source: Any) -> None:
@@ -96,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         """Before the request."""
         super().setup()
-        self.rfile = self._head = _Head(self.rfile)  # type: ignore[assignment]
+        self.rfile = self._head = _Head(self.rfile)
 
     def do_GET(self) -> None:
         """Answer the one request of a connection."""

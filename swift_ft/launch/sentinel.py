@@ -13,6 +13,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from swift_ft.launch.awake_clock import AwakeClock
@@ -165,6 +166,9 @@ class Sentinel:
             self._hang_up(machine)
             before[machine].over = True
 
+    def _unreachable(self, watched: WatchedMachine, reason: str) -> None:
+        watched.end(reason, self._clock.awake_s)
+
     def _connected(self, watched: WatchedMachine, line: Channel) -> None:
         if watched.over or self._watched.get(watched.machine) is not watched:
             line.close()
@@ -216,13 +220,13 @@ class Sentinel:
                 line = connect(watched.address, self._secret, WATCH, timeout_s=attempt_s)
             except ConnectionRefusedError as error:
                 reason = f"its agent cannot be reached ({error.strerror})"
-                self._order(lambda reason=reason: watched.end(reason, self._clock.awake_s))  # type: ignore[misc]
+                self._order(partial(self._unreachable, watched, reason))
                 return
             except OSError as error:  # an end that comes at once may be that of a process about to die
                 watched.trouble = error.strerror or str(error)
                 time.sleep(self._beat_s)
             else:
-                self._order(lambda line=line: self._connected(watched, line))  # type: ignore[misc]
+                self._order(partial(self._connected, watched, line))
                 return
 
     def _report(self) -> None:

@@ -136,12 +136,12 @@ def snapshot_interval(every: int | str | None) -> int | str | None:
     """Refuse what is neither a number of iterations nor ``"auto"``."""
     if every is None or every == AUTO:
         return every
-    check_at_least_one(snapshot_every=every)  # type: ignore[arg-type]  # that is what it checks
+    check_at_least_one(snapshot_every=every)
     return every
 
 
-def check_at_least_one(**numbers: int) -> None:
-    """Refuse numbers below 1, by the name of their argument."""
+def check_at_least_one(**numbers: object) -> None:
+    """Refuse what is no whole number from 1 on, by the name of its argument."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int):
             raise UsageError(f"{name} must be a whole number, not {number!r}.")

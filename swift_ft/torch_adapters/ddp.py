@@ -505,4 +505,4 @@ def construct_within(context: Callable[[], AbstractContextManager[object]]) -> N
             original(self, *args, **kwargs)
         _constructed.add(self)
 
-    DistributedDataParallel.__init__ = within  # type: ignore[method-assign]
+    DistributedDataParallel.__init__ = within  # type: ignore[method-assign]  # as above

@@ -256,7 +256,7 @@ class GenerationGroup:
         module: Any = dist.distributed_c10d
         original: type[dist.ProcessGroupGloo] = module.ProcessGroupGloo
 
-        class FormedInWaiter(original):  # type: ignore[misc, valid-type]  # a variable
+        class FormedInWaiter(original):  # type: ignore[misc, valid-type]  # torch's class, or one that wraps it
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 in_waiter(partial(original.__init__, self, *args, **kwargs))
 

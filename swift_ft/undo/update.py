@@ -108,8 +108,9 @@ class GroupUpdate:
             held = optimizer.state.get(param)
             state: dict[str, Any] | None = None if held is None else dict(held)
             fresh = True
-            for key in keys if state else ():
-                fresh = fresh and state.get(key) is None  # type: ignore[union-attr]  # there is one
+            if state:
+                for key in keys:
+                    fresh = fresh and state.get(key) is None
             if not same_for_all:
                 journaled = rule.journaled_for(param, state or {}, hyper, exact)
             notes = rule.note(param, state or {}, hyper) if notes_any else _NOTHING

@@ -9,6 +9,7 @@ must be able to write twice (see :class:`swift_ft.coordination.etcd.store.EtcdSt
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import random
@@ -106,7 +107,7 @@ def import_etcd3gw() -> None:
         UsageError: if it is not installed.
     """
     try:
-        import etcd3gw.client  # noqa: F401
+        importlib.import_module("etcd3gw.client")
     except ImportError as error:
         raise UsageError(
             "--rdzv-backend etcd-v3 needs etcd's client: pip install 'swift-ft[etcd]'"

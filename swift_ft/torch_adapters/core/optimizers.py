@@ -15,6 +15,7 @@ Private parts used (tested on torch 2.13):
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,15 +60,13 @@ def picks_foreach(params: Iterable[torch.Tensor], *, differentiable: bool) -> bo
 def with_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     """A class's step with torch's pre and post hooks around it, which torch will not add a second time."""
     hooked = Optimizer.profile_hook_step(step)
-    hooked.hooked = True  # type: ignore[attr-defined]
+    hooked.hooked = True  # type: ignore[attr-defined]  # torch's mark
     return hooked
 
 
 def plain_step(kind: type[Optimizer]) -> Callable[..., Any]:
     """A class's ``step`` without torch's hooks around it."""
-    step: Callable[..., Any] = kind.step
-    while getattr(step, "hooked", False):
-        step = step.__wrapped__  # type: ignore[attr-defined]  # functools.wraps set it
+    step: Callable[..., Any] = inspect.unwrap(kind.step, stop=lambda step: not getattr(step, "hooked", False))
     return step
 
 
@@ -83,9 +82,9 @@ def is_patched_by_scheduler(step: Callable[..., Any]) -> bool:
 
 def mark_as_patched_by_scheduler(step: Callable[..., Any]) -> None:
     """Keep schedulers from patching this step: it reports its calls itself (:func:`note_step_called`)."""
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch's mark
 
 
 def note_step_called(optimizer: Optimizer) -> None:
     """What a scheduler looks for, before it warns that it was called ahead of the optimizer."""
-    optimizer._opt_called = True  # type: ignore[attr-defined]
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's mark
