@@ -10,13 +10,13 @@ training continues.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from typing import IO
 
 from swift_ft.checkpoint.part_files import LocalParts
-from swift_ft.file_server import FileServer, fetch_file
+from swift_ft.file_server import fetch_file
+from swift_ft.runtime.file_offers import FileOffers
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.worker_context import WorkerContext
 
@@ -42,44 +42,33 @@ class PartPeers:
         local: LocalParts,
         is_member: Callable[[str], bool],
     ) -> None:
-        self._rendezvous = rendezvous
+        self._offers = FileOffers(rendezvous, context, is_member)
         self._context = context
         self._local = local
-        self._is_member = is_member
-        self._server: FileServer | None = None
         self._asked_in = 0
-        self._offered: list[str] = []
 
     def offer(self, asked_in: int) -> None:
         """Serve the copies to those that report as well. Logs a warning if that cannot be done."""
         self._asked_in = asked_in
         if not (parts := self._local.parts()):
             return
-        if self._server is None:
-            try:
-                self._server = FileServer(self._context.address, self._context.secret, self._local.find)
-            except OSError as error:
-                _logger.warning(
-                    "Worker %d cannot serve its copies of checkpoints at %s (%s): others read the store.",
-                    self._context.rank,
-                    self._context.address,
-                    error,
-                    extra={"event": "parts_not_served", "rank": self._context.rank},
-                )
-                return
-        offer = json.dumps({"address": self._server.address, "machine": self._context.machine})
+        try:
+            self._offers.serve(self._local.find)
+        except OSError as error:
+            _logger.warning(
+                "Worker %d cannot serve its copies of checkpoints at %s (%s): others read the store.",
+                self._context.rank,
+                self._context.address,
+                error,
+                extra={"event": "parts_not_served", "rank": self._context.rank},
+            )
+            return
         for part in parts:
-            self._rendezvous.set(key := _key(asked_in, part), offer)
-            self._offered.append(key)
+            self._offers.put(_key(asked_in, part))
 
     def withdraw(self) -> None:
         """Training continues: no worker loads a checkpoint any more."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for key in self._offered:  # not before: a worker may be between its two questions for a key
-            self._rendezvous.delete_key(key)
-        self._offered = []
+        self._offers.withdraw()
 
     def open(self, path: str) -> IO[bytes]:
         """Fetch a file from the machine that offers its part.
@@ -88,11 +77,7 @@ class PartPeers:
             FileNotFoundError: no machine does that is still there, or it does not have this file.
             OSError: the machine cannot be reached.
         """
-        key = _key(self._asked_in, path.rpartition("/")[0])
-        if not self._rendezvous.check([key]):
-            raise FileNotFoundError(path)
-        offer = json.loads(self._rendezvous.get(key))
-        if not self._is_member(offer["machine"]):
+        if (offer := self._offers.find(_key(self._asked_in, path.rpartition("/")[0]))) is None:
             raise FileNotFoundError(path)
         return fetch_file(offer["address"], self._context.secret, path)
 

@@ -130,11 +130,10 @@ REASONS = {
     "the key is known to be there": (
         "checkpoint/store_claim.py:claim_store",
         "runtime/data/remade.py:check_remade",
+        "runtime/file_offers.py:FileOffers.find",
         "runtime/memory/agreement.py:Agreement.address",
         "runtime/memory/agreement.py:Agreement.verdict",
         "runtime/memory/interval.py:Interval.look",
-        "runtime/part_peers.py:PartPeers.open",
-        "runtime/pipeline/log_peers.py:PeerDirectory.of",
         "runtime/pipeline/logged_pipeline.py:LoggedPipeline._published",
         "runtime/pipeline/script_partners.py:ScriptPartners._of",
         "runtime/replicas/replicas.py:Replicas.reset",

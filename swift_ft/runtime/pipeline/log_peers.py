@@ -9,12 +9,11 @@ it has offered is not used. The servers are closed when training continues, sinc
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 
-from swift_ft.file_server import FileServer
 from swift_ft.logging import PeerLog, SegmentUploader
+from swift_ft.runtime.file_offers import FileOffers
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.worker_context import WorkerContext
 
@@ -35,51 +34,32 @@ class PeerDirectory:
     def __init__(
         self, rendezvous: RendezvousStore, context: WorkerContext, is_member: Callable[[str], bool]
     ) -> None:
-        self._rendezvous = rendezvous
+        self._offers = FileOffers(rendezvous, context, is_member)
         self._context = context
-        self._is_member = is_member
-        self._server: FileServer | None = None
-        self._offered: list[str] = []
 
     def offer(self, asked_in: int, log: SegmentUploader) -> bool:
         """Serve a log to those that report as well. False, with a warning, if that cannot be done."""
-        if self._server is None:
-            try:
-                self._server = FileServer(self._context.address, self._context.secret, log.find)
-            except OSError as error:
-                _logger.warning(
-                    "Worker %d cannot serve its log at %s (%s): a replacement reads it from the store.",
-                    self._context.rank,
-                    self._context.address,
-                    error,
-                    extra={"event": "log_not_served", "rank": self._context.rank},
-                )
-                return False
-        offer = {
-            "address": self._server.address,
-            "machine": self._context.machine,
-            "names": log.names(),
-        }
-        self._rendezvous.set(key := _key(asked_in, self._context.rank), json.dumps(offer))
-        self._offered.append(key)
+        try:
+            self._offers.serve(log.find)
+        except OSError as error:
+            _logger.warning(
+                "Worker %d cannot serve its log at %s (%s): a replacement reads it from the store.",
+                self._context.rank,
+                self._context.address,
+                error,
+                extra={"event": "log_not_served", "rank": self._context.rank},
+            )
+            return False
+        self._offers.put(_key(asked_in, self._context.rank), names=log.names())
         return True
 
     def withdraw(self) -> None:
         """Training continues: no worker reads this log any more."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for key in self._offered:  # not before: a worker may be between its two questions for a key
-            self._rendezvous.delete_key(key)
-        self._offered = []
+        self._offers.withdraw()
 
     def of(self, asked_in: int, rank: int) -> PeerLog | None:
         """The log that a worker offers. None if it offers none, or is not there any more."""
-        key = _key(asked_in, rank)
-        if not self._rendezvous.check([key]):
-            return None
-        offer = json.loads(self._rendezvous.get(key))
-        if not self._is_member(offer["machine"]):
+        if (offer := self._offers.find(_key(asked_in, rank))) is None:
             return None
         return PeerLog(offer["address"], self._context.secret, offer["names"])
 

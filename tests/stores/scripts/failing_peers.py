@@ -47,8 +47,8 @@ def close_the_server() -> None:
 
     def offer_and_close(self: PeerDirectory, asked_in: int, log: SegmentUploader) -> bool:
         offered = offer(self, asked_in, log)
-        assert self._server is not None
-        self._server.close()
+        assert self._offers._server is not None
+        self._offers._server.close()
         return offered
 
     PeerDirectory.offer = offer_and_close

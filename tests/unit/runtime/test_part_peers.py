@@ -56,8 +56,8 @@ def test_a_machine_that_was_lost_since(rendezvous: RendezvousStore, tmp_path: Pa
     first, second = machine(rendezvous, tmp_path, 0), machine(rendezvous, tmp_path, 1, FILE)
     for one in (first, second):
         one.offer(4)
-    assert second._server is not None
-    second._server.close()
+    assert second._offers._server is not None
+    second._offers._server.close()
     with pytest.raises(OSError):  # noqa: PT011  (which one depends on the system)
         first.open(FILE)
 
