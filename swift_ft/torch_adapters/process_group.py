@@ -127,15 +127,9 @@ class GenerationGroup:
         Raises:
             RuntimeError: as torch does, if a worker does not arrive in time.
         """
-        self.leave()
-        self.waits.renew()
-        os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
-        self._forming = before = tcp_connections()
-        self._connection = self._rendezvous.connection()
-        self._store = PrefixStore(f"groups/{generation}", self._connection)
+        before, connection = self._begin(f"groups/{generation}", lazily=False)
         self._here = f"groups/{generation}/here/"
-        self._connection.set(f"{self._here}{self._rank}", "")  # it waits for no answer
-        self._own = 0
+        connection.set(f"{self._here}{self._rank}", "")  # it waits for no answer
         for group in script_groups.groups:
             self._renew(group)
         self._formed(before)
@@ -163,14 +157,7 @@ class GenerationGroup:
         Raises:
             RuntimeError: as torch does, if one of them does not answer in time.
         """
-        self.leave()
-        self.waits.renew()
-        os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
-        self._forming = before = tcp_connections()
-        self._connection = self._rendezvous.connection()
-        self._store = PrefixStore(f"replays/{name}", self._connection)
-        self._here = ""
-        self._own = 0
+        before, _ = self._begin(f"replays/{name}", lazily=True)
         connections = []
         followed = {script_groups.default, *(group for group, _ in self._followed)}
         together = {self._rank, *replay_group}
@@ -188,6 +175,25 @@ class GenerationGroup:
             os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
             self.helper_group = self._new_group(list(replay_group))
         self._formed(before)
+
+    def _begin(self, folder: str, *, lazily: bool) -> tuple[dict[int, str], Store]:
+        """Leave the groups, and have others formed over a folder of the store.
+
+        Args:
+            folder: in the store.
+            lazily: gloo connects two workers when they speak, and not before.
+
+        Returns:
+            the connections that are open before, and that to the store.
+        """
+        self.leave()
+        self.waits.renew()
+        os.environ["TORCH_GLOO_LAZY_INIT"] = str(int(lazily))
+        self._forming = before = tcp_connections()
+        self._connection = connection = self._rendezvous.connection()
+        self._store = PrefixStore(folder, connection)
+        self._here, self._own = "", 0
+        return before, connection
 
     def _renew(self, group: LastingGroup) -> None:
         assert self._store is not None
