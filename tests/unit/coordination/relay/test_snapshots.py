@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -32,25 +33,33 @@ def log() -> MemoryLog:
 
 
 @pytest.fixture
-def relay(log: MemoryLog) -> Relay:
+def relay(log: MemoryLog) -> Iterator[Relay]:
     """An agent's relay without the agent: it reads only what a test has it read."""
     outgoing = Outgoing()
     upstream = Upstream(Journal(log, by="agent"), None, outgoing)
-    return Relay(upstream, outgoing, by="agent", append_s=30.0)
+    relay = Relay(upstream, outgoing, by="agent", append_s=30.0)
+    yield relay
+    relay.close()
 
 
-def worker_of(relay: Relay, log: MemoryLog) -> WorkerJournal:
+@pytest.fixture
+def worker(relay: Relay, log: MemoryLog) -> Iterator[WorkerJournal]:
     """The journal of a worker whose agent is never silent."""
     ours, theirs = local_pair()
-    threading.Thread(target=relay.serve, args=(LocalLine(ours),), daemon=True).start()
-    return WorkerJournal(
-        LocalLine(theirs),
+    serving = threading.Thread(target=relay.serve, args=(LocalLine(ours),), daemon=True)
+    serving.start()
+    line = LocalLine(theirs)
+    yield WorkerJournal(
+        line,
         lambda: Journal(log, by="worker"),
         by="worker",
         append_s=30.0,
         on_agent_lost=lambda: None,
         silence_s=60.0,
     )
+    line.close()  # a worker's own is open until its process ends
+    serving.join(20.0)
+    assert not serving.is_alive()
 
 
 def test_a_machine_that_comes_late_and_its_workers_begin_from_the_snapshot() -> None:
@@ -71,13 +80,15 @@ def test_a_machine_that_comes_late_and_its_workers_begin_from_the_snapshot() -> 
     assert len(injected(late.workers[0].state)) == len(FAULTS) + 1
 
 
-def test_a_relay_that_skips_blocks_says_so_to_those_that_wait_for_them(log: MemoryLog, relay: Relay) -> None:
+def test_a_relay_that_skips_blocks_says_so_to_those_that_wait_for_them(
+    log: MemoryLog, relay: Relay, worker: WorkerJournal
+) -> None:
     journal = Journal(log, by="test")
     journal.append(FAULTS[0])
     assert relay.read(0, 0.0) is not None
-    worker = Follower(worker_of(relay, log))
-    worker.start()
-    assert worker.wait_for(lambda state: injected(state) == {"0"}, 20.0) is not None
+    follower = Follower(worker)
+    follower.start()
+    assert follower.wait_for(lambda state: injected(state) == {"0"}, 20.0) is not None
     for fault in FAULTS[1:5]:
         journal.append(fault)
     log.compact()
@@ -87,12 +98,11 @@ def test_a_relay_that_skips_blocks_says_so_to_those_that_wait_for_them(log: Memo
     assert snapshot is not None
     journal.append(*FAULTS[5:])
     assert relay.read(snapshot.number, 0.0) is not None
-    assert worker.wait_for(lambda state: len(injected(state)) == len(FAULTS), 20.0) is not None
+    assert follower.wait_for(lambda state: len(injected(state)) == len(FAULTS), 20.0) is not None
 
 
-def test_an_event_that_a_snapshot_covers_has_arrived(log: MemoryLog, relay: Relay) -> None:
+def test_an_event_that_a_snapshot_covers_has_arrived(log: MemoryLog, worker: WorkerJournal) -> None:
     """Its block is gone before the worker has read it."""
-    worker = worker_of(relay, log)
     appends = threading.Thread(target=worker.append, args=(FAULTS[0],), daemon=True)
     appends.start()
     wait_until(lambda: log.texts, "the event in the journal")
