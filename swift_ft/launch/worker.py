@@ -27,7 +27,7 @@ from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE
 from swift_ft.spans import recorder
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
-from swift_ft.torch_adapters.ddp import construct_within, join_without_sync
+from swift_ft.torch_adapters.ddp_construction import construct_within, join_without_sync
 from swift_ft.torch_adapters.distribution import distribute_within
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.script_groups import be_given_own_objects, script_groups

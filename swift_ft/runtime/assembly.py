@@ -72,7 +72,7 @@ from swift_ft.runtime.worker_records import WorkerRecords
 from swift_ft.runtime.worker_status import WorkerStatus
 from swift_ft.spans import Recording, recorder
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.ddp import constructed
+from swift_ft.torch_adapters.ddp_construction import constructed
 from swift_ft.torch_adapters.distribution import communicate_again
 from swift_ft.torch_adapters.fsdp import ShardedModels
 from swift_ft.torch_adapters.lasting_group import LastingGroup

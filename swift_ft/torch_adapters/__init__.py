@@ -22,6 +22,7 @@ script_groups.py                        how groups are made, what torch register
 connections.py                          gloo's sockets                              test_stuck.py
 abortable_waits.py                      the wait of all schedules                   test_abortable_waits.py
 ddp.py                                  DDP's reducer and buckets, its callbacks    test_ddp.py
+accepted_ddp.py                         whether DDP has a hook, or DTensors         test_ddp.py
 ddp_buffers.py                          when DDP synchronises buffers               test_ddp_buffers.py
 distribution.py                         how tensors come to a mesh                  test_distribution.py
 wrappers.py                             whether an optimizer can hold hooks           test_wrappers.py
@@ -40,8 +41,8 @@ pipelining/shared_step.py               what a step takes and leaves behind     
 pipelining/stage_metadata.py            the exchange of shapes                      test_pipelining.py
 ======================================  ==========================================  ==========================
 
-``dcp/errors.py``, ``layer_stack.py``, ``link_times.py``, ``pipelining/gradient_tree.py``,
-``pipelining/interceptor.py``, ``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py`` and
-``script_operations.py`` use public parts only. ``core/`` stands on the ground floor, because ``undo/`` and
-``logging/`` use it.
+``dcp/errors.py``, ``ddp_construction.py``, ``layer_stack.py``, ``link_times.py``,
+``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``, ``pipelining/schedule_kind.py``,
+``pipelining/tied_parameters.py`` and ``script_operations.py`` use public parts only. ``core/`` stands on the
+ground floor, because ``undo/`` and ``logging/`` use it.
 """

@@ -9,7 +9,6 @@ Private parts used (tested on torch 2.13):
 - of a DDP model: ``_build_params_for_reducer``, ``_build_debug_param_to_name_mapping``, ``_ddp_init_helper``,
   ``_has_rebuilt_buckets``, ``_comm_hooks``, ``_bucket_config``, ``reducer``, ``require_forward_param_sync``,
   ``static_graph``.
-- ``_st_info`` of a parameter: DDP has made it of a DTensor.
 - ``torch.distributed._compute_bucket_assignment_by_size``, which DDP looks up there.
 - ``GradBucket`` of ``torch._C._distributed_c10d``.
 - ``Variable._execution_engine.queue_callback``, as DDP's own end of a backward pass is queued: such a
@@ -21,12 +20,9 @@ Buffers: see :mod:`swift_ft.torch_adapters.ddp_buffers`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -35,29 +31,23 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from swift_ft.errors import UnsupportedError, first_line
+from swift_ft.errors import first_line
 from swift_ft.failpoints import Point, hit
 from swift_ft.spans import recorder
+from swift_ft.torch_adapters.accepted_ddp import accepted_ddp, synchronised_norms
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
-from swift_ft.torch_adapters.fsdp import is_sharded
-from swift_ft.torch_adapters.wrappers import unwrapped_model
 
 __all__ = [
     "DataParallelHook",
     "Layout",
     "OnReduced",
-    "construct_within",
-    "constructed",
     "end_backward",
-    "join_without_sync",
     "trial_forward",
 ]
 
 _torch: Any = dist  # with the private names that DDP itself looks up there
 
 _abandoned: list[dist.ProcessGroup] = []
-
-_constructed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 _LEAST_APART = 6
 _MOST_CALLS = 16
@@ -99,9 +89,7 @@ class DataParallelHook:
         on_layout: Callable[[Layout], None],
         fill_gradients: bool = False,
     ) -> None:
-        model = _ddp_in(model)
-        _check(model)
-        self.model: DistributedDataParallel = model
+        self.model = model = accepted_ddp(model)
         self.broken: str | None = None
         self.group: dist.ProcessGroup = model.process_group
         self.buffers = BufferSync(model)
@@ -195,7 +183,7 @@ class DataParallelHook:
             model._ddp_init_helper(parameters, sparse, names, model.static_graph)
         model._comm_hooks.clear()
         self._register()
-        for layer in _synchronised_norms(self.model):
+        for layer in synchronised_norms(self.model):
             layer.process_group = self.group
         model.require_forward_param_sync = sync_buffers
         self._buffers_arrival = None
@@ -426,83 +414,3 @@ def _assigned(layout: Layout | None) -> Iterator[None]:
         yield
     finally:
         _torch._compute_bucket_assignment_by_size = original
-
-
-def _ddp_in(model: Any) -> DistributedDataParallel:
-    """The model itself, or the one that another library has wrapped."""
-    if isinstance(model, torch.nn.Module) and is_sharded(model):
-        raise UnsupportedError("The model is sharded by fully_shard: call session.attach_fsdp(model).")
-    inside = unwrapped_model(model) if isinstance(model, torch.nn.Module) else model
-    if not isinstance(inside, DistributedDataParallel):
-        raise UnsupportedError(
-            f"attach_ddp() takes a torch.nn.parallel.DistributedDataParallel, not a {type(model)}."
-        )
-    return inside
-
-
-def _check(model: DistributedDataParallel) -> None:
-    if model._comm_hooks:
-        raise UnsupportedError(
-            "The model already has a communication hook, and swift_ft needs its own: do not register one."
-        )
-    if model.static_graph:
-        raise UnsupportedError(
-            "DDP's static_graph=True does not survive that DDP's reducer is made anew, at the start and "
-            "after a loss: omit it."
-        )
-    whole = dist.get_process_group_ranks(model.process_group)
-    for layer in _synchronised_norms(model):
-        if layer.process_group is not None and dist.get_process_group_ranks(layer.process_group) != whole:
-            raise UnsupportedError(
-                "A SyncBatchNorm has a group of its own, which is not formed again after a loss: leave its "
-                "process_group out, or give it that of the DDP model."
-            )
-    if any(hasattr(parameter, "_st_info") for parameter in model.parameters()):
-        raise UnsupportedError(
-            "DistributedDataParallel(device_mesh=...) around a module of parallelize_module() takes the "
-            "parameters out of the module in the first forward pass, so nothing could save or restore them: "
-            'use fully_shard(module, mesh=mesh["dp_replicate", "dp_shard"]) in its place '
-            "(docs/how-to/titan.md)."
-        )
-    if model.mixed_precision is not None:
-        raise UnsupportedError(
-            "DDP's mixed_precision needs the communication hook for itself: use torch.autocast instead."
-        )
-
-
-def _synchronised_norms(model: torch.nn.Module) -> list[Any]:
-    """Layers that communicate in forward passes. Stock DDP wants them on GPUs."""
-    return [module for module in model.modules() if isinstance(module, torch.nn.SyncBatchNorm)]
-
-
-def join_without_sync() -> None:
-    """In a process that replaces a lost worker: construct DDP without communication.
-
-    A new DDP compares shapes and broadcasts parameters. Here the other workers are busy, and this worker
-    receives its state from one of them anyway.
-    """
-    original = DistributedDataParallel.__init__
-
-    @functools.wraps(original)
-    def quiet(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "init_sync": False})
-
-    DistributedDataParallel.__init__ = quiet  # type: ignore[method-assign]  # init_sync is torch's own switch
-
-
-def constructed() -> int:
-    """How many DDP models the script of this process has, since :func:`construct_within`."""
-    return len(_constructed)
-
-
-def construct_within(context: Callable[[], AbstractContextManager[object]]) -> None:
-    """Construct every DDP model of this process within a context: a new DDP has communication of its own."""
-    original = DistributedDataParallel.__init__
-
-    @functools.wraps(original)
-    def within(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        with context():
-            original(self, *args, **kwargs)
-        _constructed.add(self)
-
-    DistributedDataParallel.__init__ = within  # type: ignore[method-assign]  # as above
