@@ -17,20 +17,18 @@ from swift_ft.checkpoint.state_payload import (
     StatePayload,
     TensorKind,
     fresh_on,
-    pack,
     tensor_at,
-    tensors_in,
     unpack,
 )
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.errors import RecoveryError, UndoError, UnsupportedError
+from swift_ft.errors import RecoveryError, UndoError
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.recovery.plan import Task
 from swift_ft.recovery.reconcile import Transfer
+from swift_ft.runtime.replicas.payloads import parameters_payload, put_parameters, whole_payload
 from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.runtime.state_proof import StateProof
 from swift_ft.torch_adapters.communication import device_of
-from swift_ft.torch_adapters.core.shards import describe, local, note_changed, rebuilt
 from swift_ft.torch_adapters.core.tensors import version_of
 from swift_ft.torch_adapters.ddp import DataParallelHook, Layout
 from swift_ft.torch_adapters.process_group import GenerationGroup
@@ -277,15 +275,15 @@ class Replicas:
         if not whole:
             self._prepared = None
         elif self._prepared is None or not unchanged:
-            self._prepared = self._pack_whole()
+            self._prepared = whole_payload(self._state)
             _ = self._prepared.header  # kept
 
     def send_state(self, transfer: Transfer, group: dist.ProcessGroup) -> None:
         """Send this worker's state, or some of its parameters, to the workers that need it."""
         payload, self._prepared = self._prepared, None
         if transfer.parameters is not None:
-            payload = self._pack(transfer.parameters)
-        send(payload or self._pack_whole(), self._link(transfer, group))
+            payload = parameters_payload(self._state, transfer.parameters)
+        send(payload or whole_payload(self._state), self._link(transfer, group))
 
     def recv_state(
         self, transfer: Transfer, group: dist.ProcessGroup, aside: bool, keep_buffers: bool
@@ -321,50 +319,7 @@ class Replicas:
     def recv_parameters(self, transfer: Transfer, group: dist.ProcessGroup) -> None:
         """Receive some parameters, with their optimizer state."""
         payload = receive(self._link(transfer, group), fresh_on())
-        plain = unpack(payload.plain)
-        indexed = self._state.parameters
-        with torch.no_grad():
-            for index in transfer.parameters or ():
-                optimizer, parameter = indexed[index]
-                local(parameter).copy_(payload.tensors["parameter", str(index)])
-                note_changed(parameter)
-                optimizer.state[parameter] = dict(plain[index]["values"])
-        for (kind, index_text, *field), tensor in payload.tensors.items():
-            if kind != "state":
-                continue
-            optimizer, parameter = indexed[int(index_text)]
-            described = plain[int(index_text)]
-            if part := described["shards"].get(field[0]):
-                value = rebuilt(tensor, part, parameter)
-            else:
-                on_host = field[0] in described["host"]  # step counters, as a rule
-                value = tensor if on_host else tensor.to(parameter.device)
-            optimizer.state[parameter][field[0]] = value
-
-    def _pack_whole(self) -> StatePayload:
-        saved = self._state.to_save()  # each bucket has a digest on its way
-        tensors = dict(tensors_in(saved))
-        for name, model in saved["models"].items():
-            for key in model:
-                if ("models", name, key) not in tensors:
-                    raise UnsupportedError(f"{name}'s {key} is no tensor: a replica cannot receive it.")
-        return StatePayload(tensors, saved["plain"]["bytes"].getvalue())
-
-    def _pack(self, parameters: Sequence[int]) -> StatePayload:
-        tensors: dict[StatePath, torch.Tensor] = {}
-        plain: dict[int, dict[str, Any]] = {}
-        for index in parameters:
-            optimizer, parameter = self._state.parameters[index]
-            state = optimizer.state.get(parameter, {})
-            tensors["parameter", str(index)] = local(parameter).detach()
-            fields = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
-            tensors.update({("state", str(index), k): local(v) for k, v in fields.items()})
-            plain[index] = {
-                "values": {k: v for k, v in state.items() if k not in fields},
-                "host": [k for k, v in fields.items() if local(v).device.type == "cpu"],
-                "shards": {k: part for k, v in fields.items() if (part := describe(v))},
-            }
-        return StatePayload(tensors, pack(plain))
+        put_parameters(self._state, transfer.parameters or (), payload)
 
     def _link(self, transfer: Transfer, group: dist.ProcessGroup) -> Link:
         alone = len(transfer.targets) == 1 and device_of(group).type == "cpu"
