@@ -24,7 +24,7 @@ from swift_ft.launch.store_service import StoreService
 from swift_ft.launch.worker import WorkerJob
 from swift_ft.network import JobSecret
 from swift_ft.offline.replay_plan import GENERATION, ReplayPlan, machine_name, synthetic_journal
-from swift_ft.runtime.pipeline.logged_pipeline import shapes_key
+from swift_ft.runtime.pipeline.published_shapes import PublishedShapes
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 from swift_ft.waits import waiting
 from swift_ft.worker_context import OfflineReplay, WorkerContext
@@ -114,9 +114,8 @@ class ReplayWorkers:
         begin(rendezvous)
         rendezvous.set(CLAIMED, json.dumps({"checkpoints": []}))
         for record in plan.records.values():
-            for stage, shapes in record.shapes.items():
-                rendezvous.set(shapes_key(stage), json.dumps(shapes))
-                rendezvous.set(shapes_key(stage, plan.layout), json.dumps(shapes))
+            for layout in ((), plan.layout):
+                PublishedShapes(rendezvous, layout).publish(record.shapes)
             for key, result in record.setup.items():
                 rendezvous.set(key, result)
         journal = open_journal(lambda: connect(self._service.address, run_id), by="swift-recover")

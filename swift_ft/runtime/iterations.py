@@ -94,7 +94,7 @@ class Iterations:
         found = claim_store(store, context, rendezvous, topology, context.config.report_timeout_s, settings)
         self._c.commits.found(found)
         self._archive_journal(store)
-        if pipeline is not None and self._rank == 0 and (reason := pipeline.why_no_helpers):
+        if pipeline is not None and self._rank == 0 and (reason := pipeline.replay_shards.why_no_helpers):
             _logger.info("parallel recovery is off: %s", reason, extra={"event": "parallel_recovery_off"})
         check_remade(self._c.completeness, rendezvous, self._rank)
         self._c.completeness.watch()
@@ -288,7 +288,7 @@ class Iterations:
         if not c.saver.due(self.iteration):
             return True
         c.log.roll()
-        exact = c.pipeline is None or c.pipeline.exact
+        exact = c.pipeline is None or c.pipeline.shared_replay.exact
         try:
             with c.history.saving(replaying=self.replaying):
                 c.saver.save(self.iteration, replaying=self.replaying, exact=exact)
@@ -322,7 +322,7 @@ class Iterations:
         if leaving := leaves_after_checkpoint(self._c.participant.state):
             return f"{', '.join(leaving)} is asked to leave"
         pipeline, committed = self._c.pipeline, self._c.participant.state.checkpoints.committed
-        if pipeline is not None and pipeline.needs_checkpoint(committed):
+        if pipeline is not None and pipeline.shared_replay.needs_checkpoint(committed):
             return "a stage was rebuilt with other roundings"
         return self._c.log.why_checkpoint(committed)
 

@@ -115,7 +115,7 @@ def status_report(
         pipeline=pipeline.pipeline,
         undoable=replicas.undoable() if may_undo else (),
         can_resend=pipeline.can_resend(status.iteration - 1) and gap_before < status.iteration,
-        max_replay_shards=pipeline.max_replay_shards,
+        max_replay_shards=pipeline.replay_shards.most,
         linked=pipeline.linked,
         log_gap_before=gap_before,
         log_gap_reason=log.why_gap,

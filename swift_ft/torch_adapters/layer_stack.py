@@ -20,7 +20,7 @@ from swift_ft.determinism import derive_seed, random_state, seed_torch, set_rand
 from swift_ft.errors import UsageError
 from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of, even_layout, layers_of
 
-__all__ = ["LayerStack", "StageModule", "stack_of"]
+__all__ = ["LayerStack", "StageModule", "stack_of", "stack_of_pipeline"]
 
 
 _SEEDS = (1 << 63) - 1
@@ -268,6 +268,35 @@ def stack_of(module: nn.Module) -> LayerStack | None:
     if isinstance(module, LayerStack):
         return module
     return module.stack if isinstance(module, StageModule) else None
+
+
+def stack_of_pipeline(modules: Mapping[int, nn.Module], num_stages: int) -> LayerStack | None:
+    """The stack whose layers all stages of a worker run; None if the script divides its model itself.
+
+    Args:
+        modules: of this worker's stages, by index, in their order.
+        num_stages: all stages of the pipeline.
+
+    Raises:
+        UsageError: if the stages are not those of the stack.
+    """
+    stacks = [stack_of(module) for module in modules.values()]
+    found = next((stack for stack in stacks if stack is not None), None)
+    if found is None:
+        if any(isinstance(inner, LayerStack) for module in modules.values() for inner in module.modules()):
+            raise UsageError(
+                "The LayerStack is inside of another module, so its layers could not move: give it to "
+                "PipelineStage itself, and compile or wrap each layer in build_layer."
+            )
+        return None
+    if any(stack is not found for stack in stacks) or found.stages != tuple(modules):
+        raise UsageError(
+            "A LayerStack has all stages of its worker: PipelineStage(model, model.stage, "
+            "model.num_stages, ...), or one for each of model.parts and model.stages."
+        )
+    if found.num_stages != num_stages:
+        raise UsageError(f"The LayerStack is one of {found.num_stages} stages, not {num_stages}.")
+    return found
 
 
 def _pipelines(pipelines: int | None, tolerate: int, group: dist.ProcessGroup | None) -> int:

@@ -134,7 +134,7 @@ REASONS = {
         "runtime/memory/agreement.py:Agreement.address",
         "runtime/memory/agreement.py:Agreement.verdict",
         "runtime/memory/interval.py:Interval.look",
-        "runtime/pipeline/logged_pipeline.py:LoggedPipeline._published",
+        "runtime/pipeline/published_shapes.py:PublishedShapes.find",
         "runtime/pipeline/script_partners.py:ScriptPartners._of",
         "runtime/replicas/replicas.py:Replicas.reset",
         "runtime/state_proof.py:StateProof._compare_with_predecessor",

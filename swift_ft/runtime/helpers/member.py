@@ -10,8 +10,7 @@ of a machine need no pipeline among themselves, and any number of helpers can se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -21,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from swift_ft.determinism import host_random_state, random_state, set_host_random_state, set_random_state
 from swift_ft.logging import LogReader
 from swift_ft.recovery.helpers import ParallelReplay, ReductionHop
 from swift_ft.runtime.helpers.gradient_reduction import (
@@ -37,7 +35,7 @@ from swift_ft.torch_adapters.communication import wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Computed, Gradients, Inputs, StageChain
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route
 
-__all__ = ["GradientReduction", "Helping", "Member", "own_random_state"]
+__all__ = ["GradientReduction", "Helping", "Member"]
 
 
 class GradientReduction(StrEnum):
@@ -65,17 +63,6 @@ class Helping:
     mode: GradientReduction = GradientReduction.ORDERED
     memory_bytes: int | None = None
     folder: Path | None = None
-
-
-@contextmanager
-def own_random_state() -> Iterator[None]:
-    """Restore the random state after the block, so that a survivor's next step draws its own numbers."""
-    host, device = host_random_state(), random_state()
-    try:
-        yield
-    finally:
-        set_host_random_state(host)
-        set_random_state(device)
 
 
 @dataclass(slots=True)

@@ -86,7 +86,8 @@ class Replays:
         self.parts_from = state.plan.parts_from
         self._status.known = True
         if shared is not None:
-            return self._take_part(state, shared, lambda: self._pipeline.share(state, shared))
+            join, loaded = self._pipeline.shared_replay.join, task.load is not None
+            return self._take_part(state, shared, lambda: join(state, shared, loaded=loaded))
         if (
             not task.replay_group and self._groups.shorten_timeout()
         ):  # a replay alone talks to no other worker
@@ -114,9 +115,9 @@ class Replays:
             Whether the replay is complete. Otherwise it was interrupted.
         """
         self._progress.publish(iteration, "helping")
-        own = self._own()
+        own, prepare = self._own(), self._pipeline.shared_replay.prepare_help
         with ExitStack() as until:
-            compute = _tried(lambda: self._pipeline.prepare_help(state, shared, own, until))
+            compute = _tried(lambda: prepare(state, shared, own, until))
             done = self._take_part(state, shared, lambda: compute()())
         if done:
             self._groups.keep()

@@ -15,7 +15,7 @@ Private parts used:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -184,6 +184,17 @@ class PipelineHook:
         """The rank of every stage in the pipeline."""
         places = self.stages[0].stage_index_to_group_rank
         return {stage: self._ranks[place] for stage, place in places.items()}
+
+    def neighbours(self, ranks: Collection[int], linked: Collection[int] = ()) -> list[int]:
+        """The workers next to some others, in this pipeline.
+
+        Args:
+            ranks: of the others.
+            linked: stages that exchange messages with theirs, and are not next to them.
+        """
+        holders = self.holders()
+        near = {s + step for s, rank in holders.items() if rank in ranks for step in (-1, +1)} | {*linked}
+        return sorted({rank for stage, rank in holders.items() if stage in near} - {*ranks})
 
     def other_stage(self, module: nn.Module, index: int, shapes: dict[str, Any]) -> PipelineStage:
         """Another stage of this pipeline, on this worker during a replay."""
