@@ -28,6 +28,7 @@ from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
 from swift_ft.torch_adapters.layer_stack import stack_of_pipeline
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
+from swift_ft.torch_adapters.pipelining.resending import resend
 from swift_ft.torch_adapters.pipelining.schedule_kind import kind_of
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
@@ -317,7 +318,7 @@ class LoggedPipeline:
         self._interceptor.iteration = plan.resume
         self._interceptor.expected = own.receipt
         try:
-            self._hook.serve(sent, live, self.tied.exchange(plan.resume))
+            resend(self._hook, self._interceptor, sent, live, self.tied.exchange(plan.resume))
         except RuntimeError as error:
             return first_line(error)
         finally:

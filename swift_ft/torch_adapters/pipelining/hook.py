@@ -15,7 +15,7 @@ Private parts used:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -31,13 +31,12 @@ from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
 
 from swift_ft.determinism import set_random_state
 from swift_ft.errors import CannotHelpError, UnsupportedError, UsageError
-from swift_ft.logging import THROUGH_PIPELINE, Direction, MessageKey
-from swift_ft.torch_adapters.communication import backend_name, begin, wait_for
+from swift_ft.logging import THROUGH_PIPELINE, Direction
+from swift_ft.torch_adapters.communication import backend_name
 from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInterceptor
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.pipelining.microbatch import Computed, SharedSteps, why_not_apart
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route, receives, sends, skips
-from swift_ft.torch_adapters.pipelining.schedule_order import communication
 from swift_ft.torch_adapters.pipelining.shared_step import gradients_of, inputs_of, leave
 from swift_ft.torch_adapters.pipelining.stage_metadata import ShapeExchange, prepare_stage
 
@@ -59,6 +58,7 @@ class PipelineHook:
     Attributes:
         stage_indices: the stages on this worker.
         shapes: of the messages.
+        calls_completed: of the schedule, in the last complete step.
         shared: computes this worker's steps together with others; None if it computes them alone.
         averages: of gradients over several pipelines; None if there is one, or if DDP averages them.
 
@@ -95,7 +95,7 @@ class PipelineHook:
         self.shared: SharedSteps | None = None
         self.averages: LayerAverages | None = None
         self._calls = 0  # of the schedule, that this step has begun
-        self._calls_completed = 0  # of the last complete step
+        self.calls_completed = 0
         self._running = False  # the attached schedule
         self._aside = False
         self._computed_s = 0.0
@@ -215,7 +215,7 @@ class PipelineHook:
 
     def completed(self) -> None:
         """It is complete."""
-        self._calls_completed = self._calls
+        self.calls_completed = self._calls
 
     def _begin_call(self) -> None:
         if not self._schedule._has_backward and self._schedule._loss_fn is not None:
@@ -273,7 +273,7 @@ class PipelineHook:
             operations = [
                 operation
                 for operation, (route, buffer) in pairs
-                if self._interceptor.on_recv(self._message(stage, microbatch, route, buffer))
+                if self._interceptor.on_recv(self.message(stage, microbatch, route, buffer))
             ]
             # A runtime schedule waits later (`_Awaited`); the others wait at once.
             if operations and not self._waits_later:
@@ -293,7 +293,7 @@ class PipelineHook:
             return [
                 operation
                 for operation, route in pairs
-                if self._interceptor.on_send(self._message(stage, microbatch, route, operation.tensor))
+                if self._interceptor.on_send(self.message(stage, microbatch, route, operation.tensor))
             ]
 
         return get_send_ops
@@ -347,7 +347,7 @@ class PipelineHook:
     def _arrived(self, stage: _PipelineStageBase, microbatch: int, direction: Direction) -> None:
         for route, buffer in receives(stage, microbatch, direction):
             if route.source not in self.stage_indices:  # else it was passed in memory
-                self._interceptor.on_received(self._message(stage, microbatch, route, buffer))
+                self._interceptor.on_received(self.message(stage, microbatch, route, buffer))
 
     # ------------------------------------------------------------------------------- shared replays
 
@@ -408,16 +408,16 @@ class PipelineHook:
             for direction in THROUGH_PIPELINE:
                 for route, buffer in receives(stage, microbatch, direction):
                     if (checksum := result.received.get(route)) is not None:
-                        message = self._message(stage, microbatch, route, buffer)
+                        message = self.message(stage, microbatch, route, buffer)
                         self._interceptor.on_received_elsewhere(message, checksum)
         for route, tensor in result.sent.items():
-            self._interceptor.on_send(self._message(by_index[route.source], microbatch, route, tensor))
+            self._interceptor.on_send(self.message(by_index[route.source], microbatch, route, tensor))
         if result.random is not None:
             set_random_state(result.random)
 
     # ------------------------------------------------------------------------------- keys of messages
 
-    def _message(
+    def message(
         self,
         stage: _PipelineStageBase,
         microbatch: int,
@@ -425,6 +425,7 @@ class PipelineHook:
         tensor: torch.Tensor,
         call: int | None = None,
     ) -> Message:
+        """A message of a microbatch, in a call of the schedule: by default in the last one."""
         key = route.key(self._interceptor.iteration, self._numbered(microbatch, call))
         other = route.destination if route.source == stage.stage_index else route.source
         return Message(key, tensor, self._ranks[stage.stage_index_to_group_rank[other]])
@@ -447,55 +448,6 @@ class PipelineHook:
             stage.bwd_cache.clear()
             stage.backward_state.clear()
             stage.dw_runner.clear()
-
-    def serve(
-        self,
-        sent: Callable[[MessageKey, torch.device], torch.Tensor],
-        live: Callable[[int], bool],
-        further: tuple[Sequence[Message], Sequence[Message]] = ((), ()),
-    ) -> None:
-        """Take part in an iteration that this worker has completed before, without computing anything.
-
-        It receives what the others send, for ``interceptor.on_received``, and sends again what they need.
-
-        Args:
-            sent: the tensor that was sent under a key, on a device.
-            live: whether a rank computes this iteration.
-            further: messages that are received and sent after those of the schedule.
-        """
-        awaited: list[Message] = []
-        wanted: list[Message] = []
-        for call in range(1, self._calls_completed + 1):
-            self._list(call, awaited, wanted)
-        awaited = [m for m in (*awaited, *further[0]) if live(m.peer)]
-        wanted += further[1]
-        scratch = [torch.empty_like(m.tensor, requires_grad=False) for m in awaited]
-        works = begin(
-            [dist.P2POp(dist.irecv, t, m.peer, self.group) for t, m in zip(scratch, awaited, strict=True)]
-        )
-        works += begin(
-            [
-                dist.P2POp(dist.isend, sent(m.key, self.device), m.peer, self.group)
-                for m in wanted
-                if live(m.peer)
-            ]
-        )
-        wait_for(works)
-        for tensor, message in zip(scratch, awaited, strict=True):
-            self._interceptor.on_received(Message(message.key, tensor, message.peer))
-
-    def _list(self, call: int, awaited: list[Message], wanted: list[Message]) -> None:
-        """Append what a call of the schedule receives, with buffers, and what it sends, without values."""
-        blank = torch.empty(0)
-        by_index = {stage.stage_index: stage for stage in self.stages}
-        for is_send, direction, index, microbatch in communication(self._schedule, self.stage_indices):
-            stage = by_index[index]
-            if is_send:
-                routes = sends(stage, direction)
-                wanted += [self._message(stage, microbatch, route, blank, call) for route in routes]
-            else:
-                pairs = receives(stage, microbatch, direction)
-                awaited += [self._message(stage, microbatch, route, buffer, call) for route, buffer in pairs]
 
 
 class _Awaited(dict[tuple[int, int], list[dist.Work]]):

@@ -1,0 +1,72 @@
+"""A stage that is ahead repeats the communication of an iteration, and computes nothing (paper §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from swift_ft.logging import MessageKey
+from swift_ft.torch_adapters.communication import begin, wait_for
+from swift_ft.torch_adapters.pipelining.hook import PipelineHook
+from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInterceptor
+from swift_ft.torch_adapters.pipelining.p2p_routes import receives, sends
+from swift_ft.torch_adapters.pipelining.schedule_order import communication
+
+__all__ = ["resend"]
+
+
+def resend(
+    hook: PipelineHook,
+    interceptor: MessageInterceptor,
+    sent: Callable[[MessageKey, torch.device], torch.Tensor],
+    live: Callable[[int], bool],
+    further: tuple[Sequence[Message], Sequence[Message]] = ((), ()),
+) -> None:
+    """Receive what the others send, for ``interceptor.on_received``, and send again what they need.
+
+    Args:
+        hook: on this worker's schedule and stages.
+        interceptor: of their messages; its iteration is the one that others repeat.
+        sent: the tensor that was sent under a key, on a device.
+        live: whether a rank computes this iteration.
+        further: messages that are received and sent after those of the schedule.
+
+    Raises:
+        RuntimeError: as torch does, if a peer is gone.
+    """
+    received, wanted = _exchanged(hook)
+    awaited = [m for m in (*received, *further[0]) if live(m.peer)]
+    scratch = [torch.empty_like(m.tensor, requires_grad=False) for m in awaited]
+    works = begin(
+        [dist.P2POp(dist.irecv, t, m.peer, hook.group) for t, m in zip(scratch, awaited, strict=True)]
+    )
+    works += begin(
+        [
+            dist.P2POp(dist.isend, sent(m.key, hook.device), m.peer, hook.group)
+            for m in (*wanted, *further[1])
+            if live(m.peer)
+        ]
+    )
+    wait_for(works)
+    for tensor, message in zip(scratch, awaited, strict=True):
+        interceptor.on_received(Message(message.key, tensor, message.peer))
+
+
+def _exchanged(hook: PipelineHook) -> tuple[list[Message], list[Message]]:
+    """What all calls of the schedule in a step receive, with buffers, and what they send, without values."""
+    blank = torch.empty(0)
+    by_index = {stage.stage_index: stage for stage in hook.stages}
+    received: list[Message] = []
+    wanted: list[Message] = []
+    for call in range(1, hook.calls_completed + 1):
+        for is_send, direction, index, microbatch in communication(hook.schedule, hook.stage_indices):
+            stage = by_index[index]
+            if is_send:
+                routes = sends(stage, direction)
+                wanted += [hook.message(stage, microbatch, route, blank, call) for route in routes]
+            else:
+                pairs = receives(stage, microbatch, direction)
+                received += [hook.message(stage, microbatch, route, buffer, call) for route, buffer in pairs]
+    return received, wanted
