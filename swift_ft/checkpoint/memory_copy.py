@@ -135,7 +135,7 @@ def _payload(state: TrainingState) -> StatePayload:
 
 
 def _part(data: torch.Tensor, at: int, kind: TensorKind) -> torch.Tensor:
-    size = kind.elements * kind.dtype.itemsize
+    size = kind.nbytes
     return data[at : at + size].view(kind.dtype).view(kind.shape)
 
 
@@ -143,11 +143,11 @@ def _places(kinds: Mapping[StatePath, TensorKind], begin: int) -> Iterator[tuple
     at = begin
     for kind in kinds.values():
         yield at, kind
-        at += _rounded(kind.elements * kind.dtype.itemsize)
+        at += _rounded(kind.nbytes)
 
 
 def _length(kinds: Mapping[StatePath, TensorKind]) -> int:
-    return sum(_rounded(kind.elements * kind.dtype.itemsize) for kind in kinds.values())
+    return sum(_rounded(kind.nbytes) for kind in kinds.values())
 
 
 def _begin(header: bytes, plain: bytes) -> int:

@@ -47,9 +47,9 @@ class TensorKind:
         return cls(tensor.dtype, tuple(tensor.shape))
 
     @property
-    def elements(self) -> int:
-        """The number of its elements."""
-        return torch.Size(self.shape).numel()
+    def nbytes(self) -> int:
+        """The size of its values."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 Allocate = Callable[[dict[StatePath, TensorKind]], Mapping[StatePath, torch.Tensor]]

@@ -206,7 +206,7 @@ def _allocate(kinds: dict[StatePath, TensorKind]) -> Mapping[StatePath, torch.Te
     Raises:
         UnsupportedError: there is not.
     """
-    needed, left = sum(kind.elements * kind.dtype.itemsize for kind in kinds.values()), available_bytes()
+    needed, left = sum(kind.nbytes for kind in kinds.values()), available_bytes()
     if left is not None and left < needed:
         raise UnsupportedError(
             f"{format_bytes(left)} of memory are left, and the layers that come need {format_bytes(needed)}"

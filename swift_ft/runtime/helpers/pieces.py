@@ -9,19 +9,16 @@ than a copy of some hundred kilobytes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import torch
 from torch.autograd.graph import increment_version
 
+from swift_ft.runtime.replicas.buckets import in_buckets
 from swift_ft.torch_adapters.communication import travels_in_place
 
-__all__ = ["LARGE_BYTES", "Piece", "as_it_travels", "pieces_of"]
-
-LARGE_BYTES = 256 * 2**10
-"""A tensor of this size travels by itself."""
-_JOINED_BYTES = 4 * 2**20
+__all__ = ["Piece", "as_it_travels", "pieces_of"]
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -96,19 +93,5 @@ def pieces_of(tensors: Mapping[Key, torch.Tensor], device: torch.device | None =
     """
     return [
         Piece(keys, [tensors[key] for key in keys], device or tensors[keys[0]].device)
-        for keys in _together(tensors)
+        for keys in in_buckets({key: (tensor.dtype, tensor.nbytes) for key, tensor in tensors.items()})
     ]
-
-
-def _together(tensors: Mapping[Key, torch.Tensor]) -> Iterator[list[Key]]:
-    """The keys of each piece: small tensors wait until a piece is full."""
-    waiting: dict[torch.dtype, list[Key]] = {}
-    for key, tensor in tensors.items():
-        if tensor.nbytes >= LARGE_BYTES:
-            yield [key]
-            continue
-        joined = waiting.setdefault(tensor.dtype, [])
-        joined.append(key)
-        if sum(tensors[one].nbytes for one in joined) >= _JOINED_BYTES:
-            yield waiting.pop(tensor.dtype)
-    yield from waiting.values()

@@ -25,13 +25,10 @@ from swift_ft.checkpoint.state_digest import listed, weighted_sum
 from swift_ft.checkpoint.state_payload import Allocate, StatePath, StatePayload, TensorKind, kinds_in
 from swift_ft.errors import RecoveryError
 from swift_ft.failpoints import Point, hit
+from swift_ft.runtime.replicas.buckets import in_buckets
 from swift_ft.torch_adapters.communication import device_of, travels_in_place, wait_for
 
 __all__ = ["Link", "receive", "send"]
-
-_BUCKET_BYTES = 4 * 2**20
-_ALONE_BYTES = 2**18
-"""A tensor from this size on is a bucket of its own."""
 
 _IN_FLIGHT = 32
 _COPIES_IN_FLIGHT = 4
@@ -157,7 +154,7 @@ def receive(
         while begun < len(buckets) and not _is_full(under_way):
             link.hit_bucket(begun)
             own = _own_memory(targets[begun], link.device)
-            size = sum(kinds[path].elements * kinds[path].dtype.itemsize for path in buckets[begun])
+            size = sum(kinds[path].nbytes for path in buckets[begun])
             flat = torch.empty(size, dtype=torch.uint8, device=link.device) if own is None else own
             under_way.append(_Flight(link.carry(flat), flat, is_copy=own is None))
             begun += 1
@@ -232,20 +229,4 @@ def _digest(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _buckets(kinds: Mapping[StatePath, TensorKind]) -> Iterator[list[StatePath]]:
-    """Small tensors of one dtype together, in order, up to the size of a bucket; large ones alone."""
-    for dtype in dict.fromkeys(kind.dtype for kind in kinds.values()):
-        bucket: list[StatePath] = []
-        size = 0
-        for path, kind in kinds.items():
-            if kind.dtype != dtype:
-                continue
-            if (own := kind.elements * dtype.itemsize) >= _ALONE_BYTES:
-                yield [path]
-                continue
-            bucket.append(path)
-            size += own
-            if size >= _BUCKET_BYTES:
-                yield bucket
-                bucket, size = [], 0
-        if bucket:
-            yield bucket
+    return in_buckets({path: (kind.dtype, kind.nbytes) for path, kind in kinds.items()})
