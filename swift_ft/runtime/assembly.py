@@ -59,6 +59,7 @@ from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
 from swift_ft.runtime.repartition import Repartition
 from swift_ft.runtime.replicas.layer_sync import LayerSync
+from swift_ft.runtime.replicas.prepared_state import PreparedState
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
 from swift_ft.runtime.script_line import line_in
@@ -391,6 +392,7 @@ class Assembly:
             sharded=self._sharded,
             shards=shards,
             replicas=self._replicas,
+            prepared=PreparedState(self._context.rank, self.status, self._replicas),
             state_sync=self._layer_sync(repartition) or self._state_sync,
             profiler=self.profiler,
             history=self._history,

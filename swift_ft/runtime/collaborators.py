@@ -29,6 +29,7 @@ from swift_ft.runtime.profiler import Profiler
 from swift_ft.runtime.rebalance import Rebalance
 from swift_ft.runtime.repartition import Repartition
 from swift_ft.runtime.replicas.layer_sync import LayerSync
+from swift_ft.runtime.replicas.prepared_state import PreparedState
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
 from swift_ft.runtime.reshare import Reshare, ShareMicrobatches
@@ -72,6 +73,7 @@ class Collaborators:
         sharded: what ``fully_shard`` was applied to; nothing, as a rule.
         shards: which shards it has, in words; empty if nothing is sharded.
         replicas: the replicas of its model, if there are any.
+        prepared: what it may have to send to them, ready.
         state_sync: makes replicas equal.
         profiler: measures iterations.
         history: of its work, which the store keeps.
@@ -108,6 +110,7 @@ class Collaborators:
     sharded: ShardedModels
     shards: str
     replicas: Replicas
+    prepared: PreparedState
     state_sync: StateSync | LayerSync
     profiler: Profiler
     history: WorkHistory

@@ -58,6 +58,7 @@ class Executor:
         self._shards = collaborators.shards
         self._between = collaborators.between
         self._replicas = collaborators.replicas
+        self._prepared = collaborators.prepared
         self._state_sync = collaborators.state_sync
         self._profiler = collaborators.profiler
         self._pipeline = collaborators.pipeline
@@ -133,7 +134,7 @@ class Executor:
         self._progress.publish(self._status.iteration, "waiting")
         with recorder.span("flush notes"):  # a replacement reads what was noted
             self._writer.flush(self._context.config.report_timeout_s)
-        self._state_sync.forget_prepared()
+        self._prepared.forget()
         reported = self._participant.append(
             status_report(
                 self._context,
@@ -151,7 +152,7 @@ class Executor:
         )
         if self._pipeline is None and self._participant.order(reported) == WorkerOrder.HOLD:
             with recorder.span("prepare to send"):
-                self._state_sync.prepare_early()
+                self._prepared.prepare_early()
 
     # ---------------------------------------------------------------------------------------- execute
 
@@ -270,7 +271,7 @@ class Executor:
         self._dealt.follow(state.layouts.shares)
         keeps = task.load is None and not task.undo and plan.parts_from is None
         with recorder.span("prepare to send"):
-            self._state_sync.prepare(
+            self._prepared.prepare(
                 plan, unchanged=keeps and not (self._pipeline or self._repartition or self._dealt)
             )
         hit(Point.JOIN, self._status.iteration)

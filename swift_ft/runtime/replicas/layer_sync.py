@@ -51,15 +51,6 @@ class LayerSync:
         self._groups = groups
         self._progress = progress
 
-    def forget_prepared(self) -> None:
-        """Nothing takes long here, so nothing is prepared."""
-
-    def prepare_early(self) -> None:
-        """See :meth:`forget_prepared`."""
-
-    def prepare(self, plan: Plan, *, unchanged: bool) -> None:
-        """See :meth:`forget_prepared`."""
-
     def apply_transfers(self, plan: Plan) -> str | None:
         """Do this worker's part in all transfers of a plan. All workers call it.
 

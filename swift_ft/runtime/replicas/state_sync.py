@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch.distributed as dist
 
 from swift_ft.checkpoint.step_rollback import Rollback
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.progress import ProgressBoard
-from swift_ft.errors import UnsupportedError, first_line
+from swift_ft.errors import first_line
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.replicas.replicas import Replicas
@@ -45,29 +43,6 @@ class StateSync:
         self._rollback = rollback
         self._groups = groups
         self._progress = progress
-
-    def forget_prepared(self) -> None:
-        """The state may be another one now."""
-        self._replicas.prepare_state(whole=False)
-
-    def prepare_early(self) -> None:
-        """Have ready what this worker may have to send, while it waits for others."""
-        status = self._status
-        if self._replicas.attached and status.known and status.dirty is None and not status.updated:
-            with contextlib.suppress(UnsupportedError):  # raised again where the state has to be sent
-                self._replicas.prepare_state(whole=True)
-
-    def prepare(self, plan: Plan, *, unchanged: bool) -> None:
-        """Have ready what this worker sends, unless it receives first. Before the group is formed.
-
-        Args:
-            plan: says who sends what.
-            unchanged: the state is that of :meth:`prepare_early`, if that was called since
-                :meth:`forget_prepared`.
-        """
-        own = [t for t in plan.transfers if self._rank == t.source or self._rank in t.targets]
-        whole = bool(own) and own[0].source == self._rank and own[0].parameters is None
-        self._replicas.prepare_state(whole=whole, unchanged=unchanged)
 
     def apply_transfers(self, plan: Plan) -> str | None:
         """Do this worker's part in all transfers of a plan. All workers call it.
