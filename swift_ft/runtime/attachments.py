@@ -16,7 +16,7 @@ from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.runtime.between import Between, Part
 from swift_ft.runtime.data.check import BatchCheck
-from swift_ft.runtime.helpers.member import Helping
+from swift_ft.runtime.helpers.shared_replay import Helping
 from swift_ft.runtime.pipeline.layer_copies import check_replicas
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.noted_results import NotedResults

@@ -14,11 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from swift_ft.logging import LogReader
 from swift_ft.recovery.helpers import ParallelReplay, ReductionHop
@@ -35,7 +33,7 @@ from swift_ft.torch_adapters.communication import wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Computed, Gradients, Inputs, StageChain
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route
 
-__all__ = ["GradientReduction", "Helping", "Member"]
+__all__ = ["GradientReduction", "Member"]
 
 
 class GradientReduction(StrEnum):
@@ -45,24 +43,6 @@ class GradientReduction(StrEnum):
     """One by one, in the original order: the rebuilt state is bit-identical."""
     ALLREDUCE = "allreduce"
     """Each member adds up its own first: least memory and waiting, but the rounding differs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Helping:
-    """How survivors help.
-
-    Attributes:
-        build: takes a stage index and makes that stage's module as the script does; None without helpers.
-        mode: how gradients are added up.
-        memory_bytes: host memory that a helper's own state may take while it helps; None for no limit. The
-            rest goes to the local disk.
-        folder: on the local disk, for that rest; by default among the system's temporary files.
-    """
-
-    build: Callable[[int], nn.Module] | None = None
-    mode: GradientReduction = GradientReduction.ORDERED
-    memory_bytes: int | None = None
-    folder: Path | None = None
 
 
 @dataclass(slots=True)

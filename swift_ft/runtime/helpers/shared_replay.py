@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from swift_ft.logging import LogReader
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import even_layout
-from swift_ft.runtime.helpers.member import GradientReduction, Helping, Member
+from swift_ft.runtime.helpers.member import GradientReduction, Member
 from swift_ft.runtime.helpers.offload import offload
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor
 from swift_ft.runtime.pipeline.published_shapes import PublishedShapes
@@ -37,7 +38,25 @@ from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.microbatch import StageChain
 from swift_ft.torch_adapters.process_group import GenerationGroup
 
-__all__ = ["SharedReplay"]
+__all__ = ["Helping", "SharedReplay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Helping:
+    """How survivors help.
+
+    Attributes:
+        build: takes a stage index and makes that stage's module as the script does; None without helpers.
+        mode: how gradients are added up.
+        memory_bytes: host memory that a helper's own state may take while it helps; None for no limit. The
+            rest goes to the local disk.
+        folder: on the local disk, for that rest; by default among the system's temporary files.
+    """
+
+    build: Callable[[int], nn.Module] | None = None
+    mode: GradientReduction = GradientReduction.ORDERED
+    memory_bytes: int | None = None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
