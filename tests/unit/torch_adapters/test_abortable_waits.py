@@ -77,6 +77,7 @@ def test_a_wait_that_never_ends_is_ended_by_an_abort(monkeypatch: pytest.MonkeyP
         one.wait_or_abort([stuck])  # type: ignore[list-item]
     aborting.join(60)
     assert is_broken_communication(caught.value)
+    one.renew()
     one.wait_or_abort([Work()])  # type: ignore[list-item]  # with another thread
     stuck.may_end.set()
 
