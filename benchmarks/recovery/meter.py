@@ -16,6 +16,11 @@ from swift_ft.recovery.job_state import Phase
 
 __all__ = ["Meter"]
 
+_ENTRY_S = 30.0
+"""For so long it waits for an entry of the journal, without looking whether the run has ended otherwise."""
+_END_S = 0.1
+"""Between two looks whether all processes have ended."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -36,14 +41,16 @@ class Meter:
         self._readings: dict[str, Reading] = {}
 
     def __call__(self, watch: Watch, running: Callable[[], bool]) -> None:
-        """Poll until the run is over, and read at each step."""
+        """Follow the journal until the run is over, and read at each step."""
         while running():
-            watch.poll()
+            if watch.over:
+                time.sleep(_END_S)
+                continue
+            watch.poll(_ENTRY_S)  # to look often would take time of the processors that the run computes on
             if (step := self._next_step(watch.view)) is not None:
                 pids = descendants(os.getpid())
                 peaks = {pid: peak for pid in pids if (peak := _taken_peak_bytes(pid)) is not None}
                 self._readings[step] = Reading(cpu_by_process(pids), peaks, _loopback_bytes())
-            time.sleep(0.01)
 
     def _next_step(self, view: View) -> str | None:
         """The step that was taken since the last reading."""

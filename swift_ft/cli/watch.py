@@ -257,16 +257,22 @@ class Watch:
         """Whether the run has ended, or its store is lost."""
         return self.lost or self.view.state.phase == Phase.ENDED
 
-    def poll(self) -> list[News]:
-        """Look and apply; returns the sentences for what is new."""
-        return [] if self.over else self.apply(self.look())
+    def poll(self, wait_s: float = 0.0) -> list[News]:
+        """Look and apply; returns the sentences for what is new. ``wait_s``: as of :meth:`look`."""
+        return [] if self.over else self.apply(self.look(wait_s))
 
-    def look(self) -> Seen:
-        """Read new entries and progress. Changes nothing in the view."""
+    def look(self, wait_s: float = 0.0) -> Seen:
+        """Read new entries and progress. Changes nothing in the view.
+
+        Args:
+            wait_s: for so long it waits for an entry, if there is none.
+        """
         self._seen = seen = History()
         try:
-            while (new := self._reader.next(0.0)) is not None:
+            new = self._reader.next(wait_s)
+            while new is not None:
                 seen.entries += new
+                new = self._reader.next(0.0)
             return Seen(seen.entries, self._changed_progress(), began=seen.began)
         except (SwiftError, DistError, RuntimeError):
             return Seen(seen.entries, {}, lost=True, began=seen.began)  # the store ends with the run

@@ -312,7 +312,13 @@ class MachineAgent(ElasticAgent):
         return self._processes
 
     def _prepare(self, state: State) -> None:
-        """A spare's workers are forked before it gets a slot."""
+        """A spare's workers are forked before it gets a slot.
+
+        While others recover on the processors of the same host, it waits: they would take longer.
+        """
+        recovering = state.phase in (Phase.AGREEING, Phase.RECOVERING)
+        if recovering and self._settings.config.machines is not None:
+            return
         if not self._prepared and self._membership.machine in state.membership.spares:
             self._standby.prepare(state.shape.workers_per_machine)
             self._membership.bootstrap.prepare()
