@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 
 from swift_ft.checkpoint.state_payload import pack, unpack
 from swift_ft.heap import map_ahead
+from swift_ft.launch.torch_threads import use_threads_of_environment
 
 __all__ = ["rehearse"]
 
@@ -26,6 +27,7 @@ def rehearse(is_needed: Callable[[], bool]) -> None:
     Args:
         is_needed: whether the job is there, and the rest is left out.
     """
+    use_threads_of_environment()
     # An accelerator's torch looks for devices in a backward. And with several threads a parallel loop starts
     # them, which hangs for ever where a process before this one had some when it forked.
     host_only = not (torch.version.cuda or torch.version.hip or torch.version.xpu)

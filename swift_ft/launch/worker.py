@@ -15,14 +15,13 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-import torch
-
 from swift_ft.coordination.agent_channel import AgentChannel, set_agent_channel
 from swift_ft.coordination.relay.lines import set_line_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.errors import GaveUpError, JobEndedError, UsageError
 from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.launch.console_log import show_log
+from swift_ft.launch.torch_threads import use_threads_of_environment
 from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE
 from swift_ft.spans import recorder
@@ -104,8 +103,7 @@ def run_worker(
     if job.joins:
         be_given_own_objects(lambda: LastingGroup.interceptor is setup)
     show_log("swift_ft")
-    if threads := os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads))  # torch was imported before, in the standby
+    use_threads_of_environment()
     # When the agent dies the machine counts as lost: clean nothing up, send nothing more.
     channel = AgentChannel(connection, beat_s=job.beat_s, on_agent_lost=lambda: os._exit(1))
     set_agent_channel(channel)

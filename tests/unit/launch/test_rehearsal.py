@@ -24,6 +24,17 @@ def test_no_thread_is_started(monkeypatch: pytest.MonkeyPatch, looks: list[bool]
     assert looks == [False]
 
 
+def test_it_has_as_many_threads_as_the_job_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """swift-run sets the variable after torch was imported."""
+    threads, trained = [2], []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(rehearsal, "_train", lambda: trained.append(True))
+    rehearsal.rehearse(lambda: False)
+    assert trained
+
+
 def test_random_numbers_stay_what_they_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     before = torch.get_rng_state()
