@@ -24,7 +24,7 @@ from swift_ft.spans import recorder
 
 __all__ = ["AbortableWaits"]
 
-_GRACE_S = 0.5
+_GRACE_S = 0.1
 """How long a wait may take to end by itself after an abort, with the transport's own error message."""
 
 
