@@ -33,11 +33,11 @@ from swift_ft.runtime.between import OnLoss, Part
 from swift_ft.runtime.compose import assemble
 from swift_ft.runtime.foreign_loaders import refuse_loaders_that_communicate
 from swift_ft.runtime.helpers.member import GradientReduction
-from swift_ft.runtime.helpers.shared_replay import Helping
 from swift_ft.runtime.housekeeping import KeepLogs
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.metrics import SessionMetrics, serve_worker_metrics
 from swift_ft.runtime.pipeline.script_communication import LIMIT_BYTES
+from swift_ft.runtime.pipeline.shared_replay import Helping
 from swift_ft.runtime.settings import (
     Settings,
     check_at_least_one,

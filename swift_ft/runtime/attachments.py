@@ -16,12 +16,12 @@ from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.runtime.between import Between, Part
 from swift_ft.runtime.data.check import BatchCheck
-from swift_ft.runtime.helpers.shared_replay import Helping
 from swift_ft.runtime.pipeline.layer_copies import check_replicas
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.noted_results import NotedResults
 from swift_ft.runtime.pipeline.script_partners import ScriptPartners
 from swift_ft.runtime.pipeline.shared_layers import SharedLayers
+from swift_ft.runtime.pipeline.shared_replay import Helping
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
 from swift_ft.runtime.replicas.replicas import Replicas

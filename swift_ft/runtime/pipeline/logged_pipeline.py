@@ -15,13 +15,13 @@ from swift_ft.planning.layout.orders import Schedule
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.plan import Plan, Task
-from swift_ft.runtime.helpers.shards import ReplayShards, note_several_calls
-from swift_ft.runtime.helpers.shared_replay import Helping, SharedReplay
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor, RetainedSends
 from swift_ft.runtime.pipeline.published_shapes import PublishedShapes
+from swift_ft.runtime.pipeline.replay_shards import ReplayShards, note_several_calls
 from swift_ft.runtime.pipeline.script_communication import Absence, GroupUse, ScriptCommunication
 from swift_ft.runtime.pipeline.script_partners import ScriptPartners
 from swift_ft.runtime.pipeline.shared_layers import SharedLayers
+from swift_ft.runtime.pipeline.shared_replay import Helping, SharedReplay
 from swift_ft.runtime.pipeline.tied_layers import TiedLayers
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules

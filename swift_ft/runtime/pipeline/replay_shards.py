@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from swift_ft.config import RunConfig
-from swift_ft.runtime.helpers.shared_replay import Helping
 from swift_ft.runtime.pipeline.script_communication import ScriptCommunication
+from swift_ft.runtime.pipeline.shared_replay import Helping
 from swift_ft.torch_adapters.fsdp import is_sharded
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook

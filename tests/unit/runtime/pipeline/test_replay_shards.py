@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swift_ft.config import RunConfig
-from swift_ft.runtime.helpers.shards import most_shards
+from swift_ft.runtime.pipeline.replay_shards import most_shards
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
