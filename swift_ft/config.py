@@ -314,6 +314,11 @@ class RunConfig:
         return listen_address(host) if self.metrics_address is None else self.metrics_address
 
     @property
+    def on_one_host(self) -> bool:
+        """Whether all machines are on this host, and so share its processors."""
+        return self.machines is not None
+
+    @property
     def certificates(self) -> Certificates | None:
         """The files for TLS; None without."""
         if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:

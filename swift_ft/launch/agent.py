@@ -317,7 +317,7 @@ class MachineAgent(ElasticAgent):
         While others recover on the processors of the same host, it waits: they would take longer.
         """
         recovering = state.phase in (Phase.AGREEING, Phase.RECOVERING)
-        if recovering and self._settings.config.machines is not None:
+        if recovering and self._settings.config.on_one_host:
             return
         if not self._prepared and self._membership.machine in state.membership.spares:
             self._standby.prepare(state.shape.workers_per_machine)

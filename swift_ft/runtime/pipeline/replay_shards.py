@@ -85,6 +85,6 @@ def most_shards(config: RunConfig, microbatches: int, device: torch.device) -> i
     """
     if config.helpers is not None:
         return min(microbatches, 1 + config.helpers)
-    if config.machines is None or device.type != "cpu":  # cores or devices of their own
+    if not config.on_one_host or device.type != "cpu":  # cores or devices of their own
         return microbatches
     return min(microbatches, max(2, len(os.sched_getaffinity(0)) // torch.get_num_threads()))
