@@ -23,7 +23,7 @@ PACKAGE = ROOT / "swift_ft"
 
 FLOORS: dict[str, tuple[str, ...]] = {
     "ground": (
-        "errors addresses alarms config_option exit_codes failpoints heap host_memory units",
+        "errors addresses alarms config_option exit_codes failpoints heap host_memory pages units",
         "network",
         "bounded_server plain_python determinism faults spans store_address torch_adapters.core waits",
         "token_server page_server",

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from swift_ft.host_memory import available_bytes
+from swift_ft.pages import populate
 
 __all__ = ["keep_freed_memory", "map_ahead"]
 
@@ -37,7 +38,6 @@ _ONCE_BYTES = 4 * 2**20
 _KEPT_BYTES = 2**30
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-_MADV_POPULATE_WRITE = 23
 _TUNES = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 """Variables that begin so tune glibc's allocator, or may replace it."""
 
@@ -61,7 +61,7 @@ def map_ahead(is_needed: Callable[[], bool]) -> int:
     if not size or is_needed() or any(os.environ[name] for name in os.environ if name.startswith(_TUNES)):
         return 0
     libc = _glibc()
-    return 0 if libc is None else _mapped(libc, _grown(libc, size), size, is_needed)
+    return 0 if libc is None else _mapped(_grown(libc, size), size, is_needed)
 
 
 def _glibc() -> Any:
@@ -74,7 +74,6 @@ def _glibc() -> Any:
         return None
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
 
 
@@ -95,9 +94,9 @@ def _grown(libc: Any, size: int) -> int:
     return -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _mapped(libc: Any, begin: int, size: int, is_needed: Callable[[], bool]) -> int:
+def _mapped(begin: int, size: int, is_needed: Callable[[], bool]) -> int:
     """Map pages, from the first that the heap hands out. Their contents stay as they are."""
     for offset in range(0, size, _ONCE_BYTES):
-        if is_needed() or libc.madvise(begin + offset, _ONCE_BYTES, _MADV_POPULATE_WRITE):
-            return offset  # the latter: a kernel before 5.14, or the heap has shrunk
+        if is_needed() or not populate(begin + offset, _ONCE_BYTES):
+            return offset  # the latter: an old kernel, or the heap has shrunk
     return size

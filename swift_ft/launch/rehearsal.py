@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from swift_ft.checkpoint.state_payload import pack, unpack
 from swift_ft.heap import map_ahead
 from swift_ft.launch.torch_threads import use_threads_of_environment
+from swift_ft.pages import copy_shared
 
 __all__ = ["rehearse"]
 
@@ -34,6 +35,7 @@ def rehearse(is_needed: Callable[[], bool]) -> None:
     if host_only and torch.get_num_threads() == 1 and not is_needed():
         _train()
     map_ahead(is_needed)
+    copy_shared(is_needed)
 
 
 def _train() -> None:

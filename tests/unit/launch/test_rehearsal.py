@@ -1,4 +1,4 @@
-"""A worker that is forked ahead makes ready. What it does to its heap: test_heap.py."""
+"""A worker that is forked ahead makes ready. What it does to its memory: test_heap.py, test_pages.py."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from swift_ft.launch import rehearsal
 
 @pytest.fixture(autouse=True)
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """The heap of this process stays as it is. Whether the job was there when it was to be changed."""
+    """The memory of this process stays as it is. Whether the job was there when it was to be changed."""
     seen: list[bool] = []
-    monkeypatch.setattr(rehearsal, "map_ahead", lambda is_needed: seen.append(is_needed()))
+    for name in ("map_ahead", "copy_shared"):
+        monkeypatch.setattr(rehearsal, name, lambda is_needed: seen.append(is_needed()))
     return seen
 
 
@@ -21,7 +22,7 @@ def test_no_thread_is_started(monkeypatch: pytest.MonkeyPatch, looks: list[bool]
     monkeypatch.setattr(rehearsal, "_train", lambda: pytest.fail("a toy was trained with two threads"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     rehearsal.rehearse(lambda: False)
-    assert looks == [False]
+    assert looks == [False, False]
 
 
 def test_it_has_as_many_threads_as_the_job_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,4 +46,4 @@ def test_random_numbers_stay_what_they_would_be(monkeypatch: pytest.MonkeyPatch)
 def test_a_job_that_is_there_waits_for_none_of_it(monkeypatch: pytest.MonkeyPatch, looks: list[bool]) -> None:
     monkeypatch.setattr(rehearsal, "_train", lambda: pytest.fail("the job had to wait"))
     rehearsal.rehearse(lambda: True)
-    assert looks == [True]
+    assert looks == [True, True]
