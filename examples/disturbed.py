@@ -1,13 +1,14 @@
 """The same failure under swift-run, with a replay, and under torchrun, with a DCP checkpoint.
 
 A machine gets SIGKILL in the middle of an iteration's forward. The times are what processes recorded: for
-swift-run the recovery's trace in its report and the work of each worker in the store, for torchrun the trace
-of ``train_plain.py``.
+swift-run the recovery's trace in its report, the work of each worker in the store and the killed one's last
+line, for torchrun the trace of ``train_plain.py``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,8 @@ from swift_ft.store_address import StoreAddress
 Show = Callable[[Watch, Callable[[], bool]], None]
 """Polls the watch, and may show the run, until the run ends."""
 Works = tuple[GenerationWork, ...]
+
+_STRIKES = re.compile(r"fault strikes at Unix time (\d+\.\d+)")
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def swift(
     """
     inject = failure.fault if kill else ""
     report = train(failure, iterations, folder, inject=inject, show=show, env=env)
-    return _outcome(failure, report, Store(str(folder / "store")))
+    return _outcome(failure, report, folder)
 
 
 def train(
@@ -182,14 +185,13 @@ def _endpoint(file: Path, process: subprocess.Popen[bytes]) -> tuple[StoreAddres
     return None
 
 
-def _outcome(failure: Failure, report: dict[str, Any], store: Store) -> SwiftOutcome:
+def _outcome(failure: Failure, report: dict[str, Any], folder: Path) -> SwiftOutcome:
     outcome = SwiftOutcome(report["recoveries"])
-    first, last = works_of(store, failure.machines)
+    first, last = works_of(Store(str(folder / "store")), failure.machines)
     outcome.bytes_logged = {rank: sum(work.log_bytes for work in works) for rank, works in last.items()}
-    faults = [entry["at"] for entry in report["events"] if entry["event"] == "FaultInjected"]
-    if not faults or not outcome.recoveries or (trace := outcome.recoveries[0]["trace"]) is None:
+    outcome.killed = _struck(folder / "logs")
+    if outcome.killed is None or not outcome.recoveries or (trace := outcome.recoveries[0]["trace"]) is None:
         return outcome
-    outcome.killed = faults[0]
     before = first[0][0]
     if before.began is not None and before.interrupted is not None and before.steps:
         outcome.iteration_s = (before.interrupted - before.began) / before.steps
@@ -200,6 +202,12 @@ def _outcome(failure: Failure, report: dict[str, Any], store: Store) -> SwiftOut
         outcome.live = max(began for _, began, _ in iterations)
         outcome.done = max(ended for _, _, ended in iterations)
     return outcome
+
+
+def _struck(logs: Path) -> float | None:
+    """When the first injected fault killed a process, as that wrote into its log at last. Unix seconds."""
+    said = (_STRIKES.search(log.read_text()) for log in logs.rglob("stderr.log"))
+    return min((float(line[1]) for line in said if line), default=None)
 
 
 def works_of(store: Store, workers: int) -> tuple[dict[int, Works], dict[int, Works]]:

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 import torch
@@ -112,6 +113,8 @@ class FaultInjector:
             self._break_connections()
             return
         number = signal.SIGKILL if fault.action == Action.KILL else signal.SIGSTOP
+        # The journal has an earlier moment: this worker waited until its entry was there.
+        logger.warning("an injected fault strikes at Unix time %.6f: %s", time.time(), fault)
         if fault.target in (Target.MACHINE, Target.AGENT):
             os.kill(self._agent_pid, number)
         if fault.target in (Target.MACHINE, Target.WORKER):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -107,6 +111,24 @@ def test_a_fault_waits_for_a_checkpoint(newest: int | None, phase: Phase) -> Non
         of = SimpleNamespace(committed=before)
         assert not condition(SimpleNamespace(checkpoints=of, phase=Phase.LIVE))
     assert worker.broken == 1
+
+
+def test_a_process_that_is_stopped_says_at_what_moment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the entry in the journal is there, which takes its time."""
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append(number))
+    fault = "stop worker=2 iteration=5 point=forward"
+    worker = Worker(fault)
+    entered: list[float] = []
+    worker.participant.append = lambda event: entered.append(time.time())
+    hit(Point.FORWARD, 5, 0)
+    said = re.search(r"strikes at Unix time (\d+\.\d+): (.*)", caplog.text)
+    assert said is not None
+    assert said[2] == fault
+    assert entered[0] - 1e-5 <= float(said[1]) <= time.time()
+    assert signals == [signal.SIGSTOP]
 
 
 def test_a_fault_strikes_also_without_a_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
