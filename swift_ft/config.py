@@ -88,6 +88,14 @@ class RunConfig:
         False,
         "start no machine in the place of one that was killed (with --standalone)",
     )
+    preload: str = option(
+        Topic.MACHINES,
+        "",
+        "modules that the script imports, separated by commas: a machine imports them once, before it forks "
+        "its workers, and a replacement begins with them (not those that read a worker's variables when they "
+        "are imported)",
+        metavar="MODULES",
+    )
     relay_fanout: int = option(
         Topic.MACHINES,
         32,
@@ -314,6 +322,11 @@ class RunConfig:
         return listen_address(host) if self.metrics_address is None else self.metrics_address
 
     @property
+    def preloaded(self) -> tuple[str, ...]:
+        """The modules of ``--preload``."""
+        return tuple(name.strip() for name in self.preload.split(",") if name.strip())
+
+    @property
     def on_one_host(self) -> bool:
         """Whether all machines are on this host, and so share its processors."""
         return self.machines is not None
@@ -348,6 +361,10 @@ class RunConfig:
         ways = [flag_of(name) for name in ("resume", "auto_resume", "fresh") if getattr(self, name)]
         if len(ways) > 1:
             yield f"{' and '.join(ways)} exclude each other: choose one."
+        for name in self.preloaded:
+            named = all(part.isidentifier() for part in name.split("."))
+            if not named or importlib.util.find_spec(name.partition(".")[0]) is None:
+                yield f"--preload {name}: there is no such module here: correct the name, or install it."
         yield from self._mistakes_of_metrics()
         if self.events_log not in (None, "-") and not Path(self.events_log).parent.is_dir():
             yield f"--events-log: there is no folder {Path(self.events_log).parent}: create it."

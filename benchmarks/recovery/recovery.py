@@ -162,6 +162,8 @@ def _replayed(failure: Failure, folder: Path, show: Meter | None = None) -> Swif
     outcome = swift(failure, failure.kill_iteration + 4, folder, show=show)
     if not outcome.replayed or outcome.iteration_s is None:
         raise CommandError(f"the recovery was no replay: {outcome.recoveries}")
+    # So that one that is unlike the others explains itself.
+    print(f"# {folder.name}: {outcome.recoveries[0]['path']}", file=sys.stderr, flush=True)
     return outcome
 
 

@@ -156,6 +156,8 @@ def _run(args: argparse.Namespace) -> int:
     if not args.no_python and not args.module and not is_readable_file(args.training_script):
         hint = " To scale a running job: swift-recover scale." if args.training_script == "scale" else ""
         raise UsageError(f"There is no script {args.training_script!r}: check the path.{hint}")
+    if args.no_python and config.preloaded:
+        raise UsageError("--preload is of no use to a program that is started with --no-python: omit it.")
     standalone = args.standalone or config.machines is not None or args.nnodes in ("1", "1:1")
     least, most = parse_min_max_nnodes(args.nnodes)
     machines = config.machines or most

@@ -26,7 +26,7 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
 from swift_ft.exit_codes import EXIT_FENCED, EXIT_USAGE
 from swift_ft.launch.machine import MachineJob, run_machine
-from swift_ft.launch.standby import preload
+from swift_ft.launch.preload import preload
 from swift_ft.launch.stop_signals import (
     SignalException,
     ignore_stop_signals,
@@ -72,7 +72,7 @@ class Cluster:
     """
 
     def __init__(self, job: MachineJob) -> None:
-        preload()  # once for all machines, which are forked from here
+        preload(job.settings.config.preloaded)  # once for all machines, which are forked from here
         self._lifeline_r, self._lifeline_w = os.pipe()
         self._told_r, told_w = os.pipe()  # the machines say which store the session has
         os.set_blocking(self._told_r, False)

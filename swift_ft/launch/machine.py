@@ -101,7 +101,7 @@ def run_machine(job: MachineJob) -> Verdict:
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # ranks follow from slots
     default_stop_signals()  # until this machine is in the journal there is nothing to hand over
     gc.freeze()  # what is imported never becomes garbage: to look through it takes 0.2 s, also in a recovery
-    standby = Standby(become_guest=partial(_become_guest, job))
+    standby = Standby(job.settings.config.preloaded, become_guest=partial(_become_guest, job))
     wake_r, wake_w = socket.socketpair()
     wake_w.setblocking(False)
 

@@ -13,7 +13,6 @@ run. Such a large process takes 20 ms to fork, and in a recovery all others woul
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -22,45 +21,27 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from swift_ft.errors import UsageError
+from swift_ft.exit_codes import EXIT_USAGE
+from swift_ft.launch.preload import preload
 from swift_ft.launch.worker import WorkerJob, run_worker
 from swift_ft.spans import recorder
 
-__all__ = ["Standby", "preload"]
+__all__ = ["Standby"]
 
-_PRELOAD = (
-    "torch",
-    "torch.distributed",
-    "torch.distributed.pipelining",
-    "torch.distributed.checkpoint",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.utils.serialization",
-    "fsspec.implementations.chained",
-    "swift_ft.session",
-    "encodings.idna",  # a name of a host is looked up
-    "swift_ft.launch.rehearsal",
-)
 _MAX_PACKET = 1 << 20
 _ANSWER_S = 120.0
 """Longer than any import of torch."""
-
-
-def preload() -> None:
-    """Import what a worker needs, before this process forks."""
-    for module in _PRELOAD:
-        importlib.import_module(module)
-    importlib.import_module("swift_ft.checkpoint.state_digest").warm_up()
-    # A recovery collects garbage while all workers wait. Imported modules never become garbage: skip them.
-    gc.collect()
-    gc.freeze()
 
 
 class Standby:
     """The agent's handle on its standby process. Create it while the agent has a single thread.
 
     Args:
+        modules: what it imports besides what each worker needs (:func:`preload`).
         close_in_child: called in the standby, at first.
         become_guest: called in a guest's process, with its slot and its host.
 
@@ -70,6 +51,7 @@ class Standby:
 
     def __init__(
         self,
+        modules: Sequence[str] = (),
         *,
         close_in_child: Callable[[], None] | None = None,
         become_guest: Callable[[int, str], NoReturn] | None = None,
@@ -81,7 +63,7 @@ class Standby:
             self._channel.close()
             if close_in_child is not None:
                 close_in_child()
-            _serve(child, become_guest)
+            _serve(child, modules, become_guest)
         child.close()
         self._channel.settimeout(_ANSWER_S)
 
@@ -134,11 +116,14 @@ class Standby:
 
         Raises:
             TimeoutError: if it does not answer.
+            UsageError: if it has refused to begin.
         """
         with contextlib.suppress(ConnectionError):
             packet = self._channel.recv(_MAX_PACKET)
             if packet:
-                report: dict[str, int] = json.loads(packet)
+                report: dict[str, Any] = json.loads(packet)
+                if "refused" in report:
+                    raise UsageError(report["refused"])
                 self._note_guest(report)
                 return report
         return None
@@ -156,7 +141,9 @@ class Standby:
             os.waitpid(self.pid, 0)
 
 
-def _serve(agent: socket.socket, become_guest: Callable[[int, str], NoReturn] | None) -> NoReturn:
+def _serve(
+    agent: socket.socket, modules: Sequence[str], become_guest: Callable[[int, str], NoReturn] | None
+) -> NoReturn:
     """The standby's own loop: fork on request, reap, report."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # the agent decides when workers end
@@ -164,7 +151,11 @@ def _serve(agent: socket.socket, become_guest: Callable[[int, str], NoReturn] | 
     os.set_blocking(wake_w, False)
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    preload()
+    try:
+        preload(modules)
+    except UsageError as error:
+        agent.send(json.dumps({"refused": str(error)}).encode())
+        os._exit(EXIT_USAGE)
     children: set[int] = set()
     forks = _Forks(agent, (wake_r, wake_w), become_guest)
     selector = selectors.DefaultSelector()

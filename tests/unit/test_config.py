@@ -26,6 +26,7 @@ FIELDS = [field.name for field in dataclasses.fields(RunConfig) if field.name no
 TEXTS = {
     "inject": "kill machine=0 iteration=8 point=forward",
     "metrics_address": "127.0.0.7",
+    "preload": "wave, xml.dom",
     "stragglers": "replace",
 }
 TYPES = get_type_hints(RunConfig)
@@ -226,3 +227,18 @@ def test_each_machine_of_a_host_has_its_failure_domain(
             f"swift-run: --failure-domain {names!r}: give 3 names, one for each machine and spare of this "
             "host, separated by commas."
         ]
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "no_such.module", "a-b", ".relative", "wave wave"])
+def test_a_module_to_import_ahead_has_to_be_there(name: str) -> None:
+    RunConfig(preload=" wave,,xml.dom ").validate()
+    with pytest.raises(UsageError, match=f"^--preload {name}: there is no such module here"):
+        RunConfig(preload=f"wave,{name}").validate()
+
+
+def test_a_program_of_another_kind_has_nothing_imported_ahead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert swift_run(tmp_path, "--preload", "wave", "--no-python") == EXIT_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "swift-run: --preload is of no use to a program that is started with --no-python: omit it."
