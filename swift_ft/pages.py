@@ -49,15 +49,20 @@ def copy_shared(is_needed: Callable[[], bool]) -> int:
         is_needed: whether the process is needed now, and the rest is left out.
     """
     left, copied = (available_bytes() or 0) // _SHARE, 0
-    for begin, size in _shared():
-        if is_needed() or copied + size > left or not populate(begin, size):
+    for begin, size in _shared(is_needed):
+        if copied + size > left:
             break
-        copied += size
+        if populate(begin, size):  # not the memory of a device, nor with an old kernel
+            copied += size
     return copied
 
 
-def _shared() -> Iterator[tuple[int, int]]:
-    """Where runs of shared pages begin that this process may write to, and how many bytes they have."""
+def _shared(is_needed: Callable[[], bool]) -> Iterator[tuple[int, int]]:
+    """Where runs of shared pages begin that this process may write to, and how many bytes they have.
+
+    Args:
+        is_needed: asked also where there are none, for a mapping may have millions of pages.
+    """
     try:
         mappings = (_PROCESS / "maps").read_text().splitlines()
         page_map = (_PROCESS / "pagemap").open("rb", buffering=0)
@@ -70,6 +75,8 @@ def _shared() -> Iterator[tuple[int, int]]:
                 continue
             begin, end = (int(address, 16) // mmap.PAGESIZE for address in addresses.split("-"))
             for first in range(begin, end, _ONCE_PAGES):
+                if is_needed():
+                    return
                 page_map.seek(first * 8)
                 entries = array.array("Q", page_map.read(min(_ONCE_PAGES, end - first) * 8))
                 for index, count in _runs(entries):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -57,40 +59,57 @@ def test_otherwise_each_page_is_copied_when_it_is_first_written_to() -> None:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Two runs of a gigabyte are shared. Where the copied ones begin, and what they have."""
-    copied: list[tuple[int, int]] = []
-    monkeypatch.setattr(pages, "_shared", lambda: iter([(0, 1 << 30), (1 << 30, 1 << 30)]))
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Two runs of a gigabyte are shared. Where those begin that were copied, and what they have."""
+    found: list[tuple[int, int]] = []
 
     def populate(begin: int, size: int) -> bool:
-        copied.append((begin, size))
+        found.append((begin, size))
         return True
 
+    monkeypatch.setattr(pages, "_shared", lambda is_needed: iter([(0, 1 << 30), (1 << 30, 1 << 30)]))
     monkeypatch.setattr(pages, "populate", populate)
-    monkeypatch.setattr(pages, "available_bytes", lambda: 1 << 40)
-    return copied
+    return found
 
 
-def test_the_rest_is_left_out_as_soon_as_the_job_is_there(runs: list[tuple[int, int]]) -> None:
-    assert pages.copy_shared(lambda: bool(runs)) == 1 << 30
-    assert runs == [(0, 1 << 30)]
-
-
-@pytest.mark.parametrize("left", [32 << 30, None])
+@pytest.mark.parametrize(("left", "most"), [(1 << 40, 2), (32 << 30, 1), (1 << 30, 0), (None, 0)])
 def test_memory_that_is_short_is_left_alone(
-    left: int | None, runs: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    left: int | None, most: int, copied: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thirty-second of what is left, at most; nothing if that is not known."""
     monkeypatch.setattr(pages, "available_bytes", lambda: left)
-    assert pages.copy_shared(lambda: False) == (1 << 30 if left else 0)
-    assert len(runs) == bool(left)
+    assert pages.copy_shared(lambda: False) == most << 30
+    assert len(copied) == most
 
 
-@pytest.mark.usefixtures("runs")
-def test_a_kernel_that_cannot_do_it_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = iter([False])
-    monkeypatch.setattr(pages, "populate", lambda begin, size: next(asked))
-    assert pages.copy_shared(lambda: False) == 0
+@pytest.mark.usefixtures("copied")
+def test_what_cannot_be_copied_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "available_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(pages, "populate", lambda begin, size: begin > 0)
+    assert pages.copy_shared(lambda: False) == 1 << 30
+
+
+@pytest.mark.parametrize("looks", [0, 3])
+def test_the_rest_is_left_out_as_soon_as_the_job_is_there(
+    looks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also in a large mapping of which nothing is shared."""
+    last = looks * 1024
+    (tmp_path / "maps").write_text(f"0-{1 << 40:x} rw-p 0 0:0 0\n")
+    entries = array.array("Q", [0] * (last + 1024))
+    if looks:
+        entries[last - 1] = 1 << 63
+    (tmp_path / "pagemap").write_bytes(entries.tobytes())
+    monkeypatch.setattr(pages, "_PROCESS", tmp_path)
+    asked: list[bool] = []
+
+    def is_needed() -> bool:
+        asked.append(len(asked) == looks)
+        return asked[-1]
+
+    found = list(pages._shared(is_needed))
+    assert found == [((last - 1) * mmap.PAGESIZE, mmap.PAGESIZE)] * bool(looks)
+    assert len(asked) == looks + 1
 
 
 def test_a_system_without_a_page_map_has_nothing_copied(
