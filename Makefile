@@ -77,6 +77,7 @@ bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against 
 	$(BIN)/python -m benchmarks.recovery.parallel
 	$(BIN)/python -m benchmarks.recovery.verify
 	$(BIN)/python -m benchmarks.recovery.memory
+	$(BIN)/python -m benchmarks.recovery.imports
 	$(BIN)/python -m benchmarks.elastic.change
 	$(BIN)/python -m benchmarks.elastic.forecast
 	$(BIN)/python -m benchmarks.elastic.straggler

@@ -1,0 +1,69 @@
+"""What `swift-run --preload` saves: a script that imports much loses a machine, with the flag and without it.
+
+    python -m benchmarks.recovery.imports
+
+Four machines train the GPT of `examples/`; machine 1 gets SIGKILL one iteration after a checkpoint, and a
+spare takes its place. The script imports datasets and the Trainer of transformers first, so this needs
+swift-ft[integrations].
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.lib.results import Summary, append_results, argument_parser, machine, table
+from examples.commands import CommandError
+from examples.disturbed import Failure, swift
+
+SCRIPT = Path(__file__).parent / "scripts" / "imports_much.py"
+FAILURE = Failure(kill_iteration=4, checkpoint_every=3, script=SCRIPT)
+WAYS = {
+    "as it comes": (),
+    "--preload datasets,transformers.trainer": ("--preload", "datasets,transformers.trainer"),
+}
+STEPS = {"reported": "kill to all reported", "live": "kill to all live"}
+
+
+def main() -> int:
+    """Measures in turns and prints the report."""
+    args = argument_parser(__doc__, repetitions=3).parse_args()
+    samples: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    try:
+        for _ in range(args.repetitions):
+            for way, flags in WAYS.items():
+                samples[way].append(timeline(flags))
+                print(f"# {way}: {samples[way][-1]}", file=sys.stderr, flush=True)
+    except CommandError as error:
+        print(f"imports.py: {error}", file=sys.stderr)
+        return 1
+    rows = [
+        [way, *(Summary.of([sample[step] for sample in some]).text() for step in STEPS)]
+        for way, some in samples.items()
+    ]
+    body = (
+        "Four machines with one worker each train the GPT of `examples/` with a script that imports datasets "
+        "and the Trainer of transformers first; machine 1 gets SIGKILL, a spare takes its place. Medians "
+        f"(ranges) of {args.repetitions} interleaved repetitions.\n\n{table(['', *STEPS.values()], rows)}"
+    )
+    print(json.dumps({"machine": machine(), "samples": samples}, indent=1) if args.json else body)
+    if args.update:
+        append_results("A script that imports much", body)
+    return 0
+
+
+def timeline(flags: tuple[str, ...]) -> dict[str, float]:
+    """The steps of one recovery, in seconds after the kill."""
+    failure = replace(FAILURE, flags=("--helpers", "0", *flags))
+    with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
+        outcome = swift(failure, failure.kill_iteration + 4, Path(name) / "run")
+    if not outcome.replayed:
+        raise CommandError(f"the recovery was no replay: {outcome.recoveries}")
+    return outcome.timeline()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
