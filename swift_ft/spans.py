@@ -190,17 +190,22 @@ class Recorder:
             else:
                 self._left_out += 1
 
-    def lap(self, name: str = "", **facts: Any) -> None:
+    def lap(self, name: str = "", **facts: Any) -> float:
         """End the present lap of the main thread and begin the next one; without a name begin none.
 
         Laps are spans that no block encloses: what lies between them is the user's code.
+
+        Returns:
+            How many seconds the lap took that ends; 0 if there was none.
         """
         if not self.active:
-            return
+            return 0.0
         now, before = self.now(), self._lap
         self._lap = (name, now, facts) if name else None
-        if before is not None:
-            self._keep(Span(before[0], before[1], now, "", before[2]), _MOST)
+        if before is None:
+            return 0.0
+        self._keep(Span(before[0], before[1], now, "", before[2]), _MOST)
+        return (now - before[1]) / 1e9
 
     def woke(self) -> None:
         """The main thread has left what it did when the loss became known. Counts once."""

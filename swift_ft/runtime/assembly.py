@@ -65,6 +65,7 @@ from swift_ft.runtime.replicas.state_sync import StateSync
 from swift_ft.runtime.script_line import line_in
 from swift_ft.runtime.script_phases import ScriptPhases
 from swift_ft.runtime.settings import Settings
+from swift_ft.runtime.slow_start import say_if_slow
 from swift_ft.runtime.state_proof import StateProof
 from swift_ft.runtime.straggler_watch import StragglerWatch
 from swift_ft.runtime.work_history import WorkHistory
@@ -112,7 +113,7 @@ class Assembly:
         self._iterations: Iterations | None = None  # from the first step on, as are the next two
         self._costs: LayerCosts | None = None
         self._dealt: DealtBatches | None = None
-        recorder.lap("make the session")
+        say_if_slow(recorder.lap("make the session"), context.rank)
         with recorder.span("connect to the job"):
             self._connect()
         with recorder.span("open the store"):

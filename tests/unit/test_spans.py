@@ -54,6 +54,17 @@ def test_without_a_loss_nothing_is_recorded() -> None:
     assert (found.spans, found.seen, found.own, found.left_out) == ((), (), (), 0)
 
 
+def test_a_lap_says_how_long_the_one_before_it_took() -> None:
+    recorder = Recorder(Clock())
+    assert recorder.lap("nothing is recorded") == 0.0
+    recorder.begin()
+    assert recorder.lap("script") == 0.0
+    recorder.now()
+    assert recorder.lap("session") == 0.002  # two looks at the clock
+    assert recorder.lap() == 0.001
+    assert recorder.lap("after a pause") == 0.0
+
+
 def test_spans_laps_and_threads() -> None:
     recorder = Recorder(Clock())
     recorder.begin()
