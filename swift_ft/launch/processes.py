@@ -34,9 +34,7 @@ _STAT_BYTES = 4096  # the kernel's line is shorter
 def process_state(pid: int) -> str:
     """The kernel's letter for a process's state: ``X`` if it is gone, empty if the system does not tell."""
     try:
-        descriptor = os.open(
-            f"/proc/{pid}/stat", os.O_RDONLY
-        )  # it is asked ten times a second: no file object
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)  # asked often: a file object takes longer
     except OSError:
         return "X" if Path("/proc/self/stat").exists() else ""
     try:
