@@ -5,12 +5,14 @@
 KILLS says as JSON which worker does so, and at the beginning of which step: ``{"by": rank, "iteration": n,
 "replayed": false, "victims": [ranks], "example": "train_swift"}``. A victim's whole machine dies, so of a
 machine one worker is named; ``"store"`` is the rendezvous store, and the worker's own machine comes last.
+``"after_s"`` is how long it waits before, while the others wait for it.
 """
 
 import json
 import os
 import runpy
 import signal
+import time
 from collections.abc import Iterator
 
 import swift_ft
@@ -28,6 +30,7 @@ class Session(swift_ft.Session):
         for step in super().steps(iterations):
             if (RANK, step.index, step.replayed) == (KILLS["by"], KILLS["iteration"], KILLS["replayed"]):
                 wait_for_commit(self, step.index)
+                time.sleep(KILLS["after_s"])
                 kill_once(*KILLS["victims"], by_signal=signal.Signals[KILLS["signal"]])
             yield step
 
