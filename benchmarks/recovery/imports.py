@@ -16,15 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.lib.results import Summary, append_results, argument_parser, machine, table
+from benchmarks.recovery.recovery import replayed_run
 from examples.commands import CommandError
-from examples.disturbed import Failure, swift
+from examples.disturbed import Failure
 
 SCRIPT = Path(__file__).parent / "scripts" / "imports_much.py"
 FAILURE = Failure(kill_iteration=4, checkpoint_every=3, script=SCRIPT)
-WAYS = {
-    "as it comes": (),
-    "--preload datasets,transformers.trainer": ("--preload", "datasets,transformers.trainer"),
-}
+PRELOAD = "--preload datasets,transformers.trainer"
+WAYS = {"as it comes": "", PRELOAD: PRELOAD}
+"""Further flags of swift-run."""
 STEPS = {"reported": "kill to all reported", "live": "kill to all live"}
 
 
@@ -55,14 +55,11 @@ def main() -> int:
     return 0
 
 
-def timeline(flags: tuple[str, ...]) -> dict[str, float]:
+def timeline(flags: str) -> dict[str, float]:
     """The steps of one recovery, in seconds after the kill."""
-    failure = replace(FAILURE, flags=("--helpers", "0", *flags))
+    failure = replace(FAILURE, flags=("--helpers", "0", *flags.split()))
     with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
-        outcome = swift(failure, failure.kill_iteration + 4, Path(name) / "run")
-    if not outcome.replayed:
-        raise CommandError(f"the recovery was no replay: {outcome.recoveries}")
-    return outcome.timeline()
+        return replayed_run(failure, Path(name) / "run").timeline()
 
 
 if __name__ == "__main__":

@@ -121,12 +121,12 @@ def measure(distance: int) -> tuple[dict[str, float], list[MeasuredRecovery]]:
     assert failure.distance == distance
     with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
         folder = Path(name)
-        alone = _replayed(replace(failure, flags=("--helpers", "0")), folder / "alone")
+        alone = replayed_run(replace(failure, flags=("--helpers", "0")), folder / "alone")
         replayed = sum(alone.recoveries[0]["replayed_iterations"].values())
         pure_s = pure_compute(failure, replayed, folder).wall_s
         torchrun = plain(failure, folder / "torchrun")
         meter = Meter()
-        helped = _replayed(failure, folder / "helped", meter)
+        helped = replayed_run(failure, folder / "helped", meter)
         members = 1 + len(helped.recoveries[0]["helpers"])
         bare_s = pure_compute(failure, replayed, folder, members, exchange=True).wall_s
     ordinary = torchrun.timeline()
@@ -158,7 +158,12 @@ def measure(distance: int) -> tuple[dict[str, float], list[MeasuredRecovery]]:
     return values, [ours, theirs]
 
 
-def _replayed(failure: Failure, folder: Path, show: Meter | None = None) -> SwiftOutcome:
+def replayed_run(failure: Failure, folder: Path, show: Meter | None = None) -> SwiftOutcome:
+    """The failure under swift-run. Its recovery's path goes to stderr.
+
+    Raises:
+        CommandError: if the run does not end well, or recovers in another way than by one replay.
+    """
     outcome = swift(failure, failure.kill_iteration + 4, folder, show=show)
     if not outcome.replayed or outcome.iteration_s is None:
         raise CommandError(f"the recovery was no replay: {outcome.recoveries}")
