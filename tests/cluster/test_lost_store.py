@@ -182,7 +182,7 @@ def test_a_recovery_does_not_wait_for_ever(
 
     Not while a spare still connects to it: torch prints an error of its own if the greeting is not answered.
     """
-    monkeypatch.setenv("KILLS", at_once("store", 1, by=2, by_signal=signal.SIGSTOP, after_s=3.0))
+    monkeypatch.setenv("KILLS", at_once("store", 1, by=2, by_signal=signal.SIGSTOP, spare=True))
     run = run_with(
         tmp_path, "--rendezvous-timeout", "4", script=training(tmp_path, KILLS_OTHERS, iterations=1000)
     )

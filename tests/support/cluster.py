@@ -87,10 +87,13 @@ def at_once(
     replayed: bool = False,
     example: str = "train_swift",
     by_signal: signal.Signals = signal.SIGKILL,
-    after_s: float = 0.0,
+    spare: bool = False,
 ) -> str:
-    """For ``scripts/kills_others.py`` (KILLS): a worker kills machines when it begins a step, or later."""
-    when = {"by": by, "iteration": iteration, "replayed": replayed, "after_s": after_s}
+    """For ``scripts/kills_others.py`` (KILLS): a worker kills machines when it begins a step.
+
+    With ``spare``, once a spare has joined.
+    """
+    when = {"by": by, "iteration": iteration, "replayed": replayed, "spare": spare}
     return json.dumps({**when, "victims": victims, "example": example, "signal": by_signal.name})
 
 

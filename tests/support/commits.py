@@ -5,9 +5,10 @@ from __future__ import annotations
 import swift_ft
 from swift_ft.recovery.job_state import State
 
-__all__ = ["wait_for_commit"]
+__all__ = ["wait_for_commit", "wait_for_spare"]
 
 _COMMIT_S = 20.0
+_SPARE_S = 20.0
 
 
 def wait_for_commit(session: swift_ft.Session, index: int) -> None:
@@ -22,3 +23,9 @@ def wait_for_commit(session: swift_ft.Session, index: int) -> None:
         return (state.checkpoints.committed or 0) >= wanted
 
     session._assembly._participant.wait_for(over, _COMMIT_S)
+
+
+def wait_for_spare(session: swift_ft.Session) -> None:
+    """Wait until a spare has joined: then it has made its connections to the rendezvous store."""
+    joined = session._assembly._participant.wait_for(lambda state: bool(state.membership.spares), _SPARE_S)
+    assert joined is not None, "no spare has joined"

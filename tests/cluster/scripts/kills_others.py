@@ -5,19 +5,18 @@
 KILLS says as JSON which worker does so, and at the beginning of which step: ``{"by": rank, "iteration": n,
 "replayed": false, "victims": [ranks], "example": "train_swift"}``. A victim's whole machine dies, so of a
 machine one worker is named; ``"store"`` is the rendezvous store, and the worker's own machine comes last.
-``"after_s"`` is how long it waits before, while the others wait for it.
+With ``"spare"`` it waits until a spare has joined.
 """
 
 import json
 import os
 import runpy
 import signal
-import time
 from collections.abc import Iterator
 
 import swift_ft
 from swift_ft.worker_context import WorkerContext
-from tests.support.commits import wait_for_commit
+from tests.support.commits import wait_for_commit, wait_for_spare
 from tests.support.machines import kill_once, note_machine, note_store
 
 CONTEXT = WorkerContext.from_env()
@@ -30,7 +29,8 @@ class Session(swift_ft.Session):
         for step in super().steps(iterations):
             if (RANK, step.index, step.replayed) == (KILLS["by"], KILLS["iteration"], KILLS["replayed"]):
                 wait_for_commit(self, step.index)
-                time.sleep(KILLS["after_s"])
+                if KILLS["spare"]:
+                    wait_for_spare(self)
                 kill_once(*KILLS["victims"], by_signal=signal.Signals[KILLS["signal"]])
             yield step
 
