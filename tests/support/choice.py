@@ -2,7 +2,7 @@
 
 Tests of whole clusters are many and slow. Of the cases of one parametrized test every third one is run, and
 none of those that are marked as thorough; ``--thorough`` runs all (`make test-all`). A test that is named on
-the command line is run anyway.
+the command line is run anyway. Habits of scripts (`tests/cluster/habits`) are no cases of one kind: each is run.
 """
 
 from __future__ import annotations
@@ -47,4 +47,5 @@ def _function(item: pytest.Item) -> str:
 
 
 def _is_of_clusters(item: pytest.Item) -> bool:
-    return Path(item.location[0]).parts[1:2] in {(folder,) for folder in _OF_CLUSTERS}
+    _, folder, *inner = Path(item.location[0]).parts
+    return folder in _OF_CLUSTERS and inner[0] != "habits"
