@@ -87,6 +87,7 @@ class GenerationGroup:
         self._followed: list[tuple[LastingGroup, Callable[[dist.ProcessGroup], None]]] = []
         self._store: Store | None = None  # of the current generation
         self._connection: Store | None = None  # beneath it
+        self._left: list[Store] = []  # beneath groups that are not destroyed yet, where only C++ refers to it
         self._here = ""  # where each worker says that it is about to form the group of all; empty for another
         self._own = 0  # groups that the script does not know, in this generation
         script_groups.install()
@@ -190,6 +191,8 @@ class GenerationGroup:
         self.waits.renew()
         os.environ["TORCH_GLOO_LAZY_INIT"] = str(int(lazily))
         self._forming = before = tcp_connections()
+        if self._connection is not None:
+            self._left.append(self._connection)
         self._connection = connection = self._rendezvous.connection()
         self._store = PrefixStore(folder, connection)
         self._here, self._own = "", 0
@@ -208,16 +211,16 @@ class GenerationGroup:
             self._sockets, self._forming = new_connections(before), None
 
     def destroy_left(self) -> None:
-        """Destroy the groups that were left, if there are any. Call it once training goes on.
+        """Destroy the groups that were left, and close their connections to the store, if there are any.
 
+        Call it once training goes on.
         To find the garbage that still refers to them holds the interpreter for 30 ms, and in a recovery all
         others would wait for them.
         """
-        if self._retired:
-            retired, self._retired = self._retired, []
-            threading.Thread(
-                target=_destroy, args=(retired,), name="swift-retired-groups", daemon=True
-            ).start()
+        if self._retired or self._left:
+            left = self._retired, self._left
+            self._retired, self._left = [], []
+            threading.Thread(target=_destroy, args=left, name="swift-retired-groups", daemon=True).start()
 
     @contextlib.contextmanager
     def subgroup(self, ranks: tuple[int, ...]) -> Iterator[dist.ProcessGroup]:
@@ -306,13 +309,14 @@ class GenerationGroup:
             abort()
 
 
-def _destroy(groups: list[dist.ProcessGroup]) -> None:
-    """Drop what may be the last references to groups, in a thread of its own.
+def _destroy(groups: list[dist.ProcessGroup], connections: list[Store]) -> None:
+    """Drop what may be the last references to groups, and then to their connections, in a thread of its own.
 
     Rarely, the destructor of a group never returns: one whose peer died while a thread waited for it.
     """
     groups.clear()
     gc.collect()
+    connections.clear()
 
 
 def _first_messages(connections: Sequence[tuple[dist.ProcessGroup, int]]) -> None:

@@ -117,18 +117,17 @@ class RendezvousStore:
         self.repeats = patience_s > 0
         self.on_set: Callable[[str, str | None], None] = lambda _key, _value: None
         self._timeout: timedelta | None = None
-        # torch keeps a store of ours in C++ alone, and calls it as long as a group lives.
-        self._given: list[Store] = []
         self._connecting = threading.Lock()
         self._of_thread = threading.local()
         self._of_thread.store = self._patiently(self._lasting)  # its maker learns at once if nothing answers
 
     def connection(self) -> Store:
-        """A new connection that belongs to the caller: a process group keeps it, and an abort may end it."""
-        store = self._patiently(self._connect)
-        with self._connecting:
-            self._given.append(store)
-        return store
+        """A new connection that belongs to the caller, and an abort may end it.
+
+        The caller keeps it as long as a process group over it lives: torch keeps a store of ours in C++
+        alone, and calls it.
+        """
+        return self._patiently(self._connect)
 
     def _lasting(self) -> Store:
         """A new connection that no group's abort ends, though it may open while that group forms."""
