@@ -84,6 +84,11 @@ class UndoableOptimizer(Optimizer):
         return self._undo.windows_opened
 
     @property
+    def window_open(self) -> bool:
+        """Whether the last step can still be undone, as far as it has updated anything."""
+        return self._undo.window is not None
+
+    @property
     def updated(self) -> tuple[Tensor, ...]:
         """The tags: parameters that the step in the open window updated, in the order of the groups."""
         window = self._undo.window

@@ -162,7 +162,9 @@ class StatusReported:
         holds: names of the parts whose whole state is on this worker; workers that hold the same parts are
             replicas of each other.
         undoable: indices of the parameters that the last completed iteration updated, where that can still be
-            undone. Reported in pipelines only, where stages may be at different iterations.
+            undone. Reported where workers may be at different iterations: in pipelines, and of shards.
+        no_update: the last completed iteration updated no parameter, as where a gradient is not finite, and
+            can be taken back without an undo.
         pipeline: distinguishes the pipeline of its stages from the replicas of that pipeline.
         updated: indices of the parameters that the interrupted iteration has updated, and that can be undone.
         group: machines of one group recover together and log no messages to each other; None where each
@@ -199,6 +201,7 @@ class StatusReported:
     holds: tuple[str, ...] = ()
     pipeline: int = 0
     undoable: tuple[int, ...] = ()
+    no_update: bool = False
     updated: tuple[int, ...] = ()
     can_resend: bool = True
     group: int | None = None
@@ -216,6 +219,11 @@ class StatusReported:
     parts_done: int | None = None
     layers: int = 0
     completes: bool = False
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether it can take back the last iteration that it completed."""
+        return bool(self.undoable) or self.no_update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

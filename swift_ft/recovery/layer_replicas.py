@@ -84,7 +84,7 @@ def _at(
     """How all get to an iteration; None if a layer cannot."""
     whole = _whole(statuses)
     there = {rank for rank, s in whole.items() if s.iteration == iteration and not s.updated}
-    undoable = {rank: _undoes(s, iteration) for rank, s in whole.items() if _undoes(s, iteration)}
+    undoable = {rank: undoes for rank, s in whole.items() if (undoes := _undoes(s, iteration)) is not None}
     holders: dict[int, list[int]] = {}
     for rank in sorted(placed):
         for layer in placed[rank]:
@@ -116,11 +116,11 @@ def _first(ranks: Sequence[int], among: Container[int]) -> int | None:
     return next((rank for rank in ranks if rank in among), None)
 
 
-def _undoes(status: StatusReported, iteration: int) -> tuple[int, ...]:
-    """The parameters whose update a worker undoes to have the state of an iteration; none if it cannot."""
+def _undoes(status: StatusReported, iteration: int) -> tuple[int, ...] | None:
+    """The parameters whose update a worker undoes to have the state of an iteration; None if it cannot."""
     if status.iteration == iteration:
-        return status.updated
-    return status.undoable if status.iteration == iteration + 1 else ()
+        return status.updated or None
+    return status.undoable if status.iteration == iteration + 1 and status.goes_back else None
 
 
 def _joined(transfers: Mapping[tuple[int, int], Sequence[int]]) -> tuple[Transfer, ...]:

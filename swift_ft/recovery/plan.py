@@ -67,6 +67,8 @@ class Task:
             again instead of reading them from a log, and replicas among them average their gradients. Empty
             if the worker replays alone.
         undo: parameters whose last update is undone, before any transfer.
+        back: the worker has completed iteration ``begin``, and takes it back before any transfer. ``undo`` is
+            empty if that iteration has updated nothing.
         holder: the worker in whose memory the state to load is, this one if it kept a copy; None if the state
             to load is in the store.
     """
@@ -77,6 +79,7 @@ class Task:
     resend_from_log: bool = False
     replay_group: tuple[int, ...] = ()
     undo: tuple[int, ...] = ()
+    back: bool = False
     holder: int | None = None
 
     @property
@@ -197,8 +200,14 @@ def _by_layer(statuses: Mapping[int, StatusReported], layers: Mapping[int, Seque
         return None
     at = found.iteration
     tasks = {
-        rank: Task(None, at - (rank in found.completing), at, undo=found.undo.get(rank, ()))
-        for rank in statuses
+        rank: Task(
+            None,
+            at - (rank in found.completing),
+            at,
+            undo=found.undo.get(rank, ()),
+            back=rank in found.undo and status.iteration == at + 1,
+        )
+        for rank, status in statuses.items()
     }
     targets = {rank: Target(at, live=True) for rank in statuses}
     changes = found.transfers or found.undo or found.completing
@@ -322,6 +331,7 @@ def _assign_tasks(
                 resend_from_log=target.live and (target.iteration or 0) > resume,
                 replay_group=group,
                 undo=target.undo,
+                back=target.back,
             )
         found[rank] = task
     return found
@@ -345,7 +355,7 @@ def _parts_from(
 def _mode(tasks: Mapping[int, Task], transfers: Sequence[Transfer]) -> RecoveryMode:
     if not all(task.idle for task in tasks.values()):
         return RecoveryMode.REPLAY
-    if transfers or any(task.undo for task in tasks.values()):
+    if transfers or any(task.undo or task.back for task in tasks.values()):
         return RecoveryMode.REPLICA
     return RecoveryMode.CONTINUE
 

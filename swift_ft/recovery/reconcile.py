@@ -48,7 +48,8 @@ class Reconciliation:
 
     Attributes:
         iteration: iterations that they have completed afterwards.
-        undo: by rank, parameters whose update is undone, before any transfer.
+        undo: by rank, parameters whose update is undone, before any transfer: none where a worker goes back
+            from an iteration that has updated nothing.
         transfers: in the order in which they are done.
     """
 
@@ -94,7 +95,8 @@ def roll_back_to(replicas: Mapping[int, StatusReported], iteration: int) -> Reco
     """Roll back a part that is one iteration ahead of the others, and of which some replicas were copied.
 
     A copied replica has no log of the iteration, so it cannot resend its messages. The state before the
-    iteration comes from replicas that were interrupted in it; if there are none, from those that can undo it.
+    iteration comes from replicas that were interrupted in it; if there are none, from those that can undo it,
+    or have updated nothing in it.
 
     Args:
         replicas: the report of each replica, by rank.
@@ -113,7 +115,7 @@ def roll_back_to(replicas: Mapping[int, StatusReported], iteration: int) -> Reco
         undo = {
             rank: s.undoable
             for rank, s in replicas.items()
-            if s.live and s.iteration == iteration + 1 and s.undoable
+            if s.live and s.iteration == iteration + 1 and s.goes_back
         }
         before = list(undo)
     if not before:

@@ -32,6 +32,7 @@ class Target:
         dirty: why the state is unusable, if it is.
         received: at least a part of the state comes from a replica.
         undo: parameters whose last update is undone first.
+        back: an iteration that the worker has completed is taken back first.
     """
 
     iteration: int | None
@@ -39,6 +40,7 @@ class Target:
     dirty: str | None = None
     received: bool = False
     undo: tuple[int, ...] = ()
+    back: bool = False
 
     @classmethod
     def reported(cls, status: StatusReported) -> Target:
@@ -85,8 +87,13 @@ def reconcile(
         received = {rank for transfer in result.transfers for rank in transfer.targets}
         for rank in replicas:
             if rank in received or rank in result.undo:
-                undo = result.undo.get(rank, ())
-                targets[rank] = Target(result.iteration, live=True, received=rank in received, undo=undo)
+                targets[rank] = Target(
+                    result.iteration,
+                    live=True,
+                    received=rank in received,
+                    undo=result.undo.get(rank, ()),
+                    back=rank in result.undo and replicas[rank].iteration == result.iteration + 1,
+                )
             elif (same := kept.get(result.iteration)) is not None:
                 targets[rank] = same
             else:

@@ -258,7 +258,7 @@ class Executor:
             self._repartition.settle(state)
         elif self._repartition is not None:  # all that belongs here is about to come
             self._repartition.adopt(state)
-        if task.undo:
+        if task.undo or task.back:
             with recorder.span("undo", parameters=len(task.undo)):
                 self._undo(task)
         if plan.parts_from is not None and self._status.iteration == plan.resume:
@@ -269,7 +269,7 @@ class Executor:
         with recorder.span("open own log"):
             self._log.open(state.generation, since=state.checkpoints.log_since, begin=self._status.iteration)
         self._dealt.follow(state.layouts.shares)
-        keeps = task.load is None and not task.undo and plan.parts_from is None
+        keeps = task.load is None and not (task.undo or task.back) and plan.parts_from is None
         with recorder.span("prepare to send"):
             self._prepared.prepare(
                 plan, unchanged=keeps and not (self._pipeline or self._repartition or self._dealt)

@@ -104,16 +104,15 @@ def status_report(
     )
     if pipeline is None:
         # Replicas of one whole model need no undo of a completed step: there are no others to wait for.
-        return replace(report, undoable=replicas.undoable()) if may_undo and replicas.sharded else report
+        return replicas.report_undo(report) if may_undo and replicas.sharded else report
     # In the middle of an update no other worker could become equal by an undo; and what is undone is compared
     # with a log, unless replicas become equal afterwards.
     gap_before = log.gap_before(status.iteration)
     return replace(
-        report,
+        replicas.report_undo(report) if may_undo else report,
         stages=pipeline.stages,
         pipeline_known=pipeline.shapes_known,
         pipeline=pipeline.pipeline,
-        undoable=replicas.undoable() if may_undo else (),
         can_resend=pipeline.can_resend(status.iteration - 1) and gap_before < status.iteration,
         max_replay_shards=pipeline.replay_shards.most,
         linked=pipeline.linked,

@@ -31,6 +31,7 @@ def test_two_pipelines_of_two_stages() -> None:
     ]
     for what in ("undid an update", "rolled back by copy", "resent from log"):
         assert seen[what] > 20, what
+    assert seen["took back no update"] > 4
     assert seen["late PartPersisted while agreeing"] > 100
     assert seen["late PartPersisted while live"] > 500
     assert seen["finished"] > 5 * seen["gave up"]

@@ -2,7 +2,8 @@
 
 Tests of whole clusters are many and slow. Of the cases of one parametrized test every third one is run, and
 none of those that are marked as thorough; ``--thorough`` runs all (`make test-all`). A test that is named on
-the command line is run anyway. Habits of scripts (`tests/cluster/habits`) are no cases of one kind: each is run.
+the command line is run anyway. Habits of scripts (`tests/cluster/habits`) are no cases of one kind: each is
+run.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from swift_ft.checkpoint.state_payload import (
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import RecoveryError, UndoError
 from swift_ft.optim import UndoableOptimizer
+from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import Task
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.replicas.payloads import parameters_payload, put_parameters, whole_payload
@@ -38,6 +40,14 @@ __all__ = ["Replicas"]
 
 _DRAIN_S = 2.0
 """For an all-reduce to notice that its connections are closed."""
+
+
+@dataclass(frozen=True)
+class _Updates:
+    """What a completed iteration has updated: which optimizers made a step in it."""
+
+    iteration: int
+    optimizers: set[str]
 
 
 class Replicas:
@@ -76,8 +86,7 @@ class Replicas:
         self._windows: dict[str, int] = {}
         self._undone: set[int] = set()
         self._versions: dict[nn.Parameter, int] = {}  # of parameters that no optimizer has
-        self._several = False  # the last completed iteration has updated some parameters more than once
-        self._averaged = False  # the last completed iteration has changed one of them
+        self._last: _Updates | None = None  # of the last completed iteration; None if it cannot be taken back
         self._wait_free: list[tuple[UndoableOptimizer, set[torch.Tensor]]] = []
         self._prepared: StatePayload | None = None
 
@@ -200,29 +209,44 @@ class Replicas:
         return None
 
     def completed(self) -> None:
-        """The step is complete. From now on the optimizers' tags are the last iteration's."""
-        self._several = self.updated_again() is not None
+        """The step is complete. From now on the optimizers' tags are the last iteration's.
+
+        An optimizer that made no step has a window of an earlier iteration, which nothing can take back now.
+        No undo brings back an average of the model (EMA), which changes with each update.
+        """
+        optimizers = self._undoable()
+        stepped = {name for name, o in optimizers.items() if o.windows_opened != self._windows.get(name)}
+        for name in optimizers.keys() - stepped:
+            optimizers[name].close_undo_window()
+        averaged = any(version_of(p) != version for p, version in self._versions.items())
+        final = averaged or self.updated_again() or len(optimizers) < len(self._state.optimizers)
+        self._last = None if final else _Updates(self._iteration, stepped)
         self._note_windows()
-        self._averaged = any(version_of(p) != version for p, version in self._versions.items())
         if self._hook is not None and not self._hook.buffers.due and not self._own_buffers_published:
             # In a pipeline DDP synchronises in its very first forward pass only, and must not do so again.
             self._rendezvous.set(self._own_buffers_key, str(self._iteration + 1))
             self._own_buffers_published = True
 
-    def undoable(self) -> tuple[int, ...]:
-        """Indices of the parameters that the last iteration updated. Empty if that cannot be undone.
+    def undoable(self, completed: int) -> tuple[int, ...] | None:
+        """Indices of the parameters that the last iteration updated; None if that cannot be undone.
 
-        No undo brings back an average of the model (EMA), which changes with each update.
+        Args:
+            completed: iterations that the state has completed.
         """
-        optimizers = self._undoable()
-        if self._averaged or self._several or len(optimizers) < len(self._state.optimizers):
-            return ()
+        if self._last is None or self._last.iteration != completed - 1:
+            return None
         tagged: set[torch.Tensor] = set()
-        for name, optimizer in optimizers.items():
-            if optimizer.windows_opened != self._windows.get(name) or not optimizer.updated:
-                return ()
+        for name, optimizer in self._undoable().items():
+            closed = name in self._last.optimizers and not optimizer.window_open
+            if closed or optimizer.windows_opened != self._windows.get(name):
+                return None
             tagged.update(optimizer.updated)
         return self._indices(tagged)
+
+    def report_undo(self, report: StatusReported) -> StatusReported:
+        """A report that says whether, and how, this worker can take back the last iteration."""
+        undoable = self.undoable(report.iteration or 0)
+        return replace(report, undoable=undoable or (), no_update=undoable == ())
 
     @property
     def undoes_exactly(self) -> bool:
@@ -236,6 +260,7 @@ class Replicas:
         Raises:
             RecoveryError: if an update cannot be undone.
         """
+        self._last = None
         indices = [index for index in task.undo if index not in self._undone]
         chosen = [self._state.parameters[index] for index in indices]
         for optimizer in {id(o): o for o, _ in chosen}.values():
@@ -355,6 +380,7 @@ class Replicas:
         self._close_windows()
 
     def _close_windows(self) -> None:
+        self._last = None
         for optimizer in self._undoable().values():
             optimizer.close_undo_window()
 

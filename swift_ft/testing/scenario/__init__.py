@@ -9,7 +9,7 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     drain M                                sessionless M                  declined M ["why"]
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [shapes-unknown]
                                                  [holds=model] [pipeline=1]
-                                                 [updated=0,1] [undoable=0,1] [cannot-resend]
+                                                 [updated=0,1] [undoable=0,1] [no-update] [cannot-resend]
                                                  [steps=60] [layers=9] [completes]
     ready R                                replay-failed R "why"          communication-failed R "why"
     request-layout R at 32 3,4,2           request-shares R at 32 4,8,12  stopped R at 32
@@ -27,7 +27,8 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     expect agent M started_in 1 launch     expect checkpoint-needed M ...
     expect guests A:1,2 C:3 | nothing
     expect task R idle | resend | load 20 | replay 20..47 | load 20 replay 20..47 [with 1,2]
-    expect undo R 0,1 | nothing            expect transfers 0>2,3 1>0:4,5 1>0/4,5 | nothing
+    expect undo R 0,1 | nothing            expect back R,R | nothing
+    expect transfers 0>2,3 1>0:4,5 1>0/4,5 | nothing
     expect commit-due 20 | nothing         expect missing M ...           expect log-since 4
     expect finished 0 1                    expect requested 22 | nothing  expect injected first second
     expect awaiting 0 1

@@ -88,7 +88,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
     pipeline, known = line.number("pipeline", 0), not line.flag("shapes-unknown")
     gap_before = line.number("log-gap-before", 0)
     replaying, can_resend = line.flag("replaying"), not line.flag("cannot-resend")
-    completes = line.flag("completes")
+    completes, no_update = line.flag("completes"), line.flag("no-update")
     iteration = None if line.take() == NOTHING else int(line.take())
     steps = line.option("steps")
     kept, held = numbers(line.option("kept")), numbers(line.option("held"))
@@ -105,6 +105,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
             holds=() if holds is None else (holds,),
             pipeline=pipeline,
             undoable=undoable,
+            no_update=no_update,
             updated=updated,
             can_resend=can_resend,
             steps=None if steps is None else int(steps),

@@ -180,6 +180,12 @@ def _check_undo(line: Line, state: State) -> None:
         _equal(_plan_of(state).tasks[rank].undo, () if word == NOTHING else numbers(word))
 
 
+def _check_back(line: Line, state: State) -> None:
+    """Workers that take back an iteration which they have completed."""
+    ranks = numbers(word) if (word := line.take()) != NOTHING else ()
+    _equal(tuple(rank for rank, task in sorted(_plan_of(state).tasks.items()) if task.back), ranks)
+
+
 def _check_transfers(line: Line, state: State) -> None:
     """``0>2,3`` is a whole state; ``1>0:4,5`` are two parameters, and ``1>0/4,5`` two layers."""
     words = line.rest()
@@ -220,6 +226,7 @@ _CHECKS: dict[str, Callable[[Line, State], None]] = {
     "agent": _check_agent,
     "task": _check_task,
     "undo": _check_undo,
+    "back": _check_back,
     "transfers": _check_transfers,
     "verdict": _check_verdict,
 }

@@ -127,7 +127,7 @@ def check_plan(state: State, plan: Plan, *, resumed: bool) -> None:
     if plan.mode == RecoveryMode.START and resumed and state.checkpoints.committed is None:
         raise Violation("a resumed run began without its checkpoint")
     moved = {rank for transfer in plan.transfers for rank in transfer.targets}
-    moved |= {rank for rank, task in plan.tasks.items() if task.undo}
+    moved |= {rank for rank, task in plan.tasks.items() if task.undo or task.back}
     for rank, task in plan.tasks.items():
         if task.load is not None and task.holder is None and task.load != state.checkpoints.committed:
             raise Violation(

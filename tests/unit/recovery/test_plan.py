@@ -583,7 +583,7 @@ def test_a_worker_undoes_what_those_that_it_repeats_with_have_not_completed() ->
     ahead = replace(live(48), undoable=(0, 1))
     plan = mesh(live(47), live(47), live(47), ahead, live(48), live(48), tp=2)
     assert (plan.mode, plan.resume) == (RecoveryMode.REPLICA, 47)
-    assert plan.tasks[3] == Task(None, 47, 47, undo=(0, 1))
+    assert plan.tasks[3] == Task(None, 47, 47, undo=(0, 1), back=True)
     resending = dict.fromkeys((4, 5), Task(None, 48, 47, resend_from_log=True))
     assert plan.tasks == dict.fromkeys((0, 1, 2), Task(None, 47, 47)) | {3: plan.tasks[3]} | resending
 

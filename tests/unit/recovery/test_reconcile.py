@@ -293,7 +293,7 @@ def test_a_stage_that_cannot_resend_undoes_what_it_completed() -> None:
     statuses = group(stage(0, 47), stage(1, 48), stage(0, 47), stage(1, None))
     plan = plan_of({**statuses, 1: replace(ahead, rank=1)})
     assert (plan.mode, plan.resume) == (RecoveryMode.REPLICA, 47)
-    assert plan.tasks[1] == Task(None, 47, 47, undo=(0, 1, 2))
+    assert plan.tasks[1] == Task(None, 47, 47, undo=(0, 1, 2), back=True)
     assert plan.transfers == (whole(1, 3),)
 
 

@@ -68,9 +68,32 @@ def test_no_update_is_undone_that_an_average_holds(averaged: bool) -> None:
     if averaged:
         average.update_parameters(model)
     replicas.completed()
-    assert replicas.undoable() == (() if averaged else (0, 1))
+    assert replicas.undoable(1) == (None if averaged else (0, 1))
     replicas.begin(1)  # interrupted in it
-    assert replicas.undoable() == (() if averaged else (0, 1))
+    assert replicas.undoable(1) == (None if averaged else (0, 1))
+
+
+def test_only_the_last_iteration_is_taken_back() -> None:
+    """Of two optimizers, one skips its step; then both do."""
+    first, second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    optimizers = [wrap_optimizer(torch.optim.SGD(m.parameters(), lr=0.5)) for m in (first, second)]
+    state = TrainingState({"a": first, "b": second, "one": optimizers[0], "two": optimizers[1]})
+    nothing: Any = None
+    replicas: Any = Replicas(state, nothing, nothing, nothing, 0)
+    assert replicas.undoable(0) is None
+    for iteration, (stepping, undoable) in enumerate(
+        [(2, (0, 1, 2, 3)), (1, (0, 1)), (0, ()), (2, (0, 1, 2, 3))]
+    ):
+        replicas.begin(iteration)
+        for module, optimizer in list(zip((first, second), optimizers, strict=True))[:stepping]:
+            optimizer.zero_grad()
+            module(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        replicas.completed()
+        assert replicas.undoable(iteration + 1) == undoable
+        assert replicas.undoable(iteration) is None
+    replicas.undo(Task(None, 3, 3, undo=(0, 1, 2, 3), back=True))
+    assert replicas.undoable(3) is None  # the iteration before had none, but that is long ago
 
 
 class Survivor:

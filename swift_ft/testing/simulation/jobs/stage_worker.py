@@ -21,6 +21,9 @@ __all__ = ["STAGES", "StageReplicas", "StageStore", "StageWorker"]
 STAGES = 2
 """With more, one could resend an iteration that another undoes: as good as the undo, but not equal."""
 
+_UPDATES_NOTHING = 4
+"""Every so many iterations, no parameter is updated: going back from one rounds nothing."""
+
 _AVERAGE = 4
 """The substep in which backward is done, and the gradients of all replicas are not averaged yet."""
 
@@ -140,10 +143,12 @@ class StageWorker(Worker):
             dirty=self.dirty,
             log_gap_before=self.log_gap_before,
         )
-        window, updated = (0,) * (self._undo_window is not None), (0,) * self._undone
+        window, updated = self._undo_window, (0,) * self._undone
+        no_update = window is not None and _updates_nothing(window.iteration)
+        undoable = (0,) * (window is not None and not no_update)
         holds = (f"stage {self.stage}",)
         status = replace(status, holds=holds, pipeline=self.pipeline, can_resend=self.can_resend())
-        self.append(replace(status, undoable=window, updated=updated))
+        self.append(replace(status, undoable=undoable, no_update=no_update, updated=updated))
 
     def _execute(self, state: State) -> None:
         if self._loads(state):
@@ -159,12 +164,14 @@ class StageWorker(Worker):
             if plan.mode != RecoveryMode.START:
                 raise Violation(f"{self} has no state, and receives none")
             self.content = GENESIS
-        if task.undo and not self._undone:
+        if task.back and self.content is not None and self.content.iteration != task.begin:
             window = self._undo_window
             if window is None or window.iteration != task.begin:
                 raise Violation(f"{self} must roll back to {task.begin}, but its undo window is {window}")
-            self.content, self._undo_window, self._undone = window, None, True
-            self.world.seen["undid an update"] += 1
+            if bool(task.undo) == _updates_nothing(task.begin):
+                raise Violation(f"{self} is to undo {task.undo} of iteration {task.begin}")
+            self.content, self._undo_window, self._undone = window, None, bool(task.undo)
+            self.world.seen["undid an update" if task.undo else "took back no update"] += 1
         self._enter(state, plan)
 
     def _history_of(self, state: State) -> int:
@@ -246,3 +253,7 @@ class StageWorker(Worker):
         self._undo_window = self.content
         super()._apply(iteration, history)
         self.world.provoke_fault(0.1, (1, 2, 4, 8))  # while others are one iteration behind
+
+
+def _updates_nothing(iteration: int) -> bool:
+    return iteration % _UPDATES_NOTHING == _UPDATES_NOTHING - 1
