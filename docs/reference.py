@@ -127,6 +127,7 @@ MEANINGS = {
     "profile_not_written": "The profile could not be measured or written. Training continues.",
     "recovery_gave_up": "No way back is left. The run ends.",
     "script_began_slowly": "A recovery waited for what a replacement's script did before its session.",
+    "script_end_waits": "A script has ended, and a thread, a process or an exit handler of it goes on.",
     "script_misused": "The user can fix it in the script or the flags. The message says how.",
     "file_request_failed": "A worker that serves its files could not answer a request.",
     "segments_not_deleted": "Old segments could not be deleted. The next checkpoint tries again.",

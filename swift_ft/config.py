@@ -179,6 +179,10 @@ class RunConfig:
     checkpoint_timeout_s: float = _timeout(
         3600.0, "seconds to wait for the last checkpoint at the end of a run"
     )
+    exit_timeout_s: float = _timeout(
+        3600.0,
+        "seconds that threads, exit handlers and processes of a script may take once its last line is done",
+    )
     max_failures: int = option(
         Topic.FAILURES,
         16,

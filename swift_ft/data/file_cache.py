@@ -92,7 +92,8 @@ class FileCache:
         if self._of_process is None or self._of_process.pid != os.getpid():
             if self._of_process is not None:
                 self.peers = Peers()  # they are known to the process that trains
-            self._of_process = _OfProcess(os.getpid(), Store(self._url), ThreadPoolExecutor(_AT_ONCE), set())
+            threads = ThreadPoolExecutor(_AT_ONCE, "swift_ft files")
+            self._of_process = _OfProcess(os.getpid(), Store(self._url), threads, set())
         return self._of_process
 
     def prefetch(self, files: Iterable[DataFile]) -> None:

@@ -6,12 +6,10 @@ import contextlib
 import dataclasses
 import logging
 import os
-import runpy
 import signal
 import socket
 import sys
 import time
-import traceback
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -21,6 +19,8 @@ from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.errors import GaveUpError, JobEndedError, UsageError
 from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.launch.console_log import show_log
+from swift_ft.launch.main_module import run_main, show_error
+from swift_ft.launch.script_end import finish
 from swift_ft.launch.torch_threads import use_threads_of_environment
 from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE
@@ -35,6 +35,9 @@ from swift_ft.worker_context import WorkerContext
 __all__ = ["WorkerJob", "run_worker"]
 
 _logger = logging.getLogger(__name__)
+
+_FAILED_ENDS_S = 30.0
+"""How long threads and exit handlers of a script that has failed may take: the other workers wait."""
 
 _FOLLOWS_S = 2.0
 """Wait after a broken connection. Another worker's failure may have caused it: that worker reports first."""
@@ -110,18 +113,38 @@ def run_worker(
     if line is not None:
         set_line_of_worker(line)
     recorder.lap("script before its session")
+    config = WorkerContext.from_env().config
     try:
         code = _run_script(job, channel)
+        _finish(code, channel, config.exit_timeout_s)
     except KeyboardInterrupt:  # the signal is this worker's failure, and the agent sees which one it was
         code = -signal.SIGINT
     channel.send_last_beat()
+    _end_process(code)
+
+
+def _finish(code: int, channel: AgentChannel, limit_s: float) -> None:
+    """Let the script's threads, handlers and files end. Nobody waits for long for those of a failed one."""
+
+    def end_late(awaited: str) -> None:
+        if awaited and code == 0:
+            failed = f"the script ended, but {awaited} did not within {limit_s:g} s (--exit-timeout)"
+            channel.send(failed=failed, exit_code=1)
+            os._exit(1)
+        os._exit(code)
+
+    finish(limit_s if code == 0 else min(limit_s, _FAILED_ENDS_S), end_late)
+
+
+def _end_process(code: int) -> NoReturn:
+    """End without an interpreter's shutdown: `launch/script_end.py` says why."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
-    os._exit(code)  # daemon threads may be blocked in the store: no interpreter shutdown
+    os._exit(code)
 
 
 def _take_secret(job: WorkerJob) -> None:
@@ -134,20 +157,11 @@ def _take_secret(job: WorkerJob) -> None:
 
 
 def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
-    sys.argv = [job.target, *job.args]
+    """Run it to its last line. Returns the exit code that Python would end with."""
     try:
-        if job.kind == "module":
-            sys.path.insert(0, os.getcwd())  # noqa: PTH109  (what `python -m` does)
-            runpy.run_module(job.target, run_name="__main__", alter_sys=True)
-        else:
-            sys.path.insert(0, os.path.dirname(os.path.abspath(job.target)))  # noqa: PTH100, PTH120  (as python does)
-            runpy.run_path(job.target, run_name="__main__")
+        run_main(job.target, job.args, as_module=job.kind == "module")
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if code:
-            detail = f": {error.code}" if isinstance(error.code, str) else ""
-            channel.send(failed=f"the script exited with code {code}{detail}", exit_code=code)
-        return code
+        return _exit_code(error, channel)
     except UsageError as error:
         _logger.error("%s", error, extra={"event": "script_misused"})  # noqa: TRY400  (the line is enough)
         channel.send(failed=str(error), exit_code=EXIT_USAGE, usage=True)
@@ -164,15 +178,19 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
     except BaseException as error:
         if is_broken_communication(error):
             time.sleep(_FOLLOWS_S)  # this process is ended meanwhile if another worker's failure ends the job
-        traceback.print_exc()
+        show_error(error)
         channel.send(failed=f"{type(error).__name__}: {error}"[:2000], exit_code=1)
         return 1
-    _run_exit_handlers()
     return 0
 
 
-def _run_exit_handlers() -> None:
-    """Run exit handlers as the interpreter does, but do not join threads: they may wait for the store."""
-    import atexit
-
-    atexit._run_exitfuncs()
+def _exit_code(end: SystemExit, channel: AgentChannel) -> int:
+    """What Python makes of ``sys.exit(...)``: a number's lowest byte; 1, and a line, for anything else."""
+    is_number = isinstance(end.code, int)
+    code = end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None)
+    if not is_number and end.code is not None:
+        print(end.code, file=sys.stderr)
+    if code:
+        detail = "" if is_number else f": {end.code}"
+        channel.send(failed=f"the script exited with code {code}{detail}"[:2000], exit_code=code)
+    return code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
@@ -45,7 +44,7 @@ from swift_ft.runtime.data.file_peers import share_files
 from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.forecasting import forecast_now
-from swift_ft.runtime.housekeeping import Housekeeping
+from swift_ft.runtime.housekeeping import Housekeeper, Housekeeping
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.layer_profiler import LayerCosts
 from swift_ft.runtime.memory.interval import Interval
@@ -147,7 +146,7 @@ class Assembly:
         )
         if isinstance(journal, WorkerJournal):
             self._rendezvous.on_set = journal.keep
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="swift-housekeeper")
+        self._background = Housekeeper()
         self._archiver = self._new_archiver()
         self._trace = RecoveryTrace(by, self._write_recording, until_live=False)
         self._participant = Participant(context, journal, self._progress, self._trace, self._archiver)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
+from typing import ParamSpec, TypeVar
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.part_files import LocalParts
@@ -14,9 +16,32 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.waits import waiting
 
-__all__ = ["Housekeeping", "KeepLogs"]
+__all__ = ["Housekeeper", "Housekeeping", "KeepLogs"]
 
 _logger = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Housekeeper(ThreadPoolExecutor):
+    """A worker's one thread for what waits for the store.
+
+    When a script has ended, Python lets executors finish what they have, and takes no more for them. The
+    journal goes on while the script's own threads end: what it has for this thread then is cancelled.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1, thread_name_prefix="swift-housekeeper")
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Have something done after all that was submitted before."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:  # the script has ended
+            cancelled: Future[_T] = Future()
+            cancelled.cancel()
+            return cancelled
 
 
 class KeepLogs(StrEnum):

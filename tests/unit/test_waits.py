@@ -53,6 +53,7 @@ REASONS = {
     ),
     "an idle thread or process waits for work, and nobody for it": (
         "alarms.py:Alarms._next",
+        "launch/script_end.py:_watch",  # it announces the wait of others
         "cli/console.py:_narrate",
         "cli/event_hook.py:EventHook._run_all",
         "launch/event_pipe.py:EventPipe.receive",
