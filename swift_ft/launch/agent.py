@@ -381,4 +381,6 @@ class MachineAgent(ElasticAgent):
             if (least := state.shape.min_machines) is not None and len(possible_hosts(state)) < least:
                 reason += f", and fewer than {least} machines are left"
             reason += ": start one more `swift-run` with the same --rdzv-endpoint, or keep spares"
+            if refused := state.membership.refused:
+                reason += f" (refused: {len(refused)}, such as {min(refused)}: {refused[min(refused)]})"
             self._membership.journal.append(ev.JobClosed(reason=reason))

@@ -164,7 +164,8 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
         return _exit_code(error, channel)
     except UsageError as error:
         _logger.error("%s", error, extra={"event": "script_misused"})  # noqa: TRY400  (the line is enough)
-        channel.send(failed=str(error), exit_code=EXIT_USAGE, usage=True)
+        alike = bool(error.fields.get("alike"))
+        channel.send(failed=str(error), exit_code=EXIT_USAGE, usage=True, alike=alike)
         return EXIT_USAGE
     except JobEndedError as error:  # the launcher prints the reason, once for all workers
         channel.send(failed=str(error), exit_code=1)

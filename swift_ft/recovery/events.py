@@ -469,7 +469,9 @@ class ScriptExited:
 class ScriptFailed:
     """A script, as started in generation ``started_in``, raised or exited with an error of its own.
 
-    That is no machine's death.
+    That is no machine's death. ``usage`` marks an error that the user can fix. Of these, ``differs`` marks
+    one of a worker that runs another program than the job's other workers do, and ``alike`` one in which each
+    other machine would end, too.
     """
 
     machine: str
@@ -477,6 +479,8 @@ class ScriptFailed:
     reason: str
     exit_code: int = 1
     usage: bool = False
+    differs: bool = False
+    alike: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

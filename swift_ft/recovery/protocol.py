@@ -63,7 +63,7 @@ TABLE = (
     ((RECOVERING,),            ev.ScriptExited,         (ENDED,)),           # all others need it
     ((FORMING,),               ev.ScriptFailed,         (STAY, ENDED)),
     ((AGREEING, LIVE),         ev.ScriptFailed,         (FORMING, AGREEING, ENDED)),  # all start again
-    ((RECOVERING,),            ev.ScriptFailed,         (AGREEING, ENDED)),
+    ((RECOVERING,),            ev.ScriptFailed,         (FORMING, AGREEING, ENDED)),
     (ANY,                      ev.FaultInjected,        (STAY,)),
     (ANY,                      ev.JobClosed,            (ENDED,)),
 )

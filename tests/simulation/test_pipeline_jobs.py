@@ -59,7 +59,7 @@ def test_a_pipeline_of_four() -> None:
         "ReplayFailed while recovering",
     ):
         assert seen[f"late {late}"], late
-    assert seen["waited for a log"] > 100  # whose writer was gone before the journal said so
+    assert seen["waited for a log"] > 30  # whose writer was gone before the journal said so
     assert seen["early checkpoint committed"] > 400
     assert seen["missed an early checkpoint"] > 50
     assert seen["finished"] > 5 * seen["gave up"]

@@ -13,7 +13,12 @@ from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.handlers.failures import note_failure, note_machine
 from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all, vacate
 from swift_ft.recovery.handlers.guests import relieve_guests
-from swift_ft.recovery.handlers.newcomers import refuse, why_refused
+from swift_ft.recovery.handlers.newcomers import (
+    is_newcomer,
+    refuse,
+    refuse_strange_script,
+    why_refused,
+)
 from swift_ft.recovery.job_state import JobShape, Layouts, Phase, State, Verdict
 from swift_ft.recovery.membership import Spare, base_of
 from swift_ft.recovery.values import replace
@@ -203,16 +208,29 @@ def script_exited(state: State, event: ev.ScriptExited) -> State:
 
 
 def script_failed(state: State, event: ev.ScriptFailed) -> State:
-    """Restart all processes, as often as the user allows; a usage error ends the job at once."""
+    """Restart all processes, as often as the user allows; a usage error ends the job at once.
+
+    What fails in a newcomer, and did not in those whose state it is to share, costs its machine first.
+    """
     slot = state.slot_of(event.machine)
     if slot is None or state.membership.started_in[slot] != event.started_in:
         return state
+    if (without_it := refuse_strange_script(state, event, slot)) is not None:
+        return without_it
+    if not event.usage and _fails_before_it_trains(state, slot):
+        return machine_lost(state, ev.MachineLost(machine=event.machine, reason=event.reason))
     if not event.usage and _is_repairing(state, slot):
         return restart_all(state, event.reason)  # the loss under repair most likely caused it
     if event.usage or state.tries.restarts_left == 0:
         return end_job(state, event.reason, event.exit_code)
     tries = replace(state.tries, restarts_left=state.tries.restarts_left - 1)
     return restart_all(replace(state, tries=tries), event.reason)
+
+
+def _fails_before_it_trains(state: State, slot: int) -> bool:
+    """Whether a slot's workers were started to replace others, and are not done with that."""
+    newcomer = is_newcomer(state, slot) and state.membership.started_in[slot] == state.generation
+    return newcomer and state.has_sessions and state.phase in (Phase.AGREEING, Phase.RECOVERING)
 
 
 def _is_repairing(state: State, slot: int) -> bool:

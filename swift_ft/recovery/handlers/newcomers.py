@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from swift_ft.exit_codes import EXIT_USAGE
@@ -11,9 +12,10 @@ from swift_ft.recovery.handlers.generations import end_job, fill_slots, vacate
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.values import replace
 
-__all__ = ["refuse", "refuse_other_steps", "why_refused"]
+__all__ = ["is_newcomer", "refuse", "refuse_other_steps", "refuse_strange_script", "why_refused"]
 
 _SEPARATOR = ": "
+_NUMBER = re.compile(r"\d+")
 
 
 def why_refused(state: State, event: ev.MachineJoined) -> str:
@@ -61,3 +63,33 @@ def refuse_other_steps(state: State, statuses: Mapping[int, ev.StatusReported]) 
     if started_in[first] == started_in[other] or started_in[other] < state.round.asked_in:
         return end_job(state, reason, EXIT_USAGE)
     return refuse(state, state.membership.members[state.slot_of_rank(other)], reason)
+
+
+def is_newcomer(state: State, slot: int) -> bool:
+    """Whether other workers were started before those of a slot. They may be lost by now."""
+    started_in = state.membership.started_in
+    return min(started_in.values()) < started_in[slot]
+
+
+def refuse_strange_script(state: State, event: ev.ScriptFailed, slot: int) -> State | None:
+    """Refuse a newcomer's machine whose script is used wrongly, where those of the others are not.
+
+    Another program, another model, other data: that costs the machine, and the job goes on with the next one.
+    None if the machine is not at fault: all workers were started together, another newcomer failed in the
+    same way, or each would. What the job's program is, its first workers have said.
+    """
+    if not event.usage or state.membership.ended:
+        return None
+    if event.differs:
+        strange = state.membership.started_in[slot] > 1
+    else:
+        strange = is_newcomer(state, slot) and not event.alike and not _as_before(state, event.reason)
+    if not strange:
+        return None
+    return refuse(state, state.membership.members[slot], event.reason)
+
+
+def _as_before(state: State, reason: str) -> bool:
+    """Whether a machine was refused for the same reason, whatever the numbers in it."""
+    same = _NUMBER.sub("", reason)
+    return any(_NUMBER.sub("", earlier) == same for earlier in state.membership.refused.values())

@@ -90,11 +90,13 @@ class BatchCheck:
                     f"Iteration {iteration} is repeated after a failure, and got another batch than before. "
                     f"{_REMEDY}",
                     iteration=iteration,
+                    alike=not self._index_read,  # else it may be the data of this machine
                 )
         elif self._fresh and self._begins_anew(iteration, digest):
             raise ChangedBatchError(
                 f"A replacement got the very first batch again, for iteration {iteration}. {_REMEDY}",
                 iteration=iteration,
+                alike=True,
             )
         else:
             self._warn_of_resumption(iteration)

@@ -16,7 +16,7 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     persisted R at 20 [path=p]             committed 20                   request-checkpoint R at 22 ["why"]
     awaiting R                             layout-declined R ["why"]      pace R 2900
     finished R                             exited M ... [rank=1] [at=12]
-    script-failed M "why" [code=3] [usage] deadline-passed M ... ["why"] [phase=agreeing]
+    script-failed M "why" [code=3] [usage] [differs] [alike] deadline-passed M ... ["why"] [phase=agreeing]
     closed "why" [code=130]                inject "fault"                 came-back M R
 
     expect phase live                      expect generation 2            expect epoch 1

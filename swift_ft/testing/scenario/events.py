@@ -239,11 +239,20 @@ def _exited(line: Line, state: State) -> list[ev.Event]:
 
 
 def _script_failed(line: Line, state: State) -> list[ev.Event]:
-    machine, code, usage = line.take(), line.number("code", 1), line.flag("usage")
+    machine, code = line.take(), line.number("code", 1)
+    usage, differs, alike = (line.flag(name) for name in ("usage", "differs", "alike"))
     started_in = line.number("started_in", started_in_of(state, machine))
     reason = line.text("ValueError")
     return [
-        ev.ScriptFailed(machine=machine, started_in=started_in, reason=reason, exit_code=code, usage=usage)
+        ev.ScriptFailed(
+            machine=machine,
+            started_in=started_in,
+            reason=reason,
+            exit_code=code,
+            usage=usage or differs or alike,
+            differs=differs,
+            alike=alike,
+        )
     ]
 
 

@@ -38,6 +38,7 @@ FAULTS = {
     "raise_in_script": 1,
     "leave_loop": 1,
     "offer_stranger": 1,
+    "start_stranger": 1,
     "close_job": 1,
 }
 """Weights by fault. The names are methods of :class:`Faults`."""
@@ -270,6 +271,21 @@ class Faults:
         self._cluster.append(ev.MachineJoined(machine=name, setup=("script: another",)), name)
         if name not in self._cluster.states[-1].membership.refused:
             raise Violation(f"{name} was not refused")
+        return True
+
+    def start_stranger(self) -> bool:
+        """A newcomer's workers find that they run another program. That costs its machine, never the job."""
+        state = self._cluster.states[-1]
+        new = [
+            worker
+            for worker in self._cluster.workers
+            if worker.machine.name in state.members and worker.started_in > 1 and not state.membership.ended
+        ]
+        if not new:
+            return False
+        worker = self._rng.choice(new)
+        self._cluster.machine_named(worker.machine.name).stranger = True
+        worker.exit(1)
         return True
 
     def close_job(self) -> bool:

@@ -32,6 +32,7 @@ class Machine:
         reported_lost: machines that it has reported lost under its current name.
         sessionless_in: the last generation in which it reported that its workers have no session.
         usage_failure: a worker failed because it was used wrongly.
+        stranger: its workers run another program than the job's, and find that out.
         unanswered: its joins that are on their way through heads.
     """
 
@@ -57,6 +58,7 @@ class Machine:
         self.alive = True
         self.frozen = False
         self.usage_failure = False
+        self.stranger = False
         self.unanswered = 0
         self._incarnation = 0
         self._make_worker = make_worker
@@ -190,7 +192,8 @@ class Machine:
                     started_in=self.started_in or 0,
                     reason=reason,
                     exit_code=code,
-                    usage=self.usage_failure,
+                    usage=self.usage_failure or self.stranger,
+                    differs=self.stranger,
                 )
             )
         return True
@@ -199,7 +202,7 @@ class Machine:
         state = self.view
         order = agent_order(state, machine=self.name, started_in=self.started_in)
         match order.todo:
-            case AgentTodo.STOP:
+            case AgentTodo.STOP | AgentTodo.REFUSED:
                 self.die()
             case AgentTodo.LEAVE:
                 self.append(ev.MachineLost(machine=self.name, reason="it was drained", on_request=True))
