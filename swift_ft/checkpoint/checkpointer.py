@@ -19,7 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_ft.checkpoint.folder import CheckpointFolder, Part
-from swift_ft.checkpoint.layered_part import file_by_layer, kinds_of, load_layers, sources_of
+from swift_ft.checkpoint.layered_part import (
+    file_by_layer,
+    kinds_of,
+    load_layers,
+    sources_of,
+)
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.part_files import LocalParts, PartFiles
@@ -30,6 +35,7 @@ from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWri
 from swift_ft.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.storage.retry import is_outage, is_transient, retry
+from swift_ft.torch_adapters.core.model_state import is_extra
 from swift_ft.torch_adapters.dcp.writer import FileOf, staged, write_part
 from swift_ft.waits import waiting
 
@@ -315,6 +321,7 @@ class Checkpointer:
         kinds = kinds_of(reader)
         self._state.check(kinds)
         state = self._state.to_load(kinds)
+        reader.add_values_in(state, "models", is_extra)
         reader.fill(state)
         if names := self._state.take_over(state):
             raise DamagedCheckpointError(f"the loaded state is not what was saved: {listed(names)} differ")

@@ -46,11 +46,13 @@ class _Piece:
         plain: all plain values of the part.
         models: tensors of models, by part of the state and by name.
         optimizers: by optimizer, and by the parameter's part and name: ``model/7.weight``.
+        extra: what modules keep beside tensors, by part of the state and by name.
     """
 
     plain: Mapping[str, Any]
     models: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     optimizers: dict[str, dict[str, _OfParameter]] = field(default_factory=dict)
+    extra: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def file_by_layer(layered: LayeredState) -> FileOf | None:
@@ -140,6 +142,7 @@ def load_layers(
     rest = {
         "small": own["small"],
         "optimizers": plain,
+        "extra": {name: _merged([piece.extra.get(name, {}) for piece in pieces]) for name in state.modules},
         "digests": _digests_of_here(pieces, state),
         "shards": own["shards"],
     }
@@ -162,6 +165,8 @@ def _read(reader: PartReader, layers: set[int], layered: LayeredState, *, own: b
         layer = layered.layer_of(part, name)
         return own if layer is None else layer in layers
 
+    for part, values in piece.plain.get("extra", {}).items():
+        piece.extra[part] = {name: value for name, value in values.items() if wanted(part, name)}
     saved = piece.plain["optimizers"]
     names = {name: _names(one) for name, one in saved.items()}
     states: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in saved}

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, pack, unpack
+from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.recovery.layout.stage_layers import StageLayers
+from swift_ft.torch_adapters.core.model_state import is_extra
 from swift_ft.torch_adapters.layer_stack import LayerStack
 
 __all__ = ["LayeredState", "ParameterGroups"]
@@ -95,10 +96,15 @@ class LayeredState:
     def take(self, layers: Collection[int]) -> StatePayload:
         """All that this worker has of some layers. The tensors are the live ones."""
         tensors: dict[StatePath, torch.Tensor] = {}
+        extra: dict[str, dict[str, Any]] = {}
         for one in self._stacks:
             for number in sorted(layers):
-                for key, tensor in one.stack.layer(number).state_dict(keep_vars=True).items():
-                    tensors["models", one.part, f"{one.prefix}{number}.{key}"] = tensor
+                for key, value in one.stack.layer(number).state_dict(keep_vars=True).items():
+                    name = f"{one.prefix}{number}.{key}"
+                    if is_extra(key, value):
+                        extra.setdefault(one.part, {})[name] = value
+                    else:
+                        tensors["models", one.part, name] = value
         plain: dict[str, dict[str, Any]] = {}
         for name, optimizer in self._state.optimizers.items():
             plain[name] = {}
@@ -112,7 +118,7 @@ class LayeredState:
                     else:
                         values[field] = value
                 plain[name]["/".join(known_as)] = {"group": group, "values": values}
-        return StatePayload(tensors, pack(plain))
+        return StatePayload(tensors, self._state.pack({"optimizers": plain, "extra": extra}))
 
     def prepare(self, layout: StageLayers, arrived: Iterable[StatePayload]) -> None:
         """Build the layers that :meth:`give` will need, and see whether what has arrived fits into them.
@@ -142,10 +148,10 @@ class LayeredState:
             arrived: what :meth:`take` returned, where the layers were.
         """
         arrived = list(arrived)
-        plain = [unpack(payload.plain) for payload in arrived]
+        plain = [self._state.unpack(payload.plain) for payload in arrived]
         groups = {name: self._groups_now(name) for name in self._state.optimizers}
         for of_payload in plain:
-            for name, of_optimizer in of_payload.items():
+            for name, of_optimizer in of_payload["optimizers"].items():
                 groups[name] |= {known_as: fields["group"] for known_as, fields in of_optimizer.items()}
         self.arrange(layout, groups)
         for payload, values in zip(arrived, plain, strict=True):
@@ -184,12 +190,15 @@ class LayeredState:
             del optimizer.state[gone]
 
     def _fill(self, payload: StatePayload, plain: Mapping[str, Mapping[str, Any]]) -> None:
+        for part, values in plain["extra"].items():
+            for key, value in values.items():
+                self._state.modules[part].get_submodule(key.rpartition(".")[0]).set_extra_state(value)
         tensors = {path: tensor for path, tensor in payload.tensors.items() if path[0] == "models"}
         for (_, part, name), tensor in tensors.items():
             _assign(self._state.modules[part], name, tensor)
         by_name = {"/".join(known_as): p for p, known_as in self._names().items()}
         for name, optimizer in self._state.optimizers.items():
-            for known_as, fields in plain.get(name, {}).items():
+            for known_as, fields in plain["optimizers"].get(name, {}).items():
                 parameter = by_name[known_as]
                 place = tuple(known_as.split("/"))
                 state = dict(fields["values"])

@@ -25,7 +25,6 @@ from swift_ft.checkpoint.state_payload import (
     tensors_in,
 )
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.errors import UnsupportedError
 
 __all__ = ["Block", "digest_of", "load_block", "size_of", "write_block"]
 
@@ -80,7 +79,7 @@ def write_block(state: TrainingState, into: Block | None) -> Block:
         into: a block that may be used again; a new one is made if it is too small.
 
     Raises:
-        UnsupportedError: a part of the state is no tensor that can be copied.
+        UnsupportedError: a value of the state could not be read again.
     """
     payload = _payload(state)
     header = payload.header
@@ -126,12 +125,7 @@ def load_block(state: TrainingState, block: Block) -> None:
 
 def _payload(state: TrainingState) -> StatePayload:
     saved = state.to_save()
-    found = dict(tensors_in(saved))
-    for name, model in saved["models"].items():
-        for key in model:
-            if ("models", name, key) not in found:
-                raise UnsupportedError(f"{name}'s {key} is no tensor: it cannot be copied to memory.")
-    return StatePayload(found, saved["plain"]["bytes"].getvalue())
+    return StatePayload(dict(tensors_in(saved)), saved["plain"]["bytes"].getvalue())
 
 
 def _part(data: torch.Tensor, at: int, kind: TensorKind) -> torch.Tensor:

@@ -3,19 +3,23 @@
     header (JSON: path, dtype and shape of each tensor; length of the plain bytes) | plain bytes | tensors
 
 Plain values travel as bytes of ``torch.save``, and are read with ``weights_only=True``: nothing that arrives
-is executed.
+is executed. What torch would not read so is written in another form (`plain_values.py`).
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+
+from swift_ft.checkpoint.plain_classes import NOTHING_KNOWN, KnownClasses, NotPlainError
+from swift_ft.checkpoint.plain_values import Encoder, restored
+from swift_ft.errors import UnsupportedError
 
 __all__ = [
     "Allocate",
@@ -29,6 +33,9 @@ __all__ = [
     "tensors_in",
     "unpack",
 ]
+
+_read_before: set[type] = set()
+"""Types of which this process has read back what it wrote."""
 
 StatePath = tuple[str, ...]
 """Where a tensor is in a state: the keys that lead to it."""
@@ -91,25 +98,69 @@ def kinds_in(header: bytes) -> dict[StatePath, TensorKind]:
     }
 
 
+def _shown(path: Sequence[Any]) -> str:
+    return "The value at " + ("".join(f"[{key!r}]" for key in path) or "its top")
+
+
 def fresh_on(device: torch.device | None = None) -> Allocate:
     """Allocates new tensors, by default on the host."""
     return lambda kinds: {p: torch.empty(k.shape, dtype=k.dtype, device=device) for p, k in kinds.items()}
 
 
-def pack(value: Any) -> bytes:
-    """Plain values as bytes: numbers, text, containers, small tensors."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
+def pack(
+    value: Any, known: KnownClasses = NOTHING_KNOWN, shown: Callable[[Sequence[Any]], str] = _shown
+) -> bytes:
+    """Plain values as bytes: numbers, text, containers, small tensors and more (`plain_values.py`).
+
+    Types that were never packed before are read back at once.
+
+    Args:
+        value: the values.
+        known: classes of the reader.
+        shown: what an error calls the value to which some keys lead.
+
+    Raises:
+        UnsupportedError: one of them could not be read back. Names it.
+    """
+    encoder = Encoder(known)
+    try:
+        data = _written(encoder, value)
+    except NotPlainError as error:
+        raise UnsupportedError(
+            f"{shown(error.path)} is a {error.kind} {error.why}: {error.remedy}."
+        ) from error
+    return data
+
+
+def _written(encoder: Encoder, value: Any) -> bytes:
+    form, buffer = encoder.encode(value), io.BytesIO()
+    try:
+        torch.save(form, buffer)
+        if encoder.foreign or not encoder.kinds <= _read_before:
+            _read(buffer.getvalue())
+            _read_before.update(encoder.kinds)
+    except Exception:
+        encoder.strict().encode(value)  # says which value it is
+        raise
     return buffer.getvalue()
 
 
-def unpack(data: bytes, device: torch.device | None = None) -> Any:
-    """The values that :func:`pack` was given; their tensors on a device, by default where they were.
+def _read(data: bytes, device: torch.device | None = None) -> Any:
+    return torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+
+
+def unpack(data: bytes, device: torch.device | None = None, known: KnownClasses = NOTHING_KNOWN) -> Any:
+    """The values that :func:`pack` was given.
+
+    Args:
+        data: what it returned.
+        device: of their tensors; by default where they were.
+        known: classes of which objects are made; objects of others come as ``Unknown``, and can be packed.
 
     Raises:
         pickle.UnpicklingError: the bytes name something else than plain values.
     """
-    return torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    return restored(_read(data, device), known)
 
 
 def tensors_in(nested: Mapping[str, Any], at: StatePath = ()) -> Iterator[tuple[StatePath, torch.Tensor]]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from swift_ft.checkpoint.plain_classes import KnownClasses
+from swift_ft.checkpoint.plain_values import classes_in
 from swift_ft.checkpoint.state_digest import StateDigests, differing, tensor_digests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tensors_in, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.errors import TopologyMismatchError
-from swift_ft.torch_adapters.core.model_state import load_model_state, model_state
+from swift_ft.torch_adapters.core.model_state import is_extra, load_model_state, model_state
 from swift_ft.torch_adapters.core.shards import Description, describe, local, note_changed, rebuilt
 from swift_ft.torch_adapters.core.tensors import same_bits
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
@@ -104,6 +107,49 @@ class TrainingState:
 
     # -------------------------------------------------------------------------------------- everything
 
+    @cached_property
+    def known(self) -> KnownClasses:
+        """The classes whose objects may be saved: who reads them has the same in its state at the start.
+
+        Asked for before the first step, and before anything is loaded.
+        """
+        parts = [*self.small.values(), *self.optimizers.values()]
+        parts += [inner for module in self.modules.values() for inner in module.modules()]
+        homes = {"__main__", *(type(part).__module__ for part in parts)}
+        return KnownClasses(classes_in(self._beginning()), homes)
+
+    def _beginning(self) -> dict[str, Any]:
+        """The values that are no tensors of models and optimizers, before the first step."""
+        groups = {
+            name: {"param_groups": [{k: v for k, v in group.items() if k != "params"} for group in groups]}
+            for name, groups in ((name, o.param_groups) for name, o in self.optimizers.items())
+        }
+        extra = {
+            part: {
+                f"{name}._extra_state".lstrip("."): inner.get_extra_state()
+                for name, inner in module.named_modules()
+                if type(inner).get_extra_state is not nn.Module.get_extra_state
+            }
+            for part, module in self.modules.items()
+        }
+        return {"small": self.snapshot(), "optimizers": groups, "extra": extra}
+
+    def check_values(self) -> None:
+        """See before the first step whether what is saved could be read again.
+
+        Raises:
+            UnsupportedError: names a value that could not.
+        """
+        self.pack(self._beginning())
+
+    def pack(self, plain: Any) -> bytes:
+        """Plain values of this state as bytes. See :func:`~swift_ft.checkpoint.state_payload.pack`."""
+        return pack(plain, self.known, _shown_value)
+
+    def unpack(self, data: bytes) -> Any:
+        """What :meth:`pack` was given, at this worker or at another one with the same script."""
+        return unpack(data, known=self.known)
+
     def to_save(self, digests: StateDigests | None = None) -> dict[str, Any]:
         """Everything, by name, as DCP stores it; large tensors are the live ones.
 
@@ -115,6 +161,9 @@ class TrainingState:
 
         Args:
             digests: of :meth:`named_tensors`, for :meth:`take_over` to compare.
+
+        Raises:
+            UnsupportedError: a value could not be read again. Names it.
         """
         optimizers, plain, names = {}, {}, self.parameter_names()
         for name, optimizer in self.optimizers.items():
@@ -125,19 +174,21 @@ class TrainingState:
                 names.get(parameter) for group in optimizer.param_groups for parameter in group["params"]
             ]
             plain[name] = {"state": values, "param_groups": saved["param_groups"], "names": known_as}
-        models = {name: model_state(module) for name, module in self.modules.items()}
+        whole = {name: model_state(module) for name, module in self.modules.items()}
+        models = {name: _tensors_of(values) for name, values in whole.items()}
         shards = {name: _described(tensors) for name, tensors in models.items()}
         of_optimizers = {name: _described(saved) for name, saved in optimizers.items()}
         rest = {
             "small": self.snapshot(),
             "optimizers": plain,
+            "extra": {name: _extra_of(values) for name, values in whole.items()},
             "digests": {**(digests or {})},
             "shards": {"models": shards, "optimizers": of_optimizers},
         }
         return {
             "models": {name: _localized(tensors) for name, tensors in models.items()},
             "optimizers": {name: _localized(tensors) for name, tensors in optimizers.items()},
-            "plain": {"bytes": _as_file(pack(rest))},
+            "plain": {"bytes": _as_file(self.pack(rest))},
         }
 
     def check(self, stored: Mapping[StatePath, TensorKind]) -> None:
@@ -156,8 +207,10 @@ class TrainingState:
 
     def _check(self, stored: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
         for name, model in self.local_models().items():
-            theirs = {key: shape for (part, key), shape in stored.items() if part == name}
-            ours = {key: tuple(t.shape) for key, t in model.items() if isinstance(t, torch.Tensor)}
+            theirs = {
+                key: shape for (part, key), shape in stored.items() if part == name and not is_extra(key)
+            }
+            ours = {key: tuple(t.shape) for key, t in model.items()}
             for key in sorted({*ours, *theirs}):
                 if (here := ours.get(key)) != (there := theirs.get(key)):
                     raise TopologyMismatchError(
@@ -188,23 +241,20 @@ class TrainingState:
         models = models or self.local_models()
         if aside:
             models = {
-                name: {
-                    key: torch.empty_like(value) if isinstance(value, torch.Tensor) else value
-                    for key, value in model.items()
-                }
+                name: {key: torch.empty_like(value) for key, value in model.items()}
                 for name, model in models.items()
             }
         return {"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO()}}
 
     def local_models(self) -> dict[str, dict[str, Any]]:
         """The live tensors of each model (this worker's shards), by their names in :meth:`to_save`."""
-        return {name: _localized(model_state(module)) for name, module in self.modules.items()}
+        return {name: _localized(_tensors_of(model_state(module))) for name, module in self.modules.items()}
 
     def buffers(self, of: nn.Module) -> dict[str, dict[str, torch.Tensor]]:
         """The buffers of a trained model: the live tensors, by their names in :meth:`to_save`."""
         places = {b.data_ptr() for b in of.buffers() if b.numel()}
         return {
-            name: {k: t for k, t in model.items() if isinstance(t, torch.Tensor) and t.data_ptr() in places}
+            name: {k: t for k, t in model.items() if t.data_ptr() in places}
             for name, model in self.local_models().items()
         }
 
@@ -219,14 +269,19 @@ class TrainingState:
             Names of tensors that are not what was saved, as far as digests came with them.
 
         Raises:
-            TopologyMismatchError: what came is another worker's shard, or that of another layout.
+            TopologyMismatchError: what came is another worker's shard, or that of another layout, or lacks
+                what a module keeps beside its tensors.
         """
         if plain is None:
-            plain = unpack(loaded["plain"]["bytes"].getvalue())
+            plain = self.unpack(loaded["plain"]["bytes"].getvalue())
             assert plain is not None
         shards = plain.get("shards") or {"models": {}, "optimizers": {}}  # an earlier version has no shards
         for name, module in self.modules.items():
-            self._take_over_model(name, module, loaded["models"][name], shards["models"].get(name, {}))
+            values = loaded["models"][name]
+            extra = plain["extra"][name] if "extra" in plain else _extra_of(values)
+            self._take_over_model(
+                name, module, {**_tensors_of(values), **extra}, shards["models"].get(name, {})
+            )
         for name, optimizer in self.optimizers.items():
             state: dict[int, dict[str, Any]] = {
                 int(i): dict(v) for i, v in plain["optimizers"][name]["state"].items()
@@ -258,9 +313,11 @@ class TrainingState:
             here = local(ours) if isinstance(ours, torch.Tensor) else None
             return here is None or not same_bits(here, given.to(here.device))
 
+        of_models = {name: _tensors_of(model) for name, model in loaded["models"].items()}
+
         names = []
-        for name, model in loaded["models"].items():
-            if any(isinstance(t, torch.Tensor) and _memory(t) not in live for t in model.values()):
+        for name, model in of_models.items():
+            if any(_memory(tensor) not in live for tensor in model.values()):
                 ours = model_state(self.modules[name])
                 names += [f"{name}.{key}" for key, given in model.items() if differs(ours.get(key), given)]
         for name, optimizer in self.optimizers.items():
@@ -275,8 +332,16 @@ class TrainingState:
         self, name: str, module: nn.Module, values: Mapping[str, Any], parts: Mapping[str, Description]
     ) -> None:
         own: dict[str, Any] = model_state(module)
+        for key in sorted(own.keys() ^ values.keys()):
+            if is_extra(key, own.get(key)):
+                place = "there and not here" if key in values else "here and not there"
+                raise TopologyMismatchError(
+                    f"The state was saved by another model: {name}.{key} (get_extra_state) is {place}. "
+                    "Start with the same model, or choose another store.",
+                    key=key,
+                )
         for key, tensor in own.items():
-            here = describe(tensor) if isinstance(tensor, torch.Tensor) else None
+            here = None if is_extra(key, tensor) else describe(tensor)
             if here != (there := parts.get(key)):
                 raise TopologyMismatchError(
                     f"The state was saved with another sharding: {name}.{key} is {_part(there)} there and "
@@ -298,6 +363,28 @@ def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype, int]:
 def bytes_of(saved: Mapping[str, Any]) -> int:
     """Size of the tensors in what :meth:`TrainingState.to_save` returned."""
     return sum(tensor.nbytes for _, tensor in tensors_in(saved))
+
+
+def _tensors_of(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Of a model's state, its parameters and buffers."""
+    return {key: value for key, value in values.items() if not is_extra(key, value)}
+
+
+def _extra_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a model's state, all else: what ``get_extra_state`` returned."""
+    return {key: value for key, value in values.items() if is_extra(key, value)}
+
+
+def _shown_value(path: Sequence[Any]) -> str:
+    """What an error calls a value of the plain ones: by its part of the state, and the keys in there."""
+    keys = [*path]
+    for prefix in (("small", "parts"), ("optimizers",), ("extra",)):
+        if tuple(keys[: len(prefix)]) == prefix and len(keys) > len(prefix):
+            part, *rest = keys[len(prefix) :]
+            if prefix == ("extra",) and rest:
+                part = f"{part}.{rest.pop(0)}"
+            return f"Session(state): {part}" + "".join(f"[{key!r}]" for key in rest)
+    return "Session(state): " + "".join(f"[{key!r}]" for key in keys)
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

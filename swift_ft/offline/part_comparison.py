@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from swift_ft.checkpoint.folder import CheckpointFolder, Part
@@ -102,7 +104,7 @@ def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
             yield from _leaves(value[key], (*path, key))
         if not value:
             yield path, {}
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque):
         yield from _leaves(dict(enumerate(value)), path)
     else:
         yield path, value
@@ -113,7 +115,15 @@ def _equal(one: Any, other: Any) -> bool:
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
         return torch.equal(_bits(one), _bits(other))
-    return type(one) is type(other) and repr(one) == repr(other)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and not one.dtype.hasobject:
+        alike = (one.dtype, one.shape) == (other.dtype, other.shape)
+        return alike and one.tobytes() == other.tobytes()
+    return type(one) is type(other) and _text(one) == _text(other)
+
+
+def _text(value: Any) -> Any:
+    """What is shown of a value; a set has no order."""
+    return sorted(map(repr, value)) if isinstance(value, set | frozenset) else repr(value)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

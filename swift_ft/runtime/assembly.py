@@ -319,6 +319,7 @@ class Assembly:
                 "into one module, and DDP around that (find_unused_parameters=True), as in a GAN "
                 "(docs/guide.md#data-parallelism)."
             )
+        self._state.check_values()
         self._end_setup()
         self._publish_place()  # first of all: another worker may wait for it, and all others for that one
         self._costs = costs = new_layer_costs(self._context, self.attached.layered, self._rendezvous)

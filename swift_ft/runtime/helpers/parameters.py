@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, pack, unpack
-from swift_ft.errors import CannotHelpError
+from swift_ft.errors import CannotHelpError, UnsupportedError
 from swift_ft.runtime.helpers.pieces import Piece, pieces_of
 from swift_ft.runtime.helpers.plain_bytes import Arriving, send_plain
 from swift_ft.runtime.replicas.transfer import Link, receive, send
@@ -152,4 +152,7 @@ def _trained(values: Mapping[StatePath, torch.Tensor]) -> list[StatePath]:
 
 
 def _packed(inputs: Inputs) -> bytes:
-    return pack({f.name: getattr(inputs, f.name) for f in fields(Inputs)})
+    try:
+        return pack({f.name: getattr(inputs, f.name) for f in fields(Inputs)})
+    except UnsupportedError as error:
+        raise CannotHelpError(f"an argument of a stage cannot be sent. {error}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swift_ft.checkpoint.state_payload import StatePayload, fresh_on, pack, unpack
+from swift_ft.checkpoint.state_payload import StatePayload, fresh_on
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.progress import ProgressBoard
@@ -76,11 +76,11 @@ class LayerSync:
     def _packed(self, transfer: Transfer) -> StatePayload:
         layers = self._repartition.take(transfer.layers)
         rest = {"layers": layers.plain, "small": self._state.snapshot(), "options": self._options()}
-        return StatePayload(layers.tensors, pack(rest))
+        return StatePayload(layers.tensors, self._state.pack(rest))
 
     def _take_over(self, arrived: list[StatePayload], plan: Plan) -> None:
         """Only now, when all is here: if a source dies, nothing has changed."""
-        rest = [unpack(payload.plain) for payload in arrived]
+        rest = [self._state.unpack(payload.plain) for payload in arrived]
         layers = [
             StatePayload(payload.tensors, one["layers"]) for payload, one in zip(arrived, rest, strict=True)
         ]

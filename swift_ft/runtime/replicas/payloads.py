@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from swift_ft.checkpoint.state_payload import StatePath, StatePayload, pack, tensors_in, unpack
+from swift_ft.checkpoint.state_payload import StatePath, StatePayload, tensors_in
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.errors import UnsupportedError
 from swift_ft.torch_adapters.core.shards import describe, local, note_changed, rebuilt
 
 __all__ = ["parameters_payload", "put_parameters", "whole_payload"]
@@ -19,15 +18,10 @@ def whole_payload(own: TrainingState) -> StatePayload:
     """All that the session protects.
 
     Raises:
-        UnsupportedError: for a model that has more than tensors.
+        UnsupportedError: a value could not be read again.
     """
     saved = own.to_save()  # each bucket has a digest on its way
-    tensors = dict(tensors_in(saved))
-    for name, model in saved["models"].items():
-        for key in model:
-            if ("models", name, key) not in tensors:
-                raise UnsupportedError(f"{name}'s {key} is no tensor: a replica cannot receive it.")
-    return StatePayload(tensors, saved["plain"]["bytes"].getvalue())
+    return StatePayload(dict(tensors_in(saved)), saved["plain"]["bytes"].getvalue())
 
 
 def parameters_payload(own: TrainingState, indices: Sequence[int]) -> StatePayload:
@@ -45,12 +39,12 @@ def parameters_payload(own: TrainingState, indices: Sequence[int]) -> StatePaylo
             "host": [k for k, v in fields.items() if local(v).device.type == "cpu"],
             "shards": {k: part for k, v in fields.items() if (part := describe(v))},
         }
-    return StatePayload(tensors, pack(plain))
+    return StatePayload(tensors, own.pack(plain))
 
 
 def put_parameters(own: TrainingState, indices: Sequence[int], payload: StatePayload) -> None:
     """Put some parameters in place that :func:`parameters_payload` has made."""
-    plain = unpack(payload.plain)
+    plain = own.unpack(payload.plain)
     indexed = own.parameters
     with torch.no_grad():
         for index in indices:

@@ -19,7 +19,6 @@ from swift_ft.checkpoint.state_payload import (
     TensorKind,
     fresh_on,
     tensor_at,
-    unpack,
 )
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import RecoveryError, UndoError
@@ -329,7 +328,11 @@ class Replicas:
             filled.update(self._state.to_load(kinds, aside=aside, models=models))
             return {path: tensor_at(filled, path) for path in kinds}
 
-        receive(self._link(transfer, group), allocate, meanwhile=lambda data: plain.update(unpack(data)))
+        receive(
+            self._link(transfer, group),
+            allocate,
+            meanwhile=lambda data: plain.update(self._state.unpack(data)),
+        )
         if keep_buffers:
             kept = self._state.buffers(self.model)
             for name, buffers in kept.items():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 
@@ -41,7 +43,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{name}.{key}")
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    elif isinstance(value, Sequence | deque) and not isinstance(value, str | bytes):
         for index, inner in enumerate(value):
             yield from _leaves(inner, f"{name}.{index}")
     else:
@@ -51,4 +53,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _bytes_of(value: Any) -> bytes:
     if isinstance(value, torch.Tensor):
         return bytes(value.reshape(-1).view(torch.uint8).numpy())
-    return repr(value).encode()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return f"{value.dtype}{value.shape}".encode() + value.tobytes()
+    shown = sorted(map(repr, value)) if isinstance(value, set | frozenset) else value  # a set has no order
+    return repr(shown).encode()

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from swift_ft.torch_adapters.core.shards import local
 
-__all__ = ["load_model_state", "model_state"]
+__all__ = ["is_extra", "load_model_state", "model_state"]
 
 _Keys = tuple[str, ...]
 
@@ -30,8 +30,20 @@ _names: weakref.WeakKeyDictionary[nn.Module, tuple[_Keys, _Keys]] = weakref.Weak
 """By model: the keys of ``state_dict()``, and what DCP makes of each."""
 
 
+_EXTRA = "_extra_state"
+"""The last part of a key for what ``Module.get_extra_state`` returned."""
+
+
+def is_extra(key: str, value: Any = None) -> bool:
+    """Whether a value of a model's state is none of its parameters and buffers.
+
+    It may be a tensor nevertheless, and have another size each time (the FP8 scales of TransformerEngine).
+    """
+    return key.rpartition(".")[2] == _EXTRA or not (value is None or isinstance(value, torch.Tensor))
+
+
 def model_state(module: nn.Module) -> dict[str, Any]:
-    """The live tensors of a model, by their names; the same as DCP's ``get_model_state_dict``."""
+    """All that a model saves, by name; the same as DCP's ``get_model_state_dict``. Its tensors are live."""
     known = _names.get(module)
     with torch.no_grad():
         own: dict[str, Any] = module.state_dict() if known is not None else {}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 import torch
@@ -146,20 +146,37 @@ class PartReader(FsspecReader):
             return
         raise failed
 
+    def add_values_in(self, state: dict[str, Any], part: str, wanted: Callable[[str], bool]) -> None:
+        """Let :meth:`fill` read more values than a state has, whatever they consist of.
+
+        Args:
+            state: what is to be filled.
+            part: the first key of their paths. The second one is in the state.
+            wanted: whether a third one leads to such a value.
+        """
+        stored = self.read_metadata()
+        for flat, path in (stored.planner_data or {}).items():
+            if path[0] == part and wanted(str(path[2])):
+                found = stored.state_dict_metadata[flat]
+                set_element(state, path, _empty(found))
+
     def read(self) -> dict[str, Any]:
         """All that the part holds: tensors on the CPU, and other values, by name.
 
         Raises:
             Exception: as :meth:`fill` does.
         """
-        state: dict[str, Any] = {
-            name: torch.empty(found.size, dtype=found.properties.dtype)
-            if isinstance(found, TensorStorageMetadata)
-            else None
-            for name, found in self.read_metadata().state_dict_metadata.items()
-        }
+        stored = self.read_metadata().state_dict_metadata
+        state: dict[str, Any] = {name: _empty(found) for name, found in stored.items()}
         self.fill(state)
         return state
+
+
+def _empty(found: object) -> torch.Tensor | None:
+    """Room for a tensor; what is none replaces what stands in its place."""
+    if isinstance(found, TensorStorageMetadata):
+        return torch.empty(found.size, dtype=found.properties.dtype)
+    return None
 
 
 class _Planner(DefaultLoadPlanner):

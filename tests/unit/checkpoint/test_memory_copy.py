@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from swift_ft.checkpoint.memory_copy import Block, digest_of, load_block, size_of, write_block
+from swift_ft.checkpoint.state_payload import tensors_in
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError
 
@@ -68,3 +69,47 @@ def test_another_model() -> None:
     block = write_block(made()[0], None)
     with pytest.raises(TopologyMismatchError, match="another model"):
         load_block(made(width=8)[0], block)
+
+
+class Scaled(nn.Module):
+    """Keeps scales beside its tensors, in a tensor that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.scales = torch.zeros(0, dtype=torch.uint8)
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.scales
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.scales = state
+
+
+def test_what_a_module_keeps_beside_its_tensors_may_grow() -> None:
+    inner = [Scaled(), Scaled()]
+    state = TrainingState({"model": nn.Sequential(*inner)})
+    block = write_block(state, None)
+    for size, one in enumerate(inner, 3):
+        one.scales = torch.arange(size, dtype=torch.uint8)
+    grown = write_block(state, None)
+    assert sorted(path[2] for path in dict(tensors_in(state.to_save())) if path[0] == "models") == [
+        f"{number}.linear.{kind}" for number in (0, 1) for kind in ("bias", "weight")
+    ]
+    load_block(state, block)
+    assert [one.scales.numel() for one in inner] == [0, 0]
+    load_block(state, grown)
+    assert [one.scales.tolist() for one in inner] == [[0, 1, 2], [0, 1, 2, 3]]
+
+
+def test_a_model_without_what_was_kept_beside_tensors_is_another_one() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+    kept, plain = TrainingState({"model": Scaled()}), TrainingState({"model": Plain()})
+    with pytest.raises(TopologyMismatchError, match=r"model._extra_state.*is there and not here"):
+        load_block(plain, write_block(kept, None))
+    with pytest.raises(TopologyMismatchError, match=r"model._extra_state.*is here and not there"):
+        load_block(kept, write_block(plain, None))

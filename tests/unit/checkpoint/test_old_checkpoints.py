@@ -5,8 +5,10 @@ Commit a872519 wrote ``data/before-the-house``: one AdamW step of the model belo
 
 from __future__ import annotations
 
+import io
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.state_payload import pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.reader import PartReader
@@ -80,3 +83,43 @@ def test_a_part_has_the_same_files_and_paths_as_before(tmp_path: Path) -> None:
     assert new.planner_data == old.planner_data
     files = [sorted(p.name for p in (root / PART).iterdir()) for root in (OLD, tmp_path)]
     assert files[0] == files[1]
+
+
+class Scaled(nn.Linear):
+    """Keeps something beside its tensors."""
+
+    def __init__(self, kept: object) -> None:
+        super().__init__(3, 3)
+        self.kept = kept
+
+    def get_extra_state(self) -> object:
+        return self.kept
+
+    def set_extra_state(self, state: object) -> None:
+        self.kept = state
+
+
+@pytest.mark.parametrize(
+    ("kept", "at_start"),
+    [
+        (torch.arange(5, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8)),
+        ({"a": 1.5, "b": [1, torch.ones(2)]}, {"a": 0.0, "b": [0, torch.zeros(2)]}),
+        ("text", ""),
+    ],
+    ids=["tensor", "dict", "text"],
+)
+def test_what_modules_kept_beside_their_tensors_was_among_them(
+    kept: Any, at_start: Any, tmp_path: Path
+) -> None:
+    """An earlier version gave DCP all that ``state_dict()`` had."""
+    store = Store(str(tmp_path))
+    old = TrainingState({"model": Scaled(kept)}).to_save()
+    plain = unpack(old["plain"]["bytes"].getvalue())
+    old["models"]["model"]["_extra_state"] = plain.pop("extra")["model"]["_extra_state"]
+    old["plain"]["bytes"] = io.BytesIO(pack(plain))
+    write_part(store, PART, staged(old))
+    folder = CheckpointFolder(store)
+    folder.commit(10, {0: PART}, "run", {})
+    model = Scaled(at_start)
+    Checkpointer(folder, TrainingState({"model": model})).load(10, 0)
+    assert repr(model.kept) == repr(kept)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections import deque
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +40,15 @@ def test_plain_values_by_their_path() -> None:
     assert differences(one, other) == ["plain.bytes.optimizers.adam.param_groups.0.lr"]
     assert differences(state(weight, a=1), state(weight, a=True)) == ["plain.bytes.a"]
     assert differences(state(weight, a={}, b=1), state(weight, b=1)) == ["plain.bytes.a"]
+
+
+def test_values_of_numpy_and_of_containers() -> None:
+    weight, nan = torch.ones(2), np.array([np.nan, 1.0])
+    one = state(weight, a=nan, d=deque([1, np.int64(2)]), s={"x", "y", 3}, p=Path("a"))
+    other = state(weight, a=nan.copy(), d=deque([1, np.int64(2)]), s={3, "y", "x"}, p=Path("a"))
+    assert differences(one, other) == []
+    other = state(weight, a=-nan, d=deque([1, 2]), s={"x", "y"}, p="a")
+    assert differences(one, other) == [f"plain.bytes.{name}" for name in ("a", "d.1", "p", "s")]
 
 
 def test_the_random_numbers_of_a_replica_are_its_own() -> None:

@@ -1,0 +1,478 @@
+"""Values of Python and NumPy as ones that ``torch.load(weights_only=True)`` reads, and back.
+
+Most of what stands in a ``state_dict()`` can be written by ``torch.save``, and only a part of that can be
+read again without executing what a file names. So each other value becomes a *tagged* dict of readable ones
+(an array is the tensor of its bytes), and comes back as what it was: equal, of the same type, and shared
+where it was shared.
+
+A tag names a class only for an enum, a dataclass or a named tuple. It is looked up among the classes that the
+reader :class:`knows <KnownClasses>`, and an object is made without calling it: nothing that is read executes
+anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import enum
+import fractions
+import io
+import math
+import pathlib
+import pickle
+import types
+import uuid
+import zoneinfo
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from swift_ft.checkpoint.plain_classes import (
+    NOTHING_KNOWN,
+    KnownClasses,
+    NotPlainError,
+    Unknown,
+    attributes,
+    kind_of,
+    member,
+    members,
+    name_of,
+)
+
+__all__ = ["Encoder", "classes_in", "restored"]
+
+_TAG = "swift_ft.plain"
+_ATOMS = {
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytearray,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    torch.layout,
+    torch.Tensor,
+    torch.nn.Parameter,
+}
+"""What ``torch.load`` reads as it is."""
+_KEYS = {type(None), bool, int, float, complex, str}
+_FACTORIES: dict[str, type] = {
+    c.__name__: c for c in (int, float, complex, bool, str, list, dict, set, tuple)
+}
+_PATHS = {kind.__name__: kind for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath)}
+_AS_TEXT: dict[str, Callable[[str], Any]] = {
+    "UUID": uuid.UUID,
+    "Decimal": decimal.Decimal,
+    "Fraction": fractions.Fraction,
+    "ZoneInfo": zoneinfo.ZoneInfo,
+    **_PATHS,
+}
+_CONSTANTS = {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}
+
+
+def restored(value: Any, known: KnownClasses = NOTHING_KNOWN) -> Any:
+    """What :meth:`Encoder.encode` was given.
+
+    Args:
+        value: what it returned, or what a version without it has written.
+        known: classes of which objects are made; objects of others become :class:`Unknown`.
+
+    Raises:
+        pickle.UnpicklingError: a later version has written it.
+    """
+    return _Decoder(known).decode(value)
+
+
+def classes_in(value: Any) -> set[type]:
+    """The enums, dataclasses and named tuples whose objects are in a value."""
+    encoder = Encoder(None)
+    with contextlib.suppress(NotPlainError):  # it is refused when it is saved
+        encoder.encode(value)
+    return {kind for kind in encoder.kinds if kind_of(kind)}
+
+
+# -------------------------------------------------------------------------------------------------- encode
+
+_GIVE_PLAIN = "give plain values (numbers, text, tensors, arrays, lists, dicts) in state_dict()"
+
+
+class Encoder:
+    """Makes of one value another one that can be read back.
+
+    What this module does not know stays as it is: a script may have told torch that it is safe.
+
+    Args:
+        known: classes that the reader will know; None for all.
+        strict: try at once whether torch reads what this module does not know.
+
+    Attributes:
+        kinds: types that were met and that torch does not read by itself.
+        foreign: whether there is something that this module does not know.
+    """
+
+    def __init__(self, known: KnownClasses | None = NOTHING_KNOWN, *, strict: bool = False) -> None:
+        self._known = known
+        self._strict = strict
+        self.foreign = False
+        self._done: dict[int, tuple[Any, Any]] = {}  # by id(): the value, which must live on, and its form
+        self.kinds: set[type] = set()
+
+    def encode(self, value: Any) -> Any:
+        """The other value.
+
+        Raises:
+            NotPlainError: something in it cannot be read back.
+        """
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if (done := self._done.get(id(value))) is not None:
+            return done[1]
+        if kind is list:
+            return self._filled(value, [], lambda form: form.extend(self._items(value)))
+        if kind is tuple:
+            return self._note(value, tuple(self._items(value)))
+        if kind is dict:
+            return self._dict(value)
+        self.kinds.add(kind)
+        if (way := _ENCODE.get(kind)) is not None:
+            return way(self, value)
+        if isinstance(value, np.generic):
+            return self._note(value, self._scalar(value))
+        return self._object(value)
+
+    def strict(self) -> Encoder:
+        """One that finds what torch does not read."""
+        return Encoder(self._known, strict=True)
+
+    def _note(self, value: Any, form: Any) -> Any:
+        self._done[id(value)] = value, form
+        return form
+
+    def _filled(self, value: Any, form: Any, fill: Callable[[Any], object]) -> Any:
+        """A container is known before its content, which may hold it again."""
+        self._note(value, form)
+        fill(form)
+        return form
+
+    def _items(self, values: Iterable[Any]) -> Iterable[Any]:
+        values = list(values)
+        if all(type(value) in _ATOMS for value in values):
+            return values
+        return [self._at(key, value) for key, value in enumerate(values)]
+
+    def _at(self, key: Any, value: Any) -> Any:
+        try:
+            return self.encode(value)
+        except NotPlainError as error:
+            error.path.insert(0, key)
+            raise
+
+    def _pairs(self, values: Any) -> list[list[Any]]:
+        return [[self.encode(key), self._at(key, value)] for key, value in values.items()]
+
+    def _tagged(self, value: Any, kind: str, fill: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        form: dict[str, Any] = self._filled(value, {_TAG: kind}, lambda form: form.update(fill()))
+        return form
+
+    def _dict(self, value: dict[Any, Any]) -> Any:
+        if _TAG not in value and all(_is_key(key) for key in value):
+            content = value.items()
+            return self._filled(value, {}, lambda form: form.update((k, self._at(k, v)) for k, v in content))
+        return self._tagged(value, "dict", lambda: {"items": self._pairs(value)})
+
+    def _set(self, value: set[Any]) -> Any:
+        if all(_is_key(item) for item in value):
+            return self._note(value, set(value))
+        return self._tagged(value, "set", lambda: {"items": self._items(value)})
+
+    def _ordered(self, value: OrderedDict[Any, Any]) -> Any:
+        # The attributes are those that ``Module.state_dict()`` sets.
+        return self._tagged(
+            value, "OrderedDict", lambda: {"items": self._pairs(value), "attributes": self._dict(vars(value))}
+        )
+
+    def _default(self, value: defaultdict[Any, Any]) -> Any:
+        factory = value.default_factory
+        name = getattr(factory, "__name__", "")
+        if factory is not None and _FACTORIES.get(name) is not factory:
+            raise NotPlainError(
+                value, f"whose default comes from {name or factory!r}", "give dict(...) of it in state_dict()"
+            )
+        return self._tagged(
+            value, "defaultdict", lambda: {"factory": factory and name, "items": self._pairs(value)}
+        )
+
+    def _deque(self, value: deque[Any]) -> Any:
+        return self._tagged(value, "deque", lambda: {"items": self._items(value), "maxlen": value.maxlen})
+
+    def _array(self, value: np.ndarray[Any, Any]) -> Any:
+        if value.dtype == object:
+            return self._tagged(
+                value, "objects", lambda: {"items": self._items(value.flat), "shape": list(value.shape)}
+            )
+        kind, order = _spec_of(value.dtype, value), "F" if value.flags.fnc else "C"
+        data = np.frombuffer(bytearray(value.tobytes(order="A")), np.uint8)
+        content = {"dtype": kind, "shape": list(value.shape), "order": order, "data": torch.from_numpy(data)}
+        return self._note(value, {_TAG: "array", **content})
+
+    def _scalar(self, value: np.generic) -> Any:
+        return {_TAG: "scalar", "dtype": _spec_of(value.dtype, value), "data": bytearray(value.tobytes())}
+
+    def _text(self, value: Any) -> Any:
+        text = value.key if isinstance(value, zoneinfo.ZoneInfo) else str(value)
+        if text is None:  # a zone that was read from a file
+            return self._object(value)
+        return {_TAG: "text", "type": type(value).__name__, "text": text}
+
+    def _time(self, value: Any) -> Any:
+        numbers = [getattr(value, name) for name in _TIMES[type(value).__name__][1]]
+        form: dict[str, Any] = {_TAG: "time", "type": type(value).__name__, "numbers": numbers}
+        if isinstance(value, datetime.datetime | datetime.time):
+            form |= {"fold": value.fold, "zone": self._at("tzinfo", value.tzinfo)}
+        return form
+
+    def _zone(self, value: datetime.timezone) -> Any:
+        name = value.__getinitargs__()[1:]  # type: ignore[attr-defined]  # typeshed does not have it
+        return {_TAG: "timezone", "offset": self.encode(value.utcoffset(None)), "name": list(name)}
+
+    def _slice(self, value: slice | range) -> Any:
+        bounds = [self._at(name, getattr(value, name)) for name in ("start", "stop", "step")]
+        return {_TAG: type(value).__name__, "bounds": bounds}
+
+    def _file(self, value: io.BytesIO) -> Any:
+        return self._note(
+            value, {_TAG: "BytesIO", "data": bytearray(value.getvalue()), "position": value.tell()}
+        )
+
+    def _unknown(self, value: Unknown) -> Any:
+        return self._note(
+            value, {_TAG: value.kind, "class": value.name, "content": self.encode(value.content)}
+        )
+
+    def _object(self, value: Any) -> Any:
+        """An object of a class of someone else's."""
+        kind, name = kind_of(type(value)), name_of(type(value))
+        if not kind:
+            return self._foreign(value)
+        if self._known is not None and self._known.find(name) is not type(value):
+            raise NotPlainError(
+                value,
+                "whose class was not in the state when training began: who reads it would not know it",
+                "have one in the state from the beginning, or give plain values in state_dict()",
+            )
+        if kind == "enum":
+            names = members(value)
+            if isinstance(value, enum.Flag) and member(type(value), names) != value:
+                raise NotPlainError(value, "with bits that have no name", "give its value in state_dict()")
+            return self._note(value, {_TAG: kind, "class": name, "content": names})
+        if kind == "namedtuple":
+            return self._note(value, {_TAG: kind, "class": name, "content": self._items(value)})
+        return self._tagged(value, kind, lambda: {"class": name, "content": self._dict(attributes(value))})
+
+    def _foreign(self, value: Any) -> Any:
+        self.foreign = True
+        if self._strict:
+            try:
+                file = io.BytesIO()
+                torch.save(value, file)
+                file.seek(0)
+                torch.load(file, weights_only=True)
+            except Exception as error:
+                raise NotPlainError(
+                    value, "which cannot be read back without executing code", _GIVE_PLAIN
+                ) from error
+        return value
+
+
+def _is_key(key: Any) -> bool:
+    return type(key) in _KEYS or (type(key) is tuple and all(type(part) in _KEYS for part in key))
+
+
+def _spec_of(dtype: np.dtype[Any], value: Any) -> Any:
+    """What a dtype is made from."""
+    spec: Any = dtype.str if dtype.fields is None else dtype.descr
+    try:
+        same = np.dtype(spec) == dtype
+    except (TypeError, ValueError):
+        same = False
+    if not same or dtype.hasobject:
+        raise NotPlainError(value, f"of the dtype {dtype}", _GIVE_PLAIN)
+    return spec
+
+
+_TIMES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "timedelta": (datetime.timedelta, ("days", "seconds", "microseconds")),
+    "date": (datetime.date, ("year", "month", "day")),
+    "time": (datetime.time, ("hour", "minute", "second", "microsecond")),
+    "datetime": (
+        datetime.datetime,
+        ("year", "month", "day", "hour", "minute", "second", "microsecond"),
+    ),
+}
+
+_ENCODE: dict[type, Callable[[Encoder, Any], Any]] = {
+    set: Encoder._set,
+    frozenset: lambda self, value: self._tagged(value, "frozenset", lambda: {"items": self._items(value)}),
+    OrderedDict: Encoder._ordered,
+    Counter: lambda self, value: self._tagged(value, "Counter", lambda: {"items": self._pairs(value)}),
+    defaultdict: Encoder._default,
+    deque: Encoder._deque,
+    bytes: lambda _, value: value or {_TAG: "no bytes"},  # torch does not read empty ones
+    np.ndarray: Encoder._array,
+    io.BytesIO: Encoder._file,
+    datetime.timezone: Encoder._zone,
+    slice: Encoder._slice,
+    range: Encoder._slice,
+    types.SimpleNamespace: lambda self, value: self._tagged(
+        value, "SimpleNamespace", lambda: {"content": self._dict(vars(value))}
+    ),
+    Unknown: Encoder._unknown,
+    **{kind: Encoder._text for kind in _AS_TEXT.values() if isinstance(kind, type)},
+    **{kind: Encoder._time for kind, _ in _TIMES.values() if isinstance(kind, type)},
+    **{type(one): lambda self, value: {_TAG: "constant", "name": repr(value)} for one in _CONSTANTS.values()},
+}
+
+
+# -------------------------------------------------------------------------------------------------- decode
+
+
+class _Decoder:
+    """Walks through one value that was read."""
+
+    def __init__(self, known: KnownClasses) -> None:
+        self._known = known
+        self._done: dict[int, Any] = {}
+
+    def decode(self, form: Any) -> Any:
+        kind = type(form)
+        if kind not in (dict, list, tuple):
+            return form
+        if id(form) in self._done:
+            return self._done[id(form)]
+        if kind is tuple:
+            return self._note(form, tuple(self._items(form)))
+        if kind is list:
+            value: list[Any] = self._note(form, [])
+            value.extend(self._items(form))
+            return value
+        if _TAG not in form:
+            found: dict[Any, Any] = self._note(form, {})
+            found.update((key, self.decode(item)) for key, item in form.items())
+            return found
+        if (way := _DECODE.get(form[_TAG])) is None:
+            raise pickle.UnpicklingError(
+                f"the state has a {form[_TAG]!r}, which a later version of swift_ft wrote"
+            )
+        return way(self, form)
+
+    def _note(self, form: Any, value: Any) -> Any:
+        self._done[id(form)] = value
+        return value
+
+    def _items(self, forms: Iterable[Any]) -> list[Any]:
+        return [self.decode(form) for form in forms]
+
+    def _collected(self, form: Any, empty: Any) -> Any:
+        """A container, known before its content."""
+        value = self._note(form, empty)
+        if isinstance(value, dict):
+            for key, item in form["items"]:
+                value[self.decode(key)] = self.decode(item)
+        elif isinstance(value, set):
+            value.update(self._items(form["items"]))
+        else:
+            value.extend(self._items(form["items"]))
+        return value
+
+    def _ordered(self, form: Any) -> Any:
+        value: Any = self._collected(form, OrderedDict())
+        vars(value).update(self.decode(form["attributes"]))
+        return value
+
+    def _default(self, form: Any) -> Any:
+        factory = form["factory"]
+        return self._collected(form, defaultdict(_FACTORIES[factory] if factory else None))
+
+    def _array(self, form: Any) -> Any:
+        data = _numbers(form["data"].cpu().numpy().tobytes(), form["dtype"], math.prod(form["shape"]))
+        return self._note(form, data.reshape(form["shape"], order=form["order"]))
+
+    def _objects(self, form: Any) -> Any:
+        value = self._note(form, np.empty(form["shape"], object))
+        for number, item in enumerate(form["items"]):
+            value.flat[number] = self.decode(item)
+        return value
+
+    def _time(self, form: Any) -> Any:
+        more = {}
+        if "fold" in form:
+            more = {"fold": form["fold"], "tzinfo": self.decode(form["zone"])}
+        return self._note(form, _TIMES[form["type"]][0](*form["numbers"], **more))
+
+    def _file(self, form: Any) -> Any:
+        value = self._note(form, io.BytesIO(form["data"]))
+        value.seek(form["position"])
+        return value
+
+    def _namespace(self, form: Any) -> Any:
+        value = self._note(form, types.SimpleNamespace())
+        vars(value).update(self.decode(form["content"]))
+        return value
+
+    def _object(self, form: Any) -> Any:
+        kind, name = form[_TAG], form["class"]
+        known = self._known.find(name)
+        if known is None or kind_of(known) != kind:
+            return self._note(form, Unknown(kind, name, self.decode(form["content"])))
+        if kind == "enum":
+            return self._note(form, member(known, form["content"]))
+        if kind == "namedtuple":
+            return self._note(form, tuple.__new__(known, self._items(form["content"])))
+        value = self._note(form, object.__new__(known))
+        for name, item in form["content"].items():
+            object.__setattr__(value, name, self.decode(item))
+        return value
+
+
+def _numbers(data: bytes | bytearray, spec: Any, count: int = 1) -> np.ndarray[Any, Any]:
+    """A flat array that can be written; an empty text's type has no bytes."""
+    dtype = np.dtype(spec)
+    return np.frombuffer(bytearray(data), dtype) if dtype.itemsize and count else np.zeros(count, dtype)
+
+
+def _once(made: Callable[[_Decoder, Any], Any]) -> Callable[[_Decoder, Any], Any]:
+    return lambda self, form: self._note(form, made(self, form))
+
+
+_DECODE: dict[str, Callable[[_Decoder, Any], Any]] = {
+    "dict": lambda self, form: self._collected(form, {}),
+    "set": lambda self, form: self._collected(form, set()),
+    "frozenset": _once(lambda self, form: frozenset(self._items(form["items"]))),
+    "OrderedDict": _Decoder._ordered,
+    "Counter": lambda self, form: self._collected(form, Counter()),
+    "defaultdict": _Decoder._default,
+    "deque": lambda self, form: self._collected(form, deque(maxlen=form["maxlen"])),
+    "no bytes": lambda _, form: b"",
+    "array": _Decoder._array,
+    "objects": _Decoder._objects,
+    "scalar": _once(lambda self, form: _numbers(form["data"], form["dtype"])[0]),
+    "text": _once(lambda self, form: _AS_TEXT[form["type"]](form["text"])),
+    "time": _Decoder._time,
+    "timezone": _once(lambda self, form: datetime.timezone(self.decode(form["offset"]), *form["name"])),
+    "slice": _once(lambda self, form: slice(*self._items(form["bounds"]))),
+    "range": _once(lambda self, form: range(*self._items(form["bounds"]))),
+    "BytesIO": _Decoder._file,
+    "SimpleNamespace": _Decoder._namespace,
+    "constant": _once(lambda self, form: _CONSTANTS[form["name"]]),
+    "enum": _Decoder._object,
+    "namedtuple": _Decoder._object,
+    "dataclass": _Decoder._object,
+}
