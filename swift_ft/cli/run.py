@@ -34,6 +34,7 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
 from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.faults import check_faults
+from swift_ft.launch.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.agent_settings import AgentSettings
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.console_log import show_log
@@ -246,7 +247,7 @@ def _run_one_machine(job: MachineJob) -> int:
     verdict = Verdict(False, "the launcher ended before the run did", 1)
     with contextlib.closing(LauncherConsole(config)) as console:
         console.expect(store)
-        job = _with_secret(replace(job, run_id=_find_run(store, job.run_id, config)))
+        job = _with_secret(replace(job, run_id=_find_run(job)))
         console.follow(store, job.run_id)
         _write_endpoint(config, store, job.run_id)
         try:
@@ -281,17 +282,20 @@ def _told_of_errors(console: LauncherConsole) -> Iterator[None]:
         raise
 
 
-def _find_run(store: StoreAddress, name: str, config: RunConfig) -> str:
+def _find_run(job: MachineJob) -> str:
     """The run to join. The store of the run before may just end: then a new one is needed.
 
     Of several launchers on the host of the store, one starts it.
     """
+    store, name, config = job.settings.store, job.run_id, job.settings.config
+    client = partial(connect, store, timeout_s=config.join_timeout_s)
+    close_abandoned = closer_of_abandoned_runs(client, config, job.settings.secret)
     deadline = time.monotonic() + _STORE_ENDS_S
     while True:
         try:
             if store.backend == TCP and _is_local(store.host) and not is_listening(store):
                 StoreService(store.host, store.port, until_over=name)
-            return find_run(partial(connect, store, timeout_s=config.join_timeout_s), name)
+            return find_run(client, name, close_abandoned)
         except RendezvousLostError:
             if time.monotonic() > deadline:
                 raise

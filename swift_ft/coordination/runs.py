@@ -31,8 +31,13 @@ Connect = Callable[[str], RendezvousStore]
 """Opens a client of the rendezvous store that is confined to the names of one run."""
 
 
-def find_run(connect: Connect, name: str) -> str:
+def find_run(connect: Connect, name: str, close_abandoned: Callable[[str], bool] = lambda _: False) -> str:
     """The run to join: the newest one of a name, or the next one if that has ended.
+
+    Args:
+        connect: opens a client of the rendezvous store.
+        name: of the runs.
+        close_abandoned: closes a run that nobody lives in, and says whether it did.
 
     Raises:
         RendezvousLostError: if the store does not answer, or is about to end with its last run.
@@ -45,7 +50,8 @@ def find_run(connect: Connect, name: str) -> str:
             if is_ended(partial(connect, run)):
                 run = _begin(connect, names, run, _run(name, _number(run) + 1))
             elif _newest(names) == run:
-                break
+                if not close_abandoned(run):
+                    break
             else:  # it had ended, and was deleted before its journal was read
                 run = _newest(names) or begin_first()
     except (DistError, RuntimeError) as error:

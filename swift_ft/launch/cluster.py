@@ -25,6 +25,7 @@ from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
 from swift_ft.exit_codes import EXIT_FENCED, EXIT_USAGE
+from swift_ft.launch.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.preload import preload
 from swift_ft.launch.stop_signals import (
@@ -81,7 +82,9 @@ class Cluster:
         self._service = StoreService("127.0.0.1", 0) if embedded else None
         store = job.settings.store if self._service is None else self._service.address
         settings = replace(job.settings, store=store)
-        run_id = find_run(partial(connect, store), job.run_id)
+        client = partial(connect, store)
+        close_abandoned = closer_of_abandoned_runs(client, settings.config, settings.secret)
+        run_id = find_run(client, job.run_id, close_abandoned)
         self._job = replace(
             job,
             settings=settings,

@@ -12,7 +12,7 @@ from swift_ft.network import JobSecret
 from swift_ft.network.secret import token_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["agreed_secret", "given_secret"]
+__all__ = ["agreed_secret", "found_secret", "given_secret"]
 
 _logger = logging.getLogger(__name__)
 
@@ -50,3 +50,10 @@ def agreed_secret(
     token = rendezvous.compare_set(_KEY, "", secrets.token_hex(_TOKEN_BYTES)).decode()
     keep(_KEY, token)
     return JobSecret.of_token(token, config.certificates)
+
+
+def found_secret(rendezvous: RendezvousStore, config: RunConfig) -> JobSecret | None:
+    """The secret that launchers have agreed on in the store; None if they have not."""
+    if not rendezvous.check([_KEY]):
+        return None
+    return JobSecret.of_token(rendezvous.get(_KEY).decode(), config.certificates)

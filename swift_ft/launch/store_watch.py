@@ -1,8 +1,8 @@
 """Watches the rendezvous store from one machine: a host that vanishes says nothing, and nothing else asks it.
 
 Only the kernel notices a host that lost its power, and nothing notices a store whose process is frozen: its
-kernel still answers. So one thread asks the store again and again, and another one looks at when it last
-answered. Training goes on while the store is lost or silent; a recovery waits for it.
+kernel still answers. So one thread tells the store again and again that this machine lives, and another one
+looks at when it last answered. Training goes on while the store is lost or silent; a recovery waits for it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 
 from torch.distributed import DistError
 
+from swift_ft.coordination.life_signs import SIGN_S, LifeSigns
 from swift_ft.errors import FencedError, RendezvousLostError, first_line
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
@@ -20,7 +21,7 @@ __all__ = ["StoreWatch"]
 
 _logger = logging.getLogger(__name__)
 
-_NOTICE_S = 10.0
+_NOTICE_S = 4 * SIGN_S
 
 
 class StoreWatch:
@@ -42,7 +43,7 @@ class StoreWatch:
         limit_s: float,
         remedy: str = "",
     ) -> None:
-        self._store = store
+        self._signs = LifeSigns(store)
         self._remedy = remedy
         self._place = place
         self._notice_s = min(_NOTICE_S, limit_s / 2)
@@ -59,7 +60,7 @@ class StoreWatch:
         return self._notice_s
 
     def silence_s(self) -> float:
-        """Seconds since the store answered. It is asked four times in :attr:`notice_s`."""
+        """Seconds since the store answered. It is told of four times in :attr:`notice_s`."""
         return time.monotonic() - self._heard_at
 
     def close(self) -> None:
@@ -67,15 +68,16 @@ class StoreWatch:
         self._closed.set()
 
     def _ask(self) -> None:
-        while not self._closed.wait(self._interval_s):
+        while not self._closed.is_set():
             try:
-                self._store.check(["alive"])
+                self._signs.give()
             except FencedError:
                 return  # the journal's readers end this machine
             except (DistError, RuntimeError, RendezvousLostError) as error:
                 _logger.debug("the rendezvous store does not answer: %s", first_line(error))
             else:
                 self._heard_at = time.monotonic()
+            self._closed.wait(self._interval_s)
 
     def _watch(self) -> None:
         warn_after_s, told = self._notice_s, False

@@ -237,15 +237,18 @@ class RendezvousStore:
 
         self._call(lambda store: store.wait(list(keys), timeout), rest)
 
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a key if it has the expected value; an empty one stands for a key that is not set."""
+    def compare_set(self, key: str, expected: str, desired: str, *, keep: bool = True) -> bytes:
+        """Set a key if it has the expected value; an empty one stands for a key that is not set.
+
+        Without ``keep`` it is no key for :attr:`on_set`.
+        """
 
         def in_new_store(store: Store) -> bytes:
             """A store that was started anew may lack the key, which would be expected for ever."""
             return store.compare_set(key, expected if store.check([key]) else "", desired)
 
         found = self._call(lambda store: store.compare_set(key, expected, desired), in_new_store)
-        if found == desired.encode():
+        if keep and found == desired.encode():
             self.on_set(key, desired)
         return found
 

@@ -129,6 +129,7 @@ REASONS = {
         "launch/standby.py:_has_packet",
     ),
     "the key is known to be there": (
+        "launch/job_secret.py:found_secret",
         "checkpoint/store_claim.py:claim_store",
         "runtime/data/remade.py:check_remade",
         "runtime/file_offers.py:FileOffers.find",

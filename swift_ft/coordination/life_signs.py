@@ -1,0 +1,52 @@
+"""Whether any machine of a run lives: as long as one does, a key in the rendezvous store changes.
+
+A store of its own outlives all machines of a run. Its journal still names them then, and nobody is left to
+write there that they are gone.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.waits import waiting
+
+__all__ = ["SIGN_S", "LifeSigns", "shows_life"]
+
+SIGN_S = 2.5
+"""The longest time between two signs of a machine that reaches the store."""
+
+_SIGN = "sign-of-life"
+_LOOK_S = 0.25
+
+
+class LifeSigns:
+    """Those of one machine. In a large job a few machines give all of them.
+
+    Args:
+        store: a client of the rendezvous store.
+    """
+
+    def __init__(self, store: RendezvousStore) -> None:
+        self._store = store
+        self._seen = ""
+
+    def give(self) -> None:
+        """Change the key, unless another machine has since the last call. Call it every :data:`SIGN_S`."""
+        self._seen = self._store.compare_set(_SIGN, self._seen, uuid.uuid4().hex[:12], keep=False).decode()
+
+
+def shows_life(store: RendezvousStore, limit_s: float) -> bool:
+    """Wait for the next sign of life of any machine. False if there is none in time."""
+    before, deadline = _sign(store), time.monotonic() + limit_s
+    with waiting("a sign of life of the run's machines", limit_s):
+        while time.monotonic() < deadline:
+            if _sign(store) != before:
+                return True
+            time.sleep(_LOOK_S)
+    return False
+
+
+def _sign(store: RendezvousStore) -> bytes:
+    return store.get(_SIGN) if store.check([_SIGN]) else b""
