@@ -129,6 +129,7 @@ MEANINGS = {
     "recovery_gave_up": "No way back is left. The run ends.",
     "script_began_slowly": "A recovery waited for what a replacement's script did before its session.",
     "script_end_waits": "A script has ended, and a thread, a process or an exit handler of it goes on.",
+    "strays_stay": "Processes that a dead worker had started do not end: they wait for a disk or a device.",
     "script_misused": "The user can fix it in the script or the flags. The message says how.",
     "file_request_failed": "A worker that serves its files could not answer a request.",
     "segments_not_deleted": "Old segments could not be deleted. The next checkpoint tries again.",

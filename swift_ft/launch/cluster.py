@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 from swift_ft.coordination.follower import Follower
@@ -49,6 +50,7 @@ _CONNECT_S = 30.0
 _EXIT_RENDEZVOUS_LOST = 76
 """Exit code of a machine that lost the rendezvous store."""
 _POLL_S = 0.02
+_STANDBY_ENDS_S = 2.0
 _LATER_S = 1.0
 """How much later a machine is started that no slot waits for: most recoveries are over by then."""
 _STOPPED = range(129, 256)
@@ -189,7 +191,7 @@ class Cluster:
                     "it the journal of the run is out of reach: start the run again with --resume."
                 )
             if os.WIFSIGNALED(status):
-                _kill_group(pid)  # a machine fails as a whole: kill the processes that it leaves behind
+                _end_group(pid)
                 self._replace(index)
             elif self._verdict() is not None:
                 self._wait_for_the_rest()
@@ -272,6 +274,24 @@ def _tell(pipe: int, url: str) -> None:
     """Called in machines. One of them is enough, so a full pipe says it already."""
     with contextlib.suppress(BlockingIOError):
         os.write(pipe, f"{url}\n".encode())
+
+
+def _end_group(pid: int) -> None:
+    """A machine fails as a whole. Its standby ends what it leaves behind, also outside of its group."""
+    deadline = time.monotonic() + _STANDBY_ENDS_S
+    while _has_group(pid) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    _kill_group(pid)
+
+
+def _has_group(group: int) -> bool:
+    """Whether a process of a group lives. One that has ended may stay in it, until it is waited for."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, of = entry.read_text().rpartition(")")[2].split()[:3]
+            if int(of) == group and state not in "ZX":
+                return True
+    return False
 
 
 def _kill_group(pid: int) -> None:

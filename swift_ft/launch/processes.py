@@ -150,6 +150,7 @@ class StandbyContext(PContext):
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         """Signal the workers that still run, wait for them, and kill those that remain."""
         deadline = time.monotonic() + timeout
+        stopped = bool(self._running())
         self._signal_running(death_sig)
         self._signal_running(signal.SIGCONT)  # a stopped worker must get the signal too
         while self._running() and time.monotonic() < deadline:
@@ -158,6 +159,8 @@ class StandbyContext(PContext):
         deadline = time.monotonic() + _KILL_S  # a report may be lost where a signal interrupted the launcher
         while self._running() and time.monotonic() < deadline:
             self._wait_for_report()
+        if stopped:
+            self._standby.kill_strays()
         for channel in self.channels.values():
             channel.close()
         for line in self.lines.values():

@@ -3,8 +3,9 @@
 It is forked from the agent while that still has a single thread, imports what a worker needs, and stays
 single-threaded itself, so that forking from it is safe. It never touches an accelerator. It is the parent of
 its workers: it reaps them and reports to the agent how they ended. When the agent dies, for whatever reason,
-the standby's socket closes and the standby kills the workers: a machine fails as a whole. It forks guests,
-too (`launch/guests.py`): these are agents of their own.
+the standby's socket closes and the standby kills the workers: a machine fails as a whole. What a dead worker
+has started ends with it (`launch/strays.py`), before the agent hears of its end: its ports are free when a
+replacement begins. It forks guests, too (`launch/guests.py`): these are agents of their own.
 
 A spare machine's workers are forked ahead, make ready (`launch/rehearsal.py`), and wait for what they are to
 run. Such a large process takes 20 ms to fork, and in a recovery all others would wait for it.
@@ -27,6 +28,7 @@ from typing import Any, NoReturn
 from swift_ft.errors import UsageError
 from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.launch.preload import preload
+from swift_ft.launch.strays import adopt_orphans, kill_strays
 from swift_ft.launch.worker import WorkerJob, run_worker
 from swift_ft.spans import recorder
 
@@ -134,8 +136,15 @@ class Standby:
         else:
             self.guests = {slot: pid for slot, pid in self.guests.items() if pid != report.get("ended")}
 
+    def kill_strays(self) -> None:
+        """End what the workers have started that were just stopped. The next launch comes after it."""
+        with contextlib.suppress(OSError):  # the standby is gone, as the next one who needs it learns
+            self._channel.send(json.dumps({"kill": "strays"}).encode())
+
     def close(self) -> None:
-        """End the standby and with it all its workers."""
+        """End the standby and with it all its workers. What a script has left behind on purpose goes on."""
+        with contextlib.suppress(OSError):
+            self._channel.send(json.dumps({"kill": "workers"}).encode())
         self._channel.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
@@ -156,6 +165,7 @@ def _serve(
     except UsageError as error:
         agent.send(json.dumps({"refused": str(error)}).encode())
         os._exit(EXIT_USAGE)
+    adopt_orphans()
     children: set[int] = set()
     forks = _Forks(agent, (wake_r, wake_w), become_guest)
     selector = selectors.DefaultSelector()
@@ -165,14 +175,12 @@ def _serve(
         while True:
             for key, _ in selector.select():
                 if key.fileobj is agent:
-                    children |= forks.serve()
+                    forks.serve(children)
                 else:
                     os.read(wake_r, 4096)
             _reap(agent, children)
     except OSError:  # the agent is gone
-        for pid in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_strays(())
         os._exit(0)
 
 
@@ -181,10 +189,14 @@ def _reap(agent: socket.socket, children: set[int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
         if pid == 0:
             return
+        if pid not in children:  # what a script has left behind
+            continue
         if os.WIFSTOPPED(status):
             agent.send(json.dumps({"stopped": pid}).encode())
             continue
         children.discard(pid)
+        if status:
+            kill_strays(children)
         agent.send(json.dumps({"ended": pid, "status": os.waitstatus_to_exitcode(status)}).encode())
 
 
@@ -208,8 +220,11 @@ class _Forks:
         self._become_guest = become_guest
         self._prepared: list[tuple[int, socket.socket]] = []  # and where each waits for its job
 
-    def serve(self) -> set[int]:
-        """Do what the agent asks for next. Returns the new processes.
+    def serve(self, children: set[int]) -> None:
+        """Do what the agent asks for next.
+
+        Args:
+            children: the processes that were forked. Gets the new ones.
 
         Raises:
             OSError: the agent is gone.
@@ -218,15 +233,20 @@ class _Forks:
         if not packet:
             raise ConnectionError
         request = json.loads(packet)
+        if "kill" in request:
+            _kill(request["kill"], children)
+            return
         if "prepare" in request:
-            return {self._prepare() for _ in range(request["prepare"])}
+            children.update(self._prepare() for _ in range(request["prepare"]))
+            return
         name = "guest" if "guest" in request else "local_rank"
         pid = 0 if name == "guest" else self._hand_over(packet, fds)
-        new = set() if pid else {pid := self._fork(request, fds)}
+        if not pid:
+            pid = self._fork(request, fds)
+            children.add(pid)
         for fd in fds:
             os.close(fd)
         self._agent.send(json.dumps({"started": pid, name: request[name]}).encode())
-        return new
 
     def _prepare(self) -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -276,6 +296,17 @@ class _Forks:
             os.close(fd)
         for _, end in self._prepared:
             end.close()
+
+
+def _kill(whom: str, children: set[int]) -> None:
+    """What the agent asks for: ``strays`` of workers that it has stopped; ``workers``, as it leaves."""
+    if whom == "strays":
+        kill_strays(children)
+        return
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(0)
 
 
 def _has_packet(end: socket.socket) -> bool:

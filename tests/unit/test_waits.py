@@ -109,6 +109,8 @@ REASONS = {
         "cli/event_hook.py:EventHook._run",
         "launch/worker_channels.py:WorkerChannels.hears_within",
         "launch/cluster.py:Cluster._kill_agents",
+        "launch/cluster.py:_end_group",
+        "launch/strays.py:kill_strays",
         "launch/cluster.py:Cluster._wait_for_the_rest",
         "launch/processes.py:StandbyContext._wait_for_report",
         "launch/sentinel.py:Sentinel._dial",
