@@ -23,9 +23,10 @@ PACKAGE = ROOT / "swift_ft"
 
 FLOORS: dict[str, tuple[str, ...]] = {
     "ground": (
-        "errors addresses alarms config_option exit_codes failpoints heap host_memory pages units",
+        "errors addresses alarms config_option exit_codes failpoints heap host_memory own_code pages units",
         "network",
-        "bounded_server plain_python determinism faults spans store_address torch_adapters.core waits",
+        "bounded_server loop_frame plain_python determinism faults spans store_address waits "
+        "torch_adapters.core",
         "token_server page_server",
         "config file_server",
         "worker_context",

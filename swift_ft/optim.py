@@ -121,6 +121,11 @@ class UndoableOptimizer(Optimizer):
             self._close_window("it was undone already; call step() first")
         return count
 
+    def forget(self, parameters: Iterable[Tensor]) -> None:
+        """Take parameters out of the undo window: they and their state were put back from copies."""
+        if (window := self._undo.window) is not None:
+            window.forget(set(parameters))
+
     def close_undo_window(self) -> None:
         """Releases gradients, snapshots and residuals: the last step is final. Harmless without a window."""
         self._close_window("the undo window is closed")

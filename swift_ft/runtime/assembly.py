@@ -11,7 +11,7 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.part_files import LocalParts
 from swift_ft.checkpoint.recording_file import StoredRecording, clock_of_host
-from swift_ft.checkpoint.step_rollback import Rollback
+from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.store_claim import open_store
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.coordination.agent_channel import agent_channel

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.completeness import Completeness
-from swift_ft.checkpoint.step_rollback import Rollback
+from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.coordination.archive import JournalArchiver
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.groups import Groups

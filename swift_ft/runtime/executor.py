@@ -317,6 +317,7 @@ class Executor:
         # The parameters are reported as updated until all replicas are equal: an undo rounds, so they are not
         # the original.
         self._replicas.undo(task)
+        self._rollback.undone()
 
     def _communicate(self, state: State, plan: Plan, task: Task) -> str | None:
         """All that workers exchange before the first step. Returns why it was interrupted, or None."""

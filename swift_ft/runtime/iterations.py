@@ -98,6 +98,7 @@ class Iterations:
             _logger.info("parallel recovery is off: %s", reason, extra={"event": "parallel_recovery_off"})
         check_remade(self._c.completeness, rendezvous, self._rank)
         self._c.completeness.watch()
+        self._c.rollback.watch()
         recorder.lap()
         self._executor.recover()
 
@@ -187,6 +188,7 @@ class Iterations:
         """The step of the current iteration is done."""
         c = self._c
         c.completeness.completed()
+        c.rollback.completed()
         c.replicas.completed()
         if c.pipeline is not None:
             c.pipeline.completed()
@@ -349,7 +351,6 @@ class Iterations:
         c.replicas.drain()
         c.sharded.reset()
         c.status.dirty = c.rollback.dirty() or c.replicas.updated_again()
-        c.status.updated = c.replicas.updated()
         generation = c.log.generation
         if self.replaying and failure is None and not (c.pipeline is not None and c.pipeline.joint):
             failure = RecoveryError(
@@ -359,6 +360,7 @@ class Iterations:
         if c.pipeline is not None:
             c.pipeline.reset()
         c.rollback.back()
+        c.status.updated = c.replicas.updated()  # less those that copies have put back
         if failure is None and others_stop and self._stop_for_layout():
             return
         if failure is not None:
@@ -388,6 +390,7 @@ class Iterations:
             self._executor.recover()
             return False
         c.completeness.close()
+        c.rollback.close()
         c.profiler.close(c.context.config.report_timeout_s)
         c.snapshots.close()
         if c.file_peers is not None:

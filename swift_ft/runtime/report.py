@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from swift_ft.checkpoint.step_rollback import Rollback
+from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.errors import CannotHelpError, DamagedCheckpointError, DivergenceError, SwiftError
 from swift_ft.recovery.events import CheckpointDamaged, HelpDeclined, ReplayFailed, StatusReported
 from swift_ft.runtime.memory.snapshots import Snapshots

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import site
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from traceback import StackSummary
 from types import FrameType
 
-import torch
+from swift_ft.own_code import is_own_file
 
 __all__ = ["frames_of", "line_in", "place_of", "script_line"]
-
-_LIBRARIES = tuple(
-    f"{path}/"
-    for path in (
-        Path(__file__).parents[1],
-        Path(torch.__file__).parent,
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("purelib"),
-        *site.getsitepackages(),
-    )
-)
 
 
 def script_line() -> str:
@@ -38,7 +25,7 @@ def line_in(stack: StackSummary) -> str:
     Args:
         stack: what was called then, the innermost frame last.
     """
-    own = next((frame for frame in reversed(stack) if _of_user(frame.filename)), None)
+    own = next((frame for frame in reversed(stack) if is_own_file(frame.filename)), None)
     if own is None:
         return "the script"
     return f"{Path(own.filename).name}:{own.lineno} ({own.name})"
@@ -62,11 +49,7 @@ def place_of(frame: FrameType) -> str:
 
 
 def _is_users(frame: FrameType) -> bool:
-    return _of_user(frame.f_code.co_filename)
-
-
-def _of_user(filename: str) -> bool:
-    return not filename.startswith(("<", *_LIBRARIES))
+    return is_own_file(frame.f_code.co_filename)
 
 
 def _line(frame: FrameType) -> str:

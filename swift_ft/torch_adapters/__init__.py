@@ -8,6 +8,7 @@ file                                    what it uses of torch                   
 ======================================  ==========================================  ==========================
 core/tensors.py                         version counters, sparse parts, storages    core/test_tensors.py
 core/buffers.py                         a module's own buffers, copies of many      core/test_buffers.py
+core/fingerprints.py                    copies of many small samples                core/test_fingerprints.py
 core/model_state.py                     how a module loads its state                core/test_model_state.py
 core/shards.py                          local tensors and specs of DTensors         core/test_shards.py
 core/optimizers.py                      step hooks, Muon's kernels, scheduler marks core/test_optimizers.py

@@ -110,6 +110,11 @@ class Window:
         self.whole = None
         return len(chosen)
 
+    def forget(self, parameters: set[Tensor]) -> None:
+        """Drop the updates of some parameters. What is undone as a whole keeps them."""
+        for update in self.updates:
+            update.entries = [entry for entry in update.entries if entry.param not in parameters]
+
     def met_later_gradients(self) -> bool:
         """Whether a parameter has a gradient of a later backward pass."""
         for entry in self.entries():

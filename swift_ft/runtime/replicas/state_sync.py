@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from swift_ft.checkpoint.step_rollback import Rollback
+from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.errors import first_line

@@ -17,7 +17,7 @@ from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.state_payload import TensorKind, tensor_at, tensors_in
-from swift_ft.checkpoint.step_rollback import Rollback
+from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError
 from swift_ft.storage.store import Store

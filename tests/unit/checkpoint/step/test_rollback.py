@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from swift_ft.checkpoint.step_rollback import Rollback
+from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 
 

@@ -1,0 +1,115 @@
+"""Which values of a script can be noted: by reference, by copy, or not at all.
+
+What is of no kind here (threads, files, iterators, objects of libraries) is left as it is.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import deque
+from datetime import date, time, timedelta
+from pathlib import PurePath
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from swift_ft.own_code import is_own_class, is_own_module
+
+__all__ = [
+    "CONTAINERS",
+    "GENERATORS",
+    "is_fixed",
+    "is_namespace",
+    "is_understood",
+    "read_state",
+    "write_state",
+]
+
+_FIXED: tuple[type, ...] = (
+    *(bool, int, float, complex, str, bytes, type(None), range, slice, frozenset),
+    *(
+        torch.dtype,
+        torch.device,
+        torch.Size,
+        np.generic,
+        np.dtype,
+        enum.Enum,
+        PurePath,
+        date,
+        time,
+        timedelta,
+    ),
+)
+_FIXED_EXACTLY = frozenset({bool, int, float, str, type(None)})  # the common ones, asked first
+CONTAINERS = (list, dict, set, deque, bytearray)
+"""What changes in place, and is copied."""
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+"""Generators of random numbers that a script may have of its own."""
+
+
+def is_understood(value: Any) -> bool:
+    """Whether a variable with this value may be given its earlier one instead."""
+    if type(value) in _FIXED_EXACTLY:
+        return True
+    if isinstance(value, torch.Tensor):
+        return value.grad_fn is None  # else it belongs to the graph of one step
+    if isinstance(value, tuple):
+        return all(map(is_understood, value))
+    return isinstance(value, (*_FIXED, np.ndarray, *CONTAINERS, *GENERATORS)) or is_namespace(value)
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether a value never changes in itself."""
+    if type(value) in _FIXED_EXACTLY:
+        return True
+    return all(map(is_fixed, value)) if isinstance(value, tuple) else isinstance(value, _FIXED)
+
+
+def is_namespace(value: Any) -> bool:
+    """Whether it is something of the script's own with variables: an object, a class, a module, a function.
+
+    Modules of torch and optimizers are, too, wherever their class comes from.
+    """
+    if isinstance(value, nn.Module | Optimizer):
+        return True
+    if isinstance(value, ModuleType):
+        return is_own_module(value.__name__)
+    if isinstance(value, FunctionType):
+        return is_own_module(value.__module__ or "")
+    if isinstance(value, type):
+        return is_own_class(value) and not issubclass(value, enum.Enum)
+    return is_own_class(type(value)) and hasattr(value, "__dict__")
+
+
+def read_state(generator: Any) -> Any:
+    """The state of one of :data:`GENERATORS`, as a value of its own."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return _copied(generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return _copied(generator.get_state(legacy=False))
+    return generator.getstate()
+
+
+def write_state(generator: Any, state: Any) -> None:
+    """The inverse of :func:`read_state`."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.setstate(state)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return value.copy() if isinstance(value, np.ndarray) else value

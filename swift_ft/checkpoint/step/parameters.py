@@ -1,0 +1,236 @@
+"""Parameters that a step changes outside of an optimizer: how they are found, copied and put back.
+
+An optimizer's own update is undone (`undo/`), or comes after the last message. Of what changes a parameter
+elsewhere nothing is known: a momentum encoder in ``forward``, weight noise, the two passes of SAM, a clamp
+after ``optimizer.step()``. So all parameters have a fingerprint at the begin of a step. One that changes
+outside of an optimizer's step is copied at the beginning of each step from then on. Where a loss comes
+first, the fingerprint says so, and the state counts as one that cannot be put back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from swift_ft.checkpoint.state_digest import tensor_digests
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.optim import UndoableOptimizer
+from swift_ft.torch_adapters.core.buffers import copy_all
+from swift_ft.torch_adapters.core.fingerprints import Fingerprint, Sampler
+from swift_ft.torch_adapters.core.shards import local, note_changed
+
+__all__ = ["ParameterCopies", "ParameterWatch"]
+
+_logger = logging.getLogger(__name__)
+
+
+class _Kind(IntEnum):
+    """When a parameter changes outside of its optimizer's step."""
+
+    BEFORE = 1
+    """Before it, or without any optimizer. The undo of the step still works."""
+    AFTER = 2
+    """After it, so that the step cannot be undone: the optimizer's state of the parameter is copied, too."""
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A parameter and what an optimizer keeps of it, at the beginning of a step."""
+
+    parameter: torch.Tensor
+    data: torch.Tensor
+    value: torch.Tensor
+    optimizer: Optimizer | None
+    state: dict[str, tuple[Any, Any]] | None
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor, kind: _Kind, optimizer: Optimizer | None) -> _Copy:
+        state = None
+        if kind == _Kind.AFTER and optimizer is not None:
+            held = optimizer.state.get(parameter, {})
+            state = {
+                key: (value, value.detach().clone() if isinstance(value, torch.Tensor) else value)
+                for key, value in held.items()
+            }
+        # Not the values alone: `parameter.data = ...` also takes its memory from it.
+        return cls(parameter, local(parameter).detach(), torch.empty_like(local(parameter)), optimizer, state)
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        here = local(self.parameter)
+        if here.data_ptr() == self.data.data_ptr() or here is not self.parameter:
+            here.copy_(self.value)
+        else:
+            self.data.copy_(self.value)
+            self.parameter.data = self.data
+        note_changed(self.parameter)
+        if self.state is None or self.optimizer is None:
+            return
+        if isinstance(self.optimizer, UndoableOptimizer):
+            self.optimizer.forget([self.parameter])
+        if not self.state:
+            self.optimizer.state.pop(self.parameter, None)
+            return
+        for value, copied in self.state.values():
+            if isinstance(value, torch.Tensor):
+                value.copy_(copied)
+        self.optimizer.state[self.parameter] = {key: value for key, (value, _) in self.state.items()}
+
+
+class ParameterCopies:
+    """The parameters that change outside of optimizers, at the beginning of a step."""
+
+    def __init__(self, copies: Sequence[_Copy]) -> None:
+        self._copies = copies
+        copy_all([one.value for one in copies], [local(one.parameter) for one in copies])
+
+    def put_back(self, updated: Collection[torch.Tensor]) -> None:
+        """As they were.
+
+        Args:
+            updated: parameters whose update is still to be undone, which needs the values that they have now.
+        """
+        for one in self._copies:
+            if one.state is not None or one.parameter not in updated:
+                one.put_back()
+
+    def put_back_undone(self) -> None:
+        """The updates are undone: what an undo rounds is as it was, too."""
+        for one in self._copies:
+            if one.state is None:
+                one.put_back()
+
+
+class ParameterWatch:
+    """Finds the parameters that change outside of optimizers.
+
+    Args:
+        state: what the session protects.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._sampler = Sampler()
+        self._kinds: dict[torch.Tensor, _Kind] = {}
+        self._expected: Fingerprint | None = None
+        self._digests: dict[str, int] | None = None  # of all bits, in a step that is looked at closely
+        self._stepped: set[int] = set()  # optimizers that have stepped in this step, by id()
+        self._windows: dict[UndoableOptimizer, int] = {}  # opened before this step
+        self._names: dict[torch.Tensor, str] = {}
+        self._owners: dict[torch.Tensor, Optimizer] = {}
+
+    @property
+    def found(self) -> bool:
+        """Whether there are such parameters."""
+        return bool(self._kinds)
+
+    def begin(self, *, closely: bool) -> ParameterCopies:
+        """A step begins.
+
+        Args:
+            closely: look at all bits, and at each optimizer's step. Otherwise an interruption looks at a
+            sample.
+        """
+        self._expected, self._digests = None, None  # nothing of an earlier step stays alive meanwhile
+        self._stepped.clear()
+        undoable = (o for o in self._state.optimizers.values() if isinstance(o, UndoableOptimizer))
+        self._windows = {optimizer: optimizer.windows_opened for optimizer in undoable}
+        self._owners = {parameter: optimizer for optimizer, parameter in self._state.parameters}
+        tensors = self._tensors()
+        self._kinds = {tensor: kind for tensor, kind in self._kinds.items() if tensor in self._names}
+        self._expect(tensors, closely=closely)
+        return ParameterCopies([_Copy.of(p, kind, self._owners.get(p)) for p, kind in self._kinds.items()])
+
+    def look(self) -> None:
+        """In the middle of a step: where it is looked at closely, note what has changed."""
+        if self._expected is not None and self._digests is not None:
+            tagged = self.updated()  # of a wait-free optimizer, before its step
+            self._note(tensor for tensor in self._differing() if tensor not in tagged)
+            self._expect(self._expected.tensors, closely=True)
+
+    def before_update(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+        self.look()
+        self._stepped.add(id(optimizer))
+
+    def after_update(self) -> None:
+        """An optimizer has stepped: what it holds has changed as it should."""
+        if self._expected is not None and self._digests is not None:
+            self._expect(self._expected.tensors, closely=True)
+
+    def updated(self) -> set[torch.Tensor]:
+        """The parameters that this step's updates have changed, and that can be undone."""
+        return {
+            parameter
+            for optimizer, opened in self._windows.items()
+            if optimizer.windows_opened != opened
+            for parameter in optimizer.updated
+        }
+
+    def unaccounted(self) -> list[str]:
+        """Names of the parameters that an interrupted step has changed, and that nothing puts back."""
+        if self._expected is None:
+            return []
+        known = self.updated() | self._kinds.keys()
+        return [self._names[tensor] for tensor in self._differing() if tensor not in known]
+
+    def completed(self) -> None:
+        """A step is complete: what has changed outside of optimizers is copied from the next one on."""
+        if self._expected is None:
+            return
+        differing = self._differing()
+        if self._digests is None:
+            # Of what an optimizer has updated, a sample cannot tell what else has changed it.
+            stepped = {p for p, owner in self._owners.items() if id(owner) in self._stepped}
+            differing = [tensor for tensor in differing if tensor not in stepped]
+        self._note(differing)
+
+    def forget(self) -> None:
+        """The tensors are others from now on."""
+        self._expected, self._digests = None, None
+        self._kinds.clear()
+
+    def _tensors(self) -> list[torch.Tensor]:
+        self._names = {}
+        for part, module in self._state.modules.items():
+            for name, parameter in module.named_parameters():
+                self._names.setdefault(parameter, f"{part}.{name.removeprefix('module.')}")
+        return list(self._names)
+
+    def _expect(self, tensors: Sequence[torch.Tensor], *, closely: bool) -> None:
+        self._expected = self._sampler.take(tensors)
+        self._digests = self._all_bits(tensors) if closely else None
+
+    def _differing(self) -> list[torch.Tensor]:
+        assert self._expected is not None
+        tensors = self._expected.tensors
+        found = {*self._sampler.take(tensors).differing(self._expected)}
+        if self._digests is not None:
+            now = self._all_bits(tensors)
+            found |= {int(index) for index, digest in now.items() if self._digests[index] != digest}
+        return [tensors[index] for index in sorted(found)]
+
+    def _note(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            owner = self._owners.get(tensor)
+            kind = _Kind.AFTER if owner is not None and id(owner) in self._stepped else _Kind.BEFORE
+            if kind > self._kinds.get(tensor, 0):
+                if tensor not in self._kinds:
+                    _logger.info(
+                        "%s changes outside of an optimizer's step: it is copied as each step begins "
+                        "(%.2f MB)",
+                        self._names[tensor],
+                        tensor.nbytes / 1e6,
+                        extra={"event": "parameter_copied", "parameter": self._names[tensor]},
+                    )
+                self._kinds[tensor] = kind
+
+    @staticmethod
+    def _all_bits(tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+        return tensor_digests({str(index): tensor for index, tensor in enumerate(tensors)})

@@ -1,0 +1,253 @@
+"""What is put back before an interrupted step is repeated: all that a step may have changed.
+
+Large tensors are not copied: parameters and optimizer state change in ``optimizer.step()``, after the last
+message, and an undo takes that back. All else is noted at the beginning of a step and put back: random state,
+schedulers, rates and groups of optimizers, module buffers, variables of the script, and the parameters that
+change outside of an optimizer's step. Between two steps gradients are zero, or zeroed first of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from swift_ft.checkpoint.state_digest import listed
+from swift_ft.checkpoint.step.gradients import CarriedGradients
+from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
+from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
+from swift_ft.checkpoint.step.script import NotedVariables, ScriptVariables
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.optim import UndoableOptimizer
+from swift_ft.torch_adapters.core.buffers import BufferCopies
+
+__all__ = ["CheckStep", "Rollback"]
+
+_FIRST_STEPS = 3
+
+
+class CheckStep(StrEnum):
+    """In which steps all bits of all parameters are compared, to find what a step changes and where."""
+
+    ALWAYS = "always"
+    """In each step."""
+    FIRST = "first"
+    """In the first steps of a process, and in its 16th, 32nd, 64th and so on; in others a sample."""
+    NEVER = "never"
+    """In none: a sample is compared."""
+
+
+@dataclass
+class _Moment:
+    """All that is noted at the beginning of a step."""
+
+    iteration: int
+    small: dict[str, Any]
+    groups: HyperParameters
+    buffers: BufferCopies
+    variables: NotedVariables
+    parameters: ParameterCopies
+
+
+class Rollback:
+    """Notes the state at the beginning of a step, and puts it back.
+
+    Args:
+        state: what the session protects.
+        check: in which steps all bits of parameters are compared.
+    """
+
+    def __init__(self, state: TrainingState, check: CheckStep = CheckStep.FIRST) -> None:
+        self._state = state
+        self._check = check
+        self._now: _Moment | None = None
+        self._previous: _Moment | None = None
+        self._after: BufferCopies | None = None
+        self._undone_to: _Moment | None = None  # where updates are about to be undone to
+        self._had_gradient: list[tuple[torch.nn.Parameter, bool]] = []
+        self._updated: set[str] = set()
+        self._steps = 0
+        self._parameters = ParameterWatch(state)
+        self._variables = ScriptVariables(state)
+        self._gradients = CarriedGradients()
+        self._hooks: list[Any] = []
+
+    def watch(self) -> None:
+        """From now on, see each optimizer's step."""
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_update),
+            register_optimizer_step_post_hook(self._after_update),
+        ]
+        for module in self._state.modules.values():
+            self._hooks.append(module.register_forward_pre_hook(self._before_forward))
+
+    def close(self) -> None:
+        """See them no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    @property
+    def changes_parameters(self) -> bool:
+        """Whether steps change parameters outside of optimizers: then no completed step can be undone."""
+        return self._parameters.found
+
+    def begin(self, iteration: int) -> None:
+        """The step of an iteration begins."""
+        if self._now is not None and iteration == self._now.iteration + 1:
+            self._previous = self._now
+        elif self._now is None or iteration != self._now.iteration:
+            self._previous = None  # a repeated iteration still has the one before it
+        before = self._now.buffers if self._now is not None else None
+        self._now = self._undone_to = None  # its copies of parameters are not needed while new ones are made
+        self._after = None
+        self._updated.clear()
+        self._steps += 1
+        closely = self._looks_closely()
+        named = [
+            (f"{part}.{name.removeprefix('module.')}", parameter)
+            for part, module in self._state.modules.items()
+            for name, parameter in module.named_parameters()
+        ]
+        if closely or self._steps <= _FIRST_STEPS:
+            self._variables.look()
+        self._had_gradient = [(parameter, parameter.grad is not None) for _, parameter in named]
+        self._gradients.begin(named, closely=closely)
+        self._now = _Moment(
+            iteration,
+            self._state.snapshot(),
+            HyperParameters(self._state.optimizers.values()),
+            self._copies(before),
+            self._variables.note(),
+            self._parameters.begin(closely=closely),
+        )
+
+    def completed(self) -> None:
+        """The step is complete."""
+        self._parameters.completed()
+
+    def forget(self) -> None:
+        """The tensors of the state are others from now on: no step before can be rolled back any more."""
+        self._now = self._previous = self._after = self._undone_to = None
+        self._had_gradient = []
+        self._parameters.forget()
+        self._gradients.forget()
+
+    def dirty(self) -> str | None:
+        """Why the interrupted step can neither be repeated nor counted as done; None if it can."""
+        if self._updated:
+            names = ", ".join(sorted(self._updated))
+            return (
+                f"communication failed after {names}.step() in the body of the step; "
+                "keep communication before the optimizer's step"
+            )
+        if changed := self._parameters.unaccounted():
+            return (
+                f"the step has changed {listed(changed)} outside of an optimizer's step for the first time, "
+                "so there is no copy yet"
+            )
+        return None
+
+    def back(self) -> None:
+        """Roll back to the beginning of the step."""
+        assert self._now is not None
+        updated = self._parameters.updated()
+        with torch.no_grad():
+            for parameter, had_gradient in self._had_gradient:
+                # A new tensor: an update may still have to be undone, and that needs the old gradient.
+                parameter.grad = torch.zeros_like(parameter) if had_gradient else None
+        self._after = self._copies(before=self._now.buffers)
+        self._now.buffers.restore()
+        self._now.parameters.put_back(updated)
+        self._restore(self._now)
+
+    def back_to(self, iteration: int) -> None:
+        """Roll back to the beginning of the last completed step. The caller undoes its update."""
+        assert self._now is not None
+        if iteration == self._now.iteration:  # the next one has not begun
+            self.back()
+            return
+        assert self._previous is not None
+        assert iteration == self._previous.iteration
+        self.buffers_of(iteration)
+        self._restore(self._previous)
+
+    def undone(self) -> None:
+        """Updates are undone. That takes the rates of the step along, and rounds: all is as it was noted."""
+        if self._undone_to is not None:
+            self._undone_to.groups.put_back()
+            self._undone_to.parameters.put_back_undone()
+
+    def has_buffers_of(self, iteration: int) -> bool:
+        """Whether this worker's own buffers at the beginning of an iteration are known."""
+        if self._now is None:
+            return False
+        if iteration == self._now.iteration - 1:
+            return self._previous is not None
+        return iteration in (self._now.iteration, self._now.iteration + 1)
+
+    def buffers_of(self, iteration: int, model: torch.nn.Module | None = None) -> None:
+        """Put back this worker's own buffers at the beginning of an iteration.
+
+        Only if :meth:`has_buffers_of` knows them. The beginning of the next iteration is the end of the
+        interrupted one: a replica has completed it, which took all forward passes of this worker, and only
+        those change the buffers of the model.
+
+        Args:
+            iteration: which one.
+            model: only its buffers. Others may change later in a step, as the counter of an averaged model.
+        """
+        assert self._now is not None
+        moments = {
+            self._now.iteration - 1: self._previous.buffers if self._previous is not None else None,
+            self._now.iteration: self._now.buffers,
+            self._now.iteration + 1: self._after,  # None where the step is complete: then they are in place
+        }
+        if (moment := moments[iteration]) is not None:
+            moment.restore(model)
+
+    def has_statistics(self, model: torch.nn.Module) -> bool:
+        """Whether steps change a model's buffers, as the last two show: running statistics, as a rule."""
+        noted = [moment.buffers for moment in (self._previous, self._now) if moment is not None]
+        moments = [*noted, *([self._after] if self._after is not None else [])]
+        return any(one.differs_from(next_, model) for one, next_ in pairwise(moments))
+
+    def _restore(self, moment: _Moment) -> None:
+        self._state.restore(moment.small)
+        moment.variables.put_back()
+        moment.groups.put_back()  # after schedulers, which set rates
+        self._undone_to = moment
+
+    def _looks_closely(self) -> bool:
+        steps = self._steps
+        if self._check == CheckStep.FIRST:
+            return steps <= _FIRST_STEPS or (steps >= 16 and steps & (steps - 1) == 0)
+        return self._check == CheckStep.ALWAYS
+
+    def _copies(self, before: BufferCopies | None) -> BufferCopies:
+        return BufferCopies(self._state.modules.values(), before)
+
+    def _before_forward(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():  # it would become a part of the graph
+            self._parameters.look()
+
+    def _before_update(self, optimizer: Optimizer, *_: object) -> None:
+        if optimizer in self._held():
+            self._parameters.before_update(optimizer)
+            self._gradients.before_update(optimizer)
+
+    def _after_update(self, optimizer: Optimizer, *_: object) -> None:
+        for name, held in self._state.optimizers.items():
+            if held is optimizer:
+                self._parameters.after_update()
+                if not isinstance(optimizer, UndoableOptimizer):  # else it can undo its update
+                    self._updated.add(name)
+
+    def _held(self) -> Iterable[Optimizer]:
+        return self._state.optimizers.values()

@@ -1,0 +1,191 @@
+"""All that a script keeps in variables, at the beginning of a step: attributes, counters, generators, flags.
+
+A step is a transaction: what the script changes in it, or around it, is put back before it is repeated.
+That is no list of names. All is noted that a step can reach (:mod:`swift_ft.checkpoint.step.reach`): small
+values by copy, all others by reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from types import CellType
+from typing import Any
+
+import torch
+from torch import nn
+
+from swift_ft.checkpoint.step.kinds import is_understood
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, leaf_of
+from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.loop_frame import loop_frame, set_variables
+from swift_ft.torch_adapters.core.tensors import storage_id, tensors_in
+
+__all__ = ["NotedVariables", "ScriptVariables"]
+
+_OPAQUE: Any = object()
+"""In the place of a value that is of no kind that could be put back."""
+_OF_LOOP_BYTES = 2**16
+"""Larger tensors that the loop's own variables hold are batches and results, as a rule."""
+
+
+@dataclass
+class NotedVariables:
+    """The variables of a script at one moment.
+
+    Attributes:
+        slots: namespaces, and the names of their variables.
+        values: of each slot.
+        cells: what is in cells.
+        loop: variables of the function that runs the loop.
+        leaves: values that change in place.
+        flags: whether parameters require gradients.
+    """
+
+    slots: list[tuple[Namespace, str]]
+    values: list[Any]
+    cells: list[tuple[CellType, Any]]
+    loop: dict[str, Any]
+    leaves: list[Leaf]
+    flags: list[tuple[nn.Parameter, bool]] = field(default_factory=list)
+
+    def put_back(self) -> None:
+        """As they were. What is of a kind that nothing is known of stays as it is."""
+        known: dict[int, set[str]] = {}
+        for (namespace, name), value in zip(self.slots, self.values, strict=True):
+            known.setdefault(id(namespace), set()).add(name)
+            now = namespace.variables.get(name, MISSING)
+            if now is value or value is _OPAQUE or not (now is MISSING or is_understood(now)):
+                continue
+            namespace.write(name, value)
+        for namespace in {id(n): n for n, _ in self.slots}.values():
+            if namespace.may_lose:
+                for name in set(namespace.names()) - known[id(namespace)]:
+                    if is_understood(namespace.variables[name]):
+                        namespace.write(name, MISSING)
+        for cell, value in self.cells:
+            if content_of(cell) is not value and is_understood(content_of(cell)):
+                cell.cell_contents = value
+        if (frame := loop_frame()) is not None:
+            now = frame.f_locals
+            changed = {
+                name: value
+                for name, value in self.loop.items()
+                if name in now and now[name] is not value and is_understood(now[name])
+            }
+            set_variables(frame, changed)
+        for leaf in self.leaves:
+            leaf.put_back()
+        for parameter, flag in self.flags:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
+
+
+class ScriptVariables:
+    """Finds the variables of a script, and notes them.
+
+    Args:
+        state: what the session protects: what it reaches is noted, and its own tensors are not.
+
+    Attributes:
+        slots: the variables of all namespaces that were found.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._reach = Reach([], [], [])
+        self.slots: list[tuple[Namespace, str]] = []
+        self._sizes: list[int] = []
+        self._protected: set[int] = set()  # storages of large state, which is put back in other ways
+
+    @property
+    def cells(self) -> list[tuple[str, CellType]]:
+        """What functions share with the function that they were made in, by path."""
+        return self._reach.cells
+
+    def note(self) -> NotedVariables:
+        """What the variables of all objects that were found are now."""
+        if self._sizes != [len(namespace.variables) for namespace in self._reach.namespaces]:
+            self._note_slots()
+        raw = [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
+        loop = self.of_loop()
+        cells = [(cell, content_of(cell)) for _, cell in self.cells]
+        leaves: dict[int, Leaf] = {}
+        in_place = [*raw, *(value for _, value in cells), *self._reach.leaves]
+        for values, most_bytes in ((in_place, MOST_BYTES), (loop.values(), _OF_LOOP_BYTES)):
+            self._copy(values, most_bytes, leaves)
+        return NotedVariables(
+            slots=self.slots,
+            values=[value if value is MISSING or is_understood(value) else _OPAQUE for value in raw],
+            cells=[(cell, value) for cell, value in cells if value is not MISSING and is_understood(value)],
+            loop=loop,
+            leaves=[*leaves.values()],
+            flags=[(parameter, parameter.requires_grad) for parameter in self.parameters().values()],
+        )
+
+    def namespace(self, path: str) -> Namespace | None:
+        """The one that has a path; None if there is none."""
+        return next((one for one in self._reach.namespaces if one.path == path), None)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters of the session's state, by name."""
+        found: dict[nn.Parameter, str] = {}
+        for part, module in self._state.modules.items():
+            for name, parameter in module.named_parameters():
+                found.setdefault(parameter, f"{part}.{name.removeprefix('module.')}")
+        return {name: parameter for parameter, name in found.items()}
+
+    def _copy(self, values: Iterable[Any], most_bytes: int, leaves: dict[int, Leaf]) -> None:
+        for value in values:
+            if id(value) in leaves or (isinstance(value, torch.Tensor) and self._is_protected(value)):
+                continue
+            if (leaf := leaf_of(value, most_bytes)) is not None:
+                leaves[id(value)] = leaf
+
+    def _is_protected(self, tensor: torch.Tensor) -> bool:
+        return isinstance(tensor, nn.Parameter) or storage_id(tensor) in self._protected
+
+    def of_loop(self) -> dict[str, Any]:
+        """The variables of the function that runs the loop; none where that is a module."""
+        frame = loop_frame()
+        if frame is None or frame.f_locals is frame.f_globals:
+            return {}  # a module's variables are a namespace
+        return {name: value for name, value in frame.f_locals.items() if _is_small(value)}
+
+    def look(self) -> None:
+        """Look for all that the script can reach: some milliseconds."""
+        frame = loop_frame()
+        variables: dict[str, Any] = {}
+        if frame is not None:
+            variables = frame.f_globals if frame.f_locals is frame.f_globals else dict(frame.f_locals)
+        self._reach = reach(self._roots(), variables)
+        if frame is not None:
+            self._reach.namespaces.append(Namespace("", frame.f_globals))
+            inner = reach(((n, v) for n, v in frame.f_globals.items() if not n.startswith("__")), None)
+            known = {id(n.variables) for n in self._reach.namespaces}
+            self._reach.namespaces += [n for n in inner.namespaces if id(n.variables) not in known]
+            self._reach.leaves += inner.leaves
+            self._reach.cells += inner.cells
+        self._protected = {storage_id(tensor) for tensor in self._large()}
+        self._note_slots()
+
+    def _roots(self) -> Iterator[tuple[str, Any]]:
+        yield from self._state.modules.items()
+        yield from self._state.optimizers.items()
+        yield from self._state.small.items()
+
+    def _large(self) -> Iterator[torch.Tensor]:
+        yield from self._state.tensors()
+        for part in self._state.small.values():
+            yield from tensors_in(part.state_dict())
+
+    def _note_slots(self) -> None:
+        self.slots = [(n, name) for n in self._reach.namespaces for name in n.names()]
+        self._sizes = [len(namespace.variables) for namespace in self._reach.namespaces]
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.grad_fn is None and value.nbytes <= _OF_LOOP_BYTES
+    return is_understood(value)

@@ -1,0 +1,71 @@
+"""Replicas whose script changes rates, decay, momentum or an average around `with step:`.
+
+rates.py STORE HABIT
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import swift_ft
+from tests.support.habits import leave
+
+STORE, HABIT = sys.argv[1:3]
+ITERATIONS = 8
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+model = DistributedDataParallel(net)
+tensor_rate = HABIT == "tensor rate"
+optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2) if tensor_rate else 1e-2)
+if HABIT != "plain optimizer":
+    swift_ft.wrap_optimizer(optimizer)
+state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+schedulers: dict[str, Callable[[], Any]] = {
+    "linear": lambda: lr_scheduler.LinearLR(optimizer, total_iters=6),
+    "lambda": lambda: lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
+    "exponential": lambda: lr_scheduler.ExponentialLR(optimizer, 0.8),
+    "tensor rate": lambda: lr_scheduler.ExponentialLR(optimizer, 0.8),
+    "plain optimizer": lambda: lr_scheduler.CosineAnnealingLR(optimizer, 10),
+}
+scheduler = schedulers[HABIT]() if HABIT in schedulers else None
+if scheduler is not None:
+    state["scheduler"] = scheduler
+ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.8)) if HABIT == "average" else None
+if ema is not None:
+    state["ema"] = ema
+
+session = swift_ft.Session(state, store=STORE, checkpoint_every=3)
+session.attach_ddp(model)
+for step in session.steps(ITERATIONS):
+    group = optimizer.param_groups[0]
+    if HABIT == "at the top" and step.index == 4:
+        group["lr"] *= 0.5
+    if HABIT == "betas at the top":
+        group["betas"] = (group["betas"][0] * 0.98, group["betas"][1])
+    with step:
+        generator = torch.Generator().manual_seed(10 * step.index + rank)
+        x = torch.randn(4, 6, generator=generator)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if scheduler is not None:
+        scheduler.step()
+    if ema is not None:
+        ema.update_parameters(net)
+    if HABIT == "one index" and step.index == 4:
+        group["lr"] *= 0.5
+    if HABIT == "decay":
+        group["weight_decay"] += 0.01
+
+leave(rank, {name: part.state_dict() for name, part in state.items()})
+dist.destroy_process_group()

@@ -1,0 +1,38 @@
+"""Parameters that change outside of an optimizer's step are put back with the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.habits import assert_put_back
+
+SCRIPT = Path(__file__).parent / "scripts" / "parameters.py"
+BETWEEN_THE_PASSES = (
+    "kill machine=1 iteration=4 point=reduce committed=3; kill machine=0 iteration=5 point=reduced"
+)
+HABITS = [
+    "momentum encoder, in place",
+    "momentum encoder, by data",
+    "momentum encoder, by lerp on data",
+    "SAM",
+    "SAM, on data",
+    "SAM, no_sync",
+    "weight noise",
+    "clamp, in place",
+    "clamp, on data",
+    "clamp, on data, plain optimizer",
+    "clip of one weight, by data",
+]
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_replicas(habit: str, tmp_path: Path) -> None:
+    assert_put_back(tmp_path, SCRIPT, habit, inject=BETWEEN_THE_PASSES)
+
+
+def test_a_habit_that_begins_late(tmp_path: Path) -> None:
+    """In the very iteration in which it begins, and in the next one."""
+    faults = "kill machine=1 iteration=2 point=reduce; kill machine=1 iteration=4 point=reduce committed=3"
+    assert_put_back(tmp_path, SCRIPT, "clamp, from iteration 2 on", inject=faults)

@@ -1,0 +1,35 @@
+"""What a script changes of its optimizers at the top of a step, or after it, is put back with the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.habits import assert_put_back
+
+SCRIPT = Path(__file__).parent / "scripts" / "rates.py"
+FAULTS = "kill machine=1 iteration=4 point=reduce committed=3; kill machine=0 iteration=5 point=reduced"
+HABITS = [
+    "linear",
+    "lambda",
+    "exponential",
+    "tensor rate",
+    "plain optimizer",
+    "average",
+    "at the top",
+    "betas at the top",
+    "one index",
+    "decay",
+]
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_replicas(habit: str, tmp_path: Path) -> None:
+    """The loss strikes in the very step that a script treats unlike the others."""
+    assert_put_back(
+        tmp_path,
+        SCRIPT,
+        habit,
+        inject=FAULTS,
+    )

@@ -1,0 +1,52 @@
+"""Gradients of the step before are stale, or carried over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from swift_ft.checkpoint.step.gradients import CarriedGradients
+from swift_ft.errors import UnsupportedError
+
+
+def backward(model: nn.Module) -> None:
+    model(torch.ones(2, 3)).sum().backward()
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("closely", [True, False])
+def test_each_place_of_zero_grad(model: nn.Module, closely: bool) -> None:
+    carried = CarriedGradients()
+    for set_to_none in (True, False):
+        backward(model)
+        carried.begin(model.named_parameters(), closely=closely)
+        model.zero_grad(set_to_none=set_to_none)
+        backward(model)
+        backward(model)  # an accumulation within the step
+    carried.forget()
+    backward(model)
+
+
+@pytest.mark.parametrize("closely", [True, False])
+def test_carried_over(model: nn.Module, closely: bool) -> None:
+    carried = CarriedGradients()
+    carried.begin(model.named_parameters(), closely=closely)
+    backward(model)
+    carried.begin(model.named_parameters(), closely=closely)
+    with pytest.raises(UnsupportedError, match=r"The gradient of 1\..* is carried over"):
+        backward(model)
+
+
+def test_a_parameter_that_has_no_part_in_the_step(model: nn.Sequential) -> None:
+    """Its old gradient is not added to."""
+    carried = CarriedGradients()
+    backward(model)
+    model.zero_grad()
+    model[0](torch.ones(2, 3)).sum().backward()
+    carried.begin(model.named_parameters(), closely=True)
+    model[1](torch.ones(2, 3)).sum().backward()

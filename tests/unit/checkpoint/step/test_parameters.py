@@ -1,0 +1,148 @@
+"""Parameters that change outside of an optimizer's step are found, copied and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from swift_ft.checkpoint.step.rollback import CheckStep, Rollback
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.optim import wrap_optimizer
+
+
+class Training:
+    """A model with a part that no optimizer has, and steps that end in an update."""
+
+    def __init__(self, check: CheckStep = CheckStep.FIRST) -> None:
+        torch.manual_seed(0)
+        self.model = nn.ModuleDict({"trained": nn.Linear(3, 3), "follower": nn.Linear(3, 3)})
+        self.trained: nn.Module = self.model["trained"]
+        self.follower: nn.Module = self.model["follower"]
+        self.optimizer = wrap_optimizer(torch.optim.AdamW(self.trained.parameters(), lr=0.1), exact=True)
+        self.rollback = Rollback(TrainingState({"model": self.model, "optimizer": self.optimizer}), check)
+        self.rollback.watch()
+        self.iteration = 0
+
+    def begin(self) -> None:
+        self.rollback.begin(self.iteration)
+
+    def compute(self) -> None:
+        self.optimizer.zero_grad()
+        x = torch.randn(2, 3, generator=torch.Generator().manual_seed(self.iteration))
+        self.trained(x).square().sum().backward()
+
+    def update(self) -> None:
+        self.optimizer.step()
+
+    def complete(self) -> None:
+        self.rollback.completed()
+        self.iteration += 1
+
+    def bits(self) -> list[torch.Tensor]:
+        state = self.optimizer.state.values()
+        found = [*self.model.parameters(), *(v for fields in state for v in fields.values())]
+        return [tensor.detach().clone() for tensor in found]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+@pytest.fixture
+def training() -> Training:
+    return Training()
+
+
+@torch.no_grad()
+def clamp_data(training: Training) -> None:
+    for parameter in training.trained.parameters():
+        parameter.data.clamp_(-0.3, 0.3)
+
+
+@torch.no_grad()
+def clamp(training: Training) -> None:
+    for parameter in training.trained.parameters():
+        parameter.clamp_(-0.3, 0.3)
+
+
+@torch.no_grad()
+def follow(training: Training) -> None:
+    for f, p in zip(training.follower.parameters(), training.trained.parameters(), strict=True):
+        f.data = f.data * 0.9 + p.data * 0.1
+
+
+@pytest.mark.parametrize("change", [clamp_data, clamp, follow])
+@pytest.mark.parametrize("updated", [False, True])
+def test_put_back(training: Training, change: Callable[[Training], None], updated: bool) -> None:
+    for _ in range(2):
+        training.begin()
+        training.compute()
+        training.update()
+        change(training)
+        training.complete()
+    before = training.bits()
+    training.begin()
+    training.compute()
+    change(training)
+    if updated:
+        training.update()
+        change(training)
+    assert training.rollback.dirty() is None
+    training.rollback.back()
+    if training.optimizer.windows_opened == 3 and training.optimizer.updated:
+        training.optimizer.undo()  # as a plan would say
+        training.rollback.undone()
+    assert same(training.bits(), before)
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("check", CheckStep)
+@pytest.mark.parametrize("change", [clamp_data, clamp, follow])
+def test_what_is_seen_for_the_first_time_cannot_be_put_back(
+    check: CheckStep, change: Callable[[Training], None]
+) -> None:
+    training = Training(check)
+    for _ in range(5):
+        training.begin()
+        training.compute()
+        training.update()
+        training.complete()
+    assert not training.rollback.changes_parameters
+    training.begin()
+    assert training.rollback.dirty() is None
+    change(training)
+    reason = training.rollback.dirty()
+    assert reason is not None
+    assert "model.follower.weight" in reason or "model.trained.weight" in reason
+    training.rollback.close()
+
+
+def test_an_update_alone_is_no_such_change(training: Training) -> None:
+    for _ in range(3):
+        training.begin()
+        training.compute()
+        training.update()
+        training.complete()
+    assert not training.rollback.changes_parameters
+    training.rollback.close()
+
+
+def test_perturbed_between_two_passes_and_put_back_by_the_script(training: Training) -> None:
+    """Before and after it, all bits and counts are the same: only the second pass sees another value."""
+    weight = training.trained.weight
+    assert isinstance(weight, nn.Parameter)
+    hook = training.rollback
+    training.begin()
+    training.compute()
+    old = weight.data.clone()
+    weight.data.add_(1.0)
+    training.model.register_forward_pre_hook(lambda *_: None)
+    hook._before_forward()  # as the hook on the model calls it
+    weight.data.copy_(old)
+    training.update()
+    training.complete()
+    assert training.rollback.changes_parameters
+    training.rollback.close()
