@@ -30,6 +30,7 @@ from swift_ft.spans import FIRST_ITERATION, recorder
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.torch_adapters.step_failures import step_failures
 
 __all__ = ["Iterations"]
 
@@ -167,6 +168,7 @@ class Iterations:
             c.pipeline.begin(iteration, c.sharded.number or c.replicas.replica)
         # Workers that may have different data have different random numbers.
         alike = c.pipeline is not None and not c.replicas.attached and not c.sharded
+        step_failures.begin()
         seed_step(self._seed, iteration, None if alike else self._rank)
         c.history.begin(c.log.generation, replaying=self.replaying)
         self._began = recorder.now()
@@ -328,12 +330,13 @@ class Iterations:
             return "a stage was rebuilt with other roundings"
         return self._c.log.why_checkpoint(committed)
 
-    def interrupted(self, cause: str, failure: RecoveryError | None) -> None:
+    def interrupted(self, cause: str, failure: RecoveryError | None, *, caught: bool = False) -> None:
         """The step was interrupted.
 
         Args:
             cause: the first line of the error of the broken communication.
             failure: why a replay turned out to be impossible, if that is what happened.
+            caught: the script has caught the error, and may have updated with gradients of its own.
         """
         c = self._c
         c.between.check()
@@ -361,6 +364,8 @@ class Iterations:
             c.pipeline.reset()
         c.rollback.back()
         c.status.updated = c.replicas.updated()  # less those that copies have put back
+        if caught:
+            c.status.dirty = c.status.dirty or c.replicas.updated_apart()
         if failure is None and others_stop and self._stop_for_layout():
             return
         if failure is not None:

@@ -10,6 +10,7 @@ from swift_ft.runtime.between import Between
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.script_phases import Phase, ScriptPhases
+from swift_ft.torch_adapters.step_failures import step_failures
 
 __all__ = ["Step", "steps"]
 
@@ -17,10 +18,14 @@ __all__ = ["Step", "steps"]
 class Step:
     """One iteration. ``with step:`` suppresses the errors of a peer's death and no others.
 
+    Whether the step is complete is asked of its communication: what failed has interrupted it, also if the
+    script has caught the error, or has raised another one in its place.
+
     Attributes:
         index: the iteration, counted from 0. Look batches up by it, so that a repeated or replayed step sees
             the same data: another batch is an error.
         replayed: the step takes its messages from the log. Its results existed before.
+        caught: communication failed, and the script went on.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class Step:
         self._phases = phases
         self._cause: str | None = None
         self._failure: RecoveryError | None = None
+        self.caught = False
 
     @property
     def index(self) -> int:
@@ -56,14 +62,30 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """End the step. The recovery begins outside of this block, whose traceback holds on to the group."""
-        self._left = error is None
         self._phases.phase = Phase.OUTSIDE
         self._batches.end()
         if isinstance(error, RecoveryError):
             self._cause, self._failure = str(error), error.with_traceback(None)
         elif error is not None and self._is_connection_error(error):
             self._cause = first_line(error)
+        elif error is None or isinstance(error, Exception):
+            self._ask_communication(error)
+        self._left = error is None and self._cause is None
         return self._cause is not None
+
+    def _ask_communication(self, error: Exception | None) -> None:
+        """The script knows of no failure, or has made something else of it.
+
+        Raises:
+            SwiftError: one that was raised in the step already.
+        """
+        failed, step_failures.error = step_failures.error, None
+        if isinstance(failed, RecoveryError):
+            self._cause, self._failure = str(failed), failed.with_traceback(None)
+        elif failed is not None and error is None:
+            raise failed
+        elif step_failures.cause is not None:
+            self._cause, self.caught = step_failures.cause, True
 
 
 def steps(runner: Iterations, between: Between, phases: ScriptPhases, iterations: int) -> Iterator[Step]:
@@ -102,6 +124,6 @@ def steps(runner: Iterations, between: Between, phases: ScriptPhases, iterations
             if step._left:
                 runner.complete()
             else:
-                runner.interrupted(step._cause or "", step._failure)
+                runner.interrupted(step._cause or "", step._failure, caught=step.caught)
     finally:
         phases.phase = Phase.OVER

@@ -44,6 +44,7 @@ pipelining/stage_metadata.py            the exchange of shapes                  
 
 ``dcp/errors.py``, ``ddp_construction.py``, ``layer_stack.py``, ``link_times.py``,
 ``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
-``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py`` and ``script_operations.py`` use public
-parts only. ``core/`` stands on the ground floor, because ``undo/`` and ``logging/`` use it.
+``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py``, ``script_operations.py`` and
+``step_failures.py`` use public parts only. ``core/`` stands on the ground floor, because ``undo/`` and
+``logging/`` use it.
 """

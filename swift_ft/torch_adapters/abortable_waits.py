@@ -21,6 +21,7 @@ from torch.distributed.pipelining import schedules
 
 from swift_ft.alarms import alarms
 from swift_ft.spans import recorder
+from swift_ft.torch_adapters.step_failures import step_failures
 
 __all__ = ["AbortableWaits"]
 
@@ -92,6 +93,11 @@ class AbortableWaits:
         seam: Any = schedules
         seam._wait_batch_p2p = self.wait_or_abort
 
+    @property
+    def over(self) -> bool:
+        """Whether the connections were aborted, or will be."""
+        return self._aborted or self._is_cancelled()
+
     def renew(self) -> None:
         """There are other connections, which no abort has ended."""
         with self._lock:
@@ -104,8 +110,14 @@ class AbortableWaits:
             RuntimeError: as they do, or because they were aborted and do not end, or will be.
         """
         if works or self._is_cancelled():
-            with recorder.while_waiting():
-                self.call_or_abort(functools.partial(wait_for_works, works), is_cancelled=self._is_cancelled)
+            try:
+                with recorder.while_waiting():
+                    self.call_or_abort(
+                        functools.partial(wait_for_works, works), is_cancelled=self._is_cancelled
+                    )
+            except RuntimeError as error:
+                step_failures.note(error, is_over=self.over)
+                raise
 
     def call_or_abort(
         self,

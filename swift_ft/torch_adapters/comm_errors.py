@@ -15,6 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from swift_ft.torch_adapters import lasting_group
+from swift_ft.torch_adapters.step_failures import TRANSPORTS
 
 __all__ = ["hide_broken_schedules", "is_broken_communication", "is_communication"]
 
@@ -28,7 +29,6 @@ _WAITS = frozenset(
 )
 _ENGINES = frozenset({"_engine_run_backward", "_pre_forward"})
 """Where autograd and DDP enter C++, which raises errors of any origin."""
-_TRANSPORTS = ("gloo/transport/", "NCCL")
 
 
 def is_broken_communication(error: BaseException, in_backward: str | None = None) -> bool:
@@ -51,7 +51,7 @@ def is_broken_communication(error: BaseException, in_backward: str | None = None
         return False
     frame = traceback.extract_tb(root.__traceback__)[-1]
     if frame.name in _ENGINES:
-        return in_backward is not None or any(name in str(root) for name in _TRANSPORTS)
+        return in_backward is not None or any(name in str(root) for name in TRANSPORTS)
     return is_communication(frame.filename, frame.name)
 
 

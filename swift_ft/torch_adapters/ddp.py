@@ -11,6 +11,7 @@ Private parts used (tested on torch 2.13):
   ``static_graph``.
 - ``torch.distributed._compute_bucket_assignment_by_size``, which DDP looks up there.
 - ``GradBucket`` of ``torch._C._distributed_c10d``.
+- ``_sync_buffers`` of a DDP model, in which its buffers travel.
 - ``Variable._execution_engine.queue_callback``, as DDP's own end of a backward pass is queued: such a
   callback may queue another one.
 
@@ -20,6 +21,7 @@ Buffers: see :mod:`swift_ft.torch_adapters.ddp_buffers`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +37,9 @@ from swift_ft.errors import first_line
 from swift_ft.failpoints import Point, hit
 from swift_ft.spans import recorder
 from swift_ft.torch_adapters.accepted_ddp import accepted_ddp, synchronised_norms
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
+from swift_ft.torch_adapters.step_failures import step_failures
 
 __all__ = [
     "DataParallelHook",
@@ -90,6 +94,7 @@ class DataParallelHook:
         fill_gradients: bool = False,
     ) -> None:
         self.model = model = accepted_ddp(model)
+        _note_failed_syncs()
         self.broken: str | None = None
         self.group: dist.ProcessGroup = model.process_group
         self.buffers = BufferSync(model)
@@ -212,6 +217,7 @@ class DataParallelHook:
             work = dist.all_reduce(gradients, group=self.group, async_op=True)
         except RuntimeError as error:
             self.broken = first_line(error)
+            step_failures.broken(self.broken)
             raise
         future = work.get_future()
         if on_end is not None:
@@ -299,6 +305,7 @@ class DataParallelHook:
         if self._failure is not None:
             raise self._failure
         if self.broken is not None:
+            step_failures.broken(self.broken)
             raise RuntimeError(self.broken)
         return bucket.buffer()
 
@@ -350,6 +357,23 @@ class DataParallelHook:
         ]
 
 
+@functools.cache
+def _note_failed_syncs() -> None:
+    """Let all DDP models note where their broadcast of buffers fails: it goes past the script's groups."""
+    ddp: Any = DistributedDataParallel
+    original = ddp._sync_buffers
+
+    @functools.wraps(original)
+    def sync_buffers(self: DistributedDataParallel) -> None:
+        try:
+            original(self)
+        except RuntimeError as error:
+            step_failures.note(error, is_over=is_broken_communication(error))
+            raise
+
+    ddp._sync_buffers = sync_buffers
+
+
 def _end_when(aborted: threading.Event, model: torch.nn.Module) -> None:
     """Let a backward end soon after an abort: it would compute all gradients before it waits for any.
 
@@ -367,7 +391,8 @@ def _end_when(aborted: threading.Event, model: torch.nn.Module) -> None:
 
 def end_backward() -> None:
     """Fail, as a broken connection does. `comm_errors` recognizes it by this function's name."""
-    raise RuntimeError("the group was aborted in a backward")
+    step_failures.broken(cause := "the group was aborted in a backward")
+    raise RuntimeError(cause)
 
 
 def _after_backward(act: Callable[[], None]) -> None:

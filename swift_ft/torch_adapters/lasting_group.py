@@ -31,6 +31,7 @@ from swift_ft.torch_adapters.script_operations import (
     Operation,
     OperationInterceptor,
 )
+from swift_ft.torch_adapters.step_failures import step_failures
 
 __all__ = ["FORWARDED", "OF_WORK", "LastingGroup", "LastingWork", "unintercepted"]
 
@@ -148,21 +149,28 @@ class LastingWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for its end."""
-        waits, ended = LastingGroup.waits, True
+        try:
+            ended = self._waited(timeout)
+            on_end, self._on_end = self._on_end, None
+            if on_end is not None:
+                on_end()
+        except Exception as error:
+            _note(error)
+            raise
+        return ended
+
+    def _waited(self, timeout: timedelta) -> bool:
+        waits = LastingGroup.waits
         in_training = threading.current_thread() is threading.main_thread()
         if waits is None or not (self._on_host and in_training) or self._native.is_completed():
-            ended = _wait(self._native, timeout)
-        else:
-            with recorder.while_waiting():
-                waits.call_or_abort(partial(_wait, self._native, timeout))
-        on_end, self._on_end = self._on_end, None
-        if on_end is not None:
-            on_end()
-        return ended
+            return _wait(self._native, timeout)
+        with recorder.while_waiting():
+            waits.call_or_abort(partial(_wait, self._native, timeout))
+        return True
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Completed at its end."""
-        return self._native.get_future()
+        return step_failures.watch(self._native.get_future())
 
 
 class ServedWork(dist.Work):
@@ -205,8 +213,21 @@ def unintercepted() -> Iterator[None]:
         LastingGroup.interceptor = interceptor
 
 
+def _note(error: Exception) -> None:
+    """It is a failure of the step, also if the script catches it."""
+    waits = LastingGroup.waits
+    step_failures.note(error, is_over=waits is not None and waits.over)
+
+
 def _operation(name: str) -> Any:
     def communicate(self: LastingGroup, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return begin(self, *args, **kwargs)
+        except Exception as error:
+            _note(error)
+            raise
+
+    def begin(self: LastingGroup, *args: Any, **kwargs: Any) -> Any:
         on_end = None
         if (interceptor := LastingGroup.interceptor) is not None:
             members = dist.get_process_group_ranks(self)

@@ -21,7 +21,7 @@ from swift_ft.checkpoint.state_payload import (
     tensor_at,
 )
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.errors import RecoveryError, UndoError
+from swift_ft.errors import RecoveryError, SwiftError, UndoError
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import Task
@@ -34,6 +34,7 @@ from swift_ft.torch_adapters.core.tensors import version_of
 from swift_ft.torch_adapters.ddp import DataParallelHook, Layout
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.torch_adapters.step_failures import step_failures
 
 __all__ = ["Replicas"]
 
@@ -126,7 +127,11 @@ class Replicas:
 
         def given(_: nn.Module, args: Any, kwargs: Any) -> None:
             if not torch.compiler.is_compiling():  # it would become a part of the graph
-                on_batch((args, kwargs))
+                try:
+                    on_batch((args, kwargs))
+                except SwiftError as error:
+                    step_failures.note(error)
+                    raise
 
         self.model.register_forward_pre_hook(given, with_kwargs=True)
 
@@ -206,6 +211,19 @@ class Replicas:
                     "only the last can be undone; keep communication before the second one"
                 )
         return None
+
+    def updated_apart(self) -> str | None:
+        """Why this iteration cannot be undone, if the script went on when communication had failed.
+
+        Each replica may have updated with gradients of its own, and an undo that rounds would leave each with
+        roundings of its own.
+        """
+        if not self.updated() or self.undoes_exactly:
+            return None
+        return (
+            "communication failed, and the script caught the error and updated its parameters; "
+            "let the error leave `with step:`, or wrap the optimizer with exact=True"
+        )
 
     def completed(self) -> None:
         """The step is complete. From now on the optimizers' tags are the last iteration's.

@@ -32,6 +32,7 @@ from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
 from swift_ft.determinism import set_random_state
 from swift_ft.errors import CannotHelpError, UnsupportedError, UsageError
 from swift_ft.logging import THROUGH_PIPELINE, Direction
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.communication import backend_name
 from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInterceptor
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
@@ -39,6 +40,7 @@ from swift_ft.torch_adapters.pipelining.microbatch import Computed, SharedSteps,
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route, receives, sends, skips
 from swift_ft.torch_adapters.pipelining.shared_step import gradients_of, inputs_of, leave
 from swift_ft.torch_adapters.pipelining.stage_metadata import ShapeExchange, prepare_stage
+from swift_ft.torch_adapters.step_failures import step_failures
 
 __all__ = ["PipelineHook"]
 
@@ -355,6 +357,13 @@ class PipelineHook:
         schedule: Any = self._schedule
         original = schedule._step_microbatches
 
+        def noted(*args: Any, **kwargs: Any) -> None:
+            try:
+                step_microbatches(*args, **kwargs)
+            except Exception as error:
+                step_failures.note(error, is_over=is_broken_communication(error))
+                raise
+
         def step_microbatches(
             arg_mbs: list[Any] | None = None,
             kwarg_mbs: list[Any] | None = None,
@@ -389,7 +398,7 @@ class PipelineHook:
             for microbatch in range(self.microbatches):
                 self._show(microbatch, results[microbatch])
 
-        schedule._step_microbatches = step_microbatches
+        schedule._step_microbatches = noted
 
     def _results(self, losses: list[Any] | None) -> tuple[list[Any], list[list[Any]]]:
         """What the schedule is about to give to the script: losses, and the outputs of each stage."""

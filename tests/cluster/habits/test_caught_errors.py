@@ -1,0 +1,72 @@
+"""Scripts that catch what broken communication raises: the step is interrupted, whatever they make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import ClusterRun
+from tests.support.habits import run_habit
+from tests.support.integrations import assert_same_files
+
+SCRIPT = Path(__file__).parent / "scripts" / "catches.py"
+KILL = "kill machine=1 iteration=5 point="
+
+Reference = Callable[[str, str], ClusterRun]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Undisturbed runs. What a script does with an error makes no difference to one."""
+    made: dict[tuple[str, str], ClusterRun] = {}
+
+    def reference(kind: str, habit: str) -> ClusterRun:
+        key = (kind, habit if habit == "its own collective" else "the body")
+        if key not in made:
+            made[key] = run_habit(tmp_path_factory.mktemp("undisturbed"), SCRIPT, *key)
+            assert made[key].code == 0, made[key].output[-6000:]
+            assert not made[key].recoveries
+        return made[key]
+
+    return reference
+
+
+@pytest.mark.parametrize(
+    ("kind", "habit", "point", "mode"),
+    [
+        ("ddp", "the body", "reduce", "replica"),
+        ("ddp", "the passes", "reduce", "replica"),  # and an update, which is undone
+        ("ddp", "a plain optimizer", "reduce", "fallback"),
+        ("ddp", "an undo that rounds", "reduce", "fallback"),
+        ("ddp", "another error", "reducing", "replica"),
+        ("ddp", "from none", "reduce", "replica"),
+        ("ddp", "its own collective", "optimizer", "replica"),
+        ("pipeline", "the body", "backward microbatch=2", "replay"),
+        ("pipeline", "the passes", "backward microbatch=2", "replay"),
+        ("fsdp", "the body", "optimizer", "memory"),
+    ],
+)
+def test_the_step_is_repeated(
+    tmp_path: Path, undisturbed: Reference, kind: str, habit: str, point: str, mode: str
+) -> None:
+    run = run_habit(tmp_path, SCRIPT, kind, habit, inject=f"{KILL}{point}")
+    assert run.code == 0, run.output[-6000:]
+    assert [recovery["mode"] for recovery in run.recoveries] == [mode]
+    assert_same_files(run, undisturbed(kind, habit))
+
+
+def test_an_argument_that_torch_does_not_take_interrupts_nothing(
+    tmp_path: Path, undisturbed: Reference
+) -> None:
+    run = run_habit(tmp_path, SCRIPT, "ddp", "an argument")
+    assert run.code == 0, run.output[-6000:]
+    assert not run.recoveries
+    assert_same_files(run, undisturbed("ddp", "an argument"))
+
+
+def test_an_error_of_the_script_ends_the_job(tmp_path: Path) -> None:
+    run = run_habit(tmp_path, SCRIPT, "ddp", "its own error")
+    assert run.code == 1
+    assert "swift-run: worker 0: StepFailedError: a fault of the script" in run.output

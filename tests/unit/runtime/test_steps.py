@@ -1,0 +1,75 @@
+"""What the end of `with step:` makes of the errors in it, also of those that do not reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swift_ft.errors import DivergenceError, UsageError
+from swift_ft.runtime.script_phases import ScriptPhases
+from swift_ft.runtime.steps import Step
+from swift_ft.torch_adapters.step_failures import step_failures
+
+
+@pytest.fixture(autouse=True)
+def begun() -> Iterator[None]:
+    step_failures.begin()
+    yield
+    step_failures.begin()
+
+
+def a_step() -> Step:
+    batches: Any = SimpleNamespace(end=lambda: None)
+    return Step(3, False, batches, lambda error: isinstance(error, ConnectionError), ScriptPhases())
+
+
+def test_a_step_without_an_error_is_complete() -> None:
+    with (step := a_step()):
+        pass
+    assert (step._left, step._cause) == (True, None)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("its own words"), KeyError("loss")])
+def test_a_failure_interrupts_it_whatever_the_script_raises(error: Exception | None) -> None:
+    with (step := a_step()):
+        step_failures.broken("Connection closed by peer")
+        if error is not None:
+            raise error
+    assert (step._left, step._cause, step.caught) == (False, "Connection closed by peer", True)
+
+
+def test_an_error_that_reaches_the_end_is_not_caught() -> None:
+    with (step := a_step()):
+        step_failures.broken("Connection closed by peer")
+        raise ConnectionError("Connection closed by peer")
+    assert (step._left, step.caught) == (False, False)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])
+def test_what_ends_a_process_ends_it(error: BaseException) -> None:
+    step_failures.broken("Connection closed by peer")
+    with pytest.raises(type(error)), a_step():
+        raise error
+
+
+@pytest.mark.parametrize("raised", [None, ValueError("its own words")])
+def test_a_replay_that_has_failed_is_not_complete(raised: Exception | None) -> None:
+    failure = DivergenceError("other bits")
+    with (step := a_step()):
+        step_failures.note(failure)
+        if raised is not None:
+            raise raised
+    assert (step._left, step._failure) == (False, failure)
+
+
+def test_a_mistake_that_the_script_has_caught_is_raised_again() -> None:
+    with pytest.raises(UsageError, match="another batch"), a_step():
+        step_failures.note(UsageError("another batch"))
+
+
+def test_an_error_of_the_script_leaves_the_block() -> None:
+    with pytest.raises(ValueError, match="a fault"), a_step():
+        raise ValueError("a fault")
