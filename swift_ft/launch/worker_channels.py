@@ -26,6 +26,7 @@ class WorkerChannels:
 
     Attributes:
         sessions: workers that hold a session.
+        after_loop: workers whose script has left its loop.
         failed: what a worker said before it ended with an error.
         beats: the facts of each worker's last heartbeat that had any, such as its ``iteration``.
         shown: what each worker does, by its rank in the job, for those who watch the run.
@@ -40,13 +41,15 @@ class WorkerChannels:
         self._heard_at: dict[int, float] = {}  # monotonic; workers that still run
         self._looked_at = math.inf
         self.sessions: set[int] = set()
+        self.after_loop: set[int] = set()
         self.failed: dict[int, dict[str, Any]] = {}
         self.beats: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, dict[str, Any]] = {}
 
     def open(self, channels: Mapping[int, socket.socket]) -> None:
         """Begin to listen to workers that were just started."""
-        self.sessions, self.failed, self.beats, self.shown = set(), {}, {}, {}
+        self.sessions, self.after_loop = set(), set()
+        self.failed, self.beats, self.shown = {}, {}, {}
         self._channels = dict(channels)
         for local_rank, channel in self._channels.items():
             channel.setblocking(False)
@@ -85,6 +88,8 @@ class WorkerChannels:
             self.shown[shown["rank"]] = shown["facts"]
         if "session" in message:
             self.sessions.add(local_rank)
+        if (in_loop := message.get("in_loop")) is not None:
+            (self.after_loop.discard if in_loop else self.after_loop.add)(local_rank)
         self._on_message(message)
 
     def iteration(self, local_rank: int) -> int | None:
@@ -101,12 +106,18 @@ class WorkerChannels:
         return {local_rank: now - heard_at for local_rank, heard_at in list(self._heard_at.items())}
 
     def silent(self, silence_s: float) -> list[int]:
-        """Workers that have sent nothing for so long. Call it again and again, more often than that."""
+        """Workers that have sent nothing for so long. Call it again and again, more often than that.
+
+        One that is done with its loop exports and evaluates, in calls that may hold the interpreter for long.
+        Nobody waits for it any more.
+        """
         now = time.monotonic()
         frozen, self._looked_at = now - self._looked_at > silence_s / 2, now
         if frozen:  # this process was, and read no heartbeats, though workers sent them
             self._heard_at = dict.fromkeys(self._heard_at, now)
-        return [local_rank for local_rank, heard_at in self._heard_at.items() if heard_at < now - silence_s]
+        since = now - silence_s
+        judged = self._heard_at.items()
+        return [rank for rank, heard_at in judged if heard_at < since and rank not in self.after_loop]
 
     def hears_within(self, local_rank: int, limit_s: float) -> bool | None:
         """Wait for a message of one worker. None if its channel ends instead."""

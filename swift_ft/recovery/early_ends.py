@@ -5,7 +5,7 @@ from __future__ import annotations
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import State
 
-__all__ = ["why_steps_differ", "why_too_early"]
+__all__ = ["lost_after_the_loop", "why_steps_differ", "why_too_early"]
 
 
 def why_too_early(state: State) -> str:
@@ -22,6 +22,30 @@ def why_too_early(state: State) -> str:
     return (
         f"worker {rank} ended{_after(state, rank)} with exit code 0, while {needed}: "
         "let the scripts of all workers leave the loop after the same iteration"
+    )
+
+
+def lost_after_the_loop(state: State, machine: str, reason: str) -> str:
+    """Why the job ends with a machine that was lost when the loop was over, and what can be done.
+
+    The others may have written their results already, so nothing of it is repeated without being asked for.
+    """
+    if not state.has_sessions:
+        return f"machine {machine} was lost when the script of another machine had ended: {reason}"
+    lost = (
+        f"machine {machine} was lost after the last iteration: {reason}. Training is complete; what its script "
+        "does after the loop is not: "
+    )
+    saved = state.checkpoints.committed
+    steps = max((steps or 0 for steps in _steps_of(state).values()), default=0)
+    if saved is None:
+        return lost + "no checkpoint is committed, so --fresh trains once more from the beginning"
+    rest = (
+        f"trains the last {steps - saved} of {steps} iterations again" if saved < steps else "trains no more"
+    )
+    return (
+        f"{lost}--resume begins from the checkpoint at iteration {saved}, {rest}, and runs what follows the "
+        "loop on all machines"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
+from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.runtime.between import Between
 from swift_ft.runtime.data.check import BatchCheck
@@ -101,6 +102,7 @@ def steps(runner: Iterations, between: Between, phases: ScriptPhases, iterations
         UsageError: a step was not entered.
     """
     try:
+        _tell_agent(in_loop=True)
         while True:
             runner.ready_to_step()
             if not runner.settle():
@@ -127,3 +129,10 @@ def steps(runner: Iterations, between: Between, phases: ScriptPhases, iterations
                 runner.interrupted(step._cause or "", step._failure, caught=step.caught)
     finally:
         phases.phase = Phase.OVER
+        _tell_agent(in_loop=False)
+
+
+def _tell_agent(*, in_loop: bool) -> None:
+    """Whether the script trains: what it does afterwards may take its time."""
+    if (channel := agent_channel()) is not None:
+        channel.send(in_loop=in_loop)

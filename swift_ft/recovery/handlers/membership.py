@@ -8,7 +8,7 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import DEADLINE, MAX_TRIES
-from swift_ft.recovery.early_ends import why_too_early
+from swift_ft.recovery.early_ends import lost_after_the_loop, why_too_early
 from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.handlers.failures import note_failure, note_machine
 from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all, vacate
@@ -142,7 +142,7 @@ def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
     if not all_finished and (why := why_too_early(state)):
         return end_job(state, why)
     if membership.exited or all_finished:
-        return end_job(state, f"machine {event.machine} was lost after the last iteration: {event.reason}")
+        return end_job(state, lost_after_the_loop(state, event.machine, event.reason))
     state = replace(vacate(state, event.machine), tries=replace(state.tries, failures=failures))
     if not last:
         return state
