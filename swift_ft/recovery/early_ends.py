@@ -33,8 +33,8 @@ def lost_after_the_loop(state: State, machine: str, reason: str) -> str:
     if not state.has_sessions:
         return f"machine {machine} was lost when the script of another machine had ended: {reason}"
     lost = (
-        f"machine {machine} was lost after the last iteration: {reason}. Training is complete; what its script "
-        "does after the loop is not: "
+        f"machine {machine} was lost after the last iteration: {reason}. Training is complete; what its "
+        "script does after the loop is not: "
     )
     saved = state.checkpoints.committed
     steps = max((steps or 0 for steps in _steps_of(state).values()), default=0)
