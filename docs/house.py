@@ -24,7 +24,7 @@ PACKAGE = ROOT / "swift_ft"
 FLOORS: dict[str, tuple[str, ...]] = {
     "ground": (
         "errors addresses alarms config_option exit_codes failpoints heap host_memory own_code pages units",
-        "network",
+        "network program",
         "bounded_server loop_frame plain_python determinism faults spans store_address waits "
         "torch_adapters.core",
         "token_server page_server",

@@ -96,6 +96,15 @@ class RunConfig:
         "are imported)",
         metavar="MODULES",
     )
+    may_differ: str = option(
+        Topic.MACHINES,
+        "",
+        "arguments of the script and variables of its environment that may differ by machine, separated by "
+        "commas, such as cache-dir,SCRATCH; all others must be the same on all machines, as far as the "
+        "script reads them",
+        metavar="NAMES",
+        same_everywhere=True,
+    )
     relay_fanout: int = option(
         Topic.MACHINES,
         32,
@@ -329,6 +338,11 @@ class RunConfig:
     def preloaded(self) -> tuple[str, ...]:
         """The modules of ``--preload``."""
         return tuple(name.strip() for name in self.preload.split(",") if name.strip())
+
+    @property
+    def different(self) -> tuple[str, ...]:
+        """The names of ``--may-differ``."""
+        return tuple(name.strip() for name in self.may_differ.split(",") if name.strip())
 
     @property
     def on_one_host(self) -> bool:

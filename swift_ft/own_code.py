@@ -24,11 +24,14 @@ _LIBRARIES = tuple(
         site.getusersitepackages(),
     )
 )
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+"""Parts of a path: a library may also be in another environment, which ``PYTHONPATH`` names."""
 
 
 def is_own_file(filename: str) -> bool:
     """Whether a source file is the user's own."""
-    return not filename.startswith(("<", *_LIBRARIES))
+    installed = any(part in filename for part in _INSTALLED)
+    return not installed and not filename.startswith(("<", *_LIBRARIES))
 
 
 @cache

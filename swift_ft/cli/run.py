@@ -40,9 +40,11 @@ from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.console_log import show_log
 from swift_ft.launch.job_secret import agreed_secret, given_secret
 from swift_ft.launch.machine import MachineJob, run_machine
+from swift_ft.launch.main_module import search_path
 from swift_ft.launch.setup import is_readable_file
 from swift_ft.launch.store_service import StoreService, is_listening
 from swift_ft.network import JobSecret
+from swift_ft.program.discovery import keep_program
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Verdict
 from swift_ft.store_address import ETCD, TCP, StoreAddress
@@ -159,6 +161,9 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"There is no script {args.training_script!r}: check the path.{hint}")
     if args.no_python and config.preloaded:
         raise UsageError("--preload is of no use to a program that is started with --no-python: omit it.")
+    if not args.no_python:  # from now on an edit of its files changes nothing for this run
+        search = search_path(args.training_script, as_module=args.module)
+        keep_program(args.training_script, search, as_module=args.module)
     standalone = args.standalone or config.machines is not None or args.nnodes in ("1", "1:1")
     least, most = parse_min_max_nnodes(args.nnodes)
     machines = config.machines or most

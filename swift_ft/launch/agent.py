@@ -28,6 +28,7 @@ from swift_ft.launch.neighbour_watch import NeighbourWatch
 from swift_ft.launch.processes import StandbyContext
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.run_end import RunEnd
+from swift_ft.launch.source_watch import SourceWatch
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.stop_signals import SignalException, ignore_stop_signals, stopped_by
 from swift_ft.launch.worker_channels import WorkerChannels
@@ -58,6 +59,7 @@ class MachineAgent(ElasticAgent):
         run_end: what is left to do for the store when the run is over.
         lifeline: a descriptor that reaches end of file when the process that started this agent is gone.
         status: what is served of this agent, if anything is.
+        source_watch: says that the program's files were edited; None if another agent here does.
 
     Attributes:
         verdict: how the run ended for this machine; None before.
@@ -74,6 +76,7 @@ class MachineAgent(ElasticAgent):
         run_end: RunEnd,
         lifeline: int | None = None,
         status: AgentStatus | None = None,
+        source_watch: SourceWatch | None = None,
     ) -> None:
         super().__init__(spec, logs_specs, shutdown_s=settings.shutdown_s)
         self._logs = logs_specs
@@ -108,6 +111,7 @@ class MachineAgent(ElasticAgent):
         self._rejoin_at: float | None = None
         self._processes: StandbyContext | None = None
         self._status = status
+        self._source_watch = source_watch
         self.verdict: Verdict | None = None
         self.run_is_over = False
 
@@ -120,6 +124,8 @@ class MachineAgent(ElasticAgent):
             while True:
                 if self._status is not None:
                     self._status.turn(self._worker_facts)
+                if self._source_watch is not None:
+                    self._source_watch.look(self._membership.follower.state.generation)
                 result = self._obey()
                 if result is not None:
                     return result

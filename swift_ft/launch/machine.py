@@ -31,6 +31,7 @@ from swift_ft.launch.agent_status import AgentStatus
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.run_end import RunEnd
 from swift_ft.launch.setup import setup_of
+from swift_ft.launch.source_watch import SourceWatch
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.stop_signals import (
     SignalException,
@@ -42,6 +43,8 @@ from swift_ft.launch.stop_signals import (
 from swift_ft.launch.store_service import run_is_over
 from swift_ft.launch.store_watch import StoreWatch
 from swift_ft.network import connect as reach
+from swift_ft.program.discovery import main_source
+from swift_ft.program.kept_sources import kept_sources
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State, Verdict
@@ -149,7 +152,15 @@ def run_machine(job: MachineJob) -> Verdict:
             admit=admit,
         )
 
-    setup = partial(setup_of, job.opened, settings.config, settings.kind, settings.target, settings.secret)
+    setup = partial(
+        setup_of,
+        job.opened,
+        settings.config,
+        settings.kind,
+        settings.target,
+        settings.secret,
+        settings.args,
+    )
     assert settings.secret is not None  # agreed on before
     handler = JournalRendezvous(
         connect_to_store,
@@ -200,7 +211,15 @@ def run_machine(job: MachineJob) -> Verdict:
         )
         assert isinstance(launch_config.logs_specs, MachineLogs)
         agent = MachineAgent(
-            spec, launch_config.logs_specs, settings, standby, wake_r, run_end, job.lifeline, status
+            spec,
+            launch_config.logs_specs,
+            settings,
+            standby,
+            wake_r,
+            run_end,
+            job.lifeline,
+            status,
+            _source_watch(job),
         )
         agent.run()
         recordings.drain(settings.shutdown_s)
@@ -237,6 +256,16 @@ def _become_guest(job: MachineJob, slot: int, host: str) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _source_watch(job: MachineJob) -> SourceWatch | None:
+    """The first machine of each host says for all of them that files were edited."""
+    settings, sources = job.settings, kept_sources()
+    if sources is None or job.index or job.host:
+        return None
+    is_module = settings.kind == "module"
+    kept = main_source(settings.target, as_module=is_module) is not None
+    return SourceWatch(sources, None if kept or is_module else settings.target)
 
 
 def _status(job: MachineJob) -> AgentStatus | None:

@@ -16,10 +16,19 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from types import CodeType, ModuleType, TracebackType
 
-__all__ = ["run_main", "show_error"]
+from swift_ft.program.import_hook import KeptLoader
+from swift_ft.program.kept_sources import kept_sources
+
+__all__ = ["run_main", "search_path", "show_error"]
 
 _replaced: list[ModuleType] = []
 """What was ``__main__`` before: a module whose last reference goes loses its names."""
+
+
+def search_path(target: str, *, as_module: bool) -> list[str]:
+    """Where a program's imports will be looked for, by the rules of :func:`run_main`."""
+    first = os.getcwd() if as_module else os.path.dirname(os.path.abspath(target))  # noqa: PTH100, PTH109, PTH120  (as python does)
+    return [first, *sys.path]
 
 
 def run_main(target: str, args: Sequence[str], *, as_module: bool = False) -> None:
@@ -36,7 +45,7 @@ def run_main(target: str, args: Sequence[str], *, as_module: bool = False) -> No
     sys.argv = [target, *args]
     main = ModuleType("__main__")
     if as_module:
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109  (what `python -m` does)
+        sys.path[:] = search_path(target, as_module=True)
         code = _of_spec(main, _find(target))
         sys.argv[0] = str(main.__file__)
     elif isinstance(importer := pkgutil.get_importer(target), zipimport.zipimporter):
@@ -46,7 +55,7 @@ def run_main(target: str, args: Sequence[str], *, as_module: bool = False) -> No
             raise ImportError(f"can't find '__main__' module in {target!r}")
         code = _of_spec(main, spec)
     else:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(target)))  # noqa: PTH100, PTH120  (as python does)
+        sys.path[:] = search_path(target, as_module=False)
         code = _of_file(main, target)
     _replaced.append(sys.modules["__main__"])
     sys.modules["__main__"] = main
@@ -82,6 +91,9 @@ def _of_file(main: ModuleType, path: str) -> CodeType:
         code = main.__loader__.get_code("__main__")
         assert isinstance(code, CodeType)  # else it has raised
         return code
+    if (sources := kept_sources()) is not None:
+        kept = main.__loader__ = KeptLoader("__main__", path, sources)
+        return kept.get_code("__main__")
     loader = SourceFileLoader("__main__", path)
     main.__loader__ = loader
     return compile(loader.get_data(path), path, "exec", dont_inherit=True)
@@ -92,6 +104,9 @@ def show_error(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and _is_own(trace):
         trace = trace.tb_next
+    if sys.excepthook is sys.__excepthook__:  # it would show the lines of a file that was edited since
+        traceback.print_exception(type(error), error.with_traceback(trace), trace)
+        return
     try:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     except Exception:  # the script's own hook

@@ -1,12 +1,12 @@
-"""What all machines of a job must have in common: versions, the script's content, and flags."""
+"""What all machines of a job must have in common: versions, the script, what it is given, and flags."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.util
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,7 +14,10 @@ import torch
 
 from swift_ft.config import RunConfig
 from swift_ft.config_option import flag_of
+from swift_ft.launch.compared import argument_facts, environment_facts
 from swift_ft.network import JobSecret
+from swift_ft.program.discovery import environment_read_by, main_source
+from swift_ft.program.kept_sources import digest_of
 from swift_ft.recovery.events import JobOpened
 
 __all__ = ["COMMON_FLAGS", "is_readable_file", "setup_of"]
@@ -26,15 +29,21 @@ COMMON_FLAGS = frozenset(_SHAPE) | {
 """The flags of swift-run that all machines of a job must have in common."""
 
 _SHOWN = 12
-"""Digits of a digest: enough to tell scripts apart."""
+"""Digits of a digest: enough to tell secrets apart."""
 
 
 def setup_of(
-    opened: JobOpened, config: RunConfig, kind: str, target: str, secret: JobSecret | None = None
+    opened: JobOpened,
+    config: RunConfig,
+    kind: str,
+    target: str,
+    secret: JobSecret | None = None,
+    args: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """The facts that machines compare, as ``name: value``.
 
-    A file may change while the job runs, so call it again for each time that a machine offers itself.
+    A file that is not kept (`program/kept_sources.py`) may change while the job runs, so call it again for
+    each time that a machine offers itself.
 
     Args:
         opened: the job as this machine would open it.
@@ -42,7 +51,9 @@ def setup_of(
         kind: ``script``, ``module`` or ``program`` (see :class:`swift_ft.launch.worker.WorkerJob`).
         target: the script's path, or a module's or program's name.
         secret: the job's, which is not shown: the fact is the same where the secret is.
+        args: the script's arguments.
     """
+    may_differ = config.different
     facts = {
         "swift_ft": _version(),
         "torch": torch.__version__,
@@ -59,7 +70,8 @@ def setup_of(
         facts["TLS (--tls-cert)"] = "on" if certificates is not None else "off"
         if certificates is not None:
             facts["the authorities (--tls-ca)"] = certificates.authorities().hex()[:_SHOWN]
-    return tuple(f"{name}: {value}" for name, value in facts.items())
+    facts |= argument_facts(args, may_differ) | environment_facts(environment_read_by(), may_differ)
+    return tuple(f"{name.replace(': ', ':')}: {value}" for name, value in facts.items())
 
 
 def is_readable_file(path: str) -> bool:
@@ -76,10 +88,12 @@ def _version() -> str:
 
 def _digest(kind: str, target: str) -> str:
     """The beginning of the SHA-256 of a script's content. A program has none: it may differ by host."""
+    if kind != "program" and (kept := main_source(target, as_module=kind == "module")) is not None:
+        return kept.digest
     path: str | None = target
     if kind == "module":
         found = importlib.util.find_spec(target)
         path = found.origin if found is not None else None
     if kind == "program" or path is None or not Path(path).is_file():
         return "not read"
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:_SHOWN]
+    return digest_of(Path(path).read_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from swift_ft.launch.store_service import is_listening
 from swift_ft.store_address import StoreAddress
-from tests.support.cluster import ClusterRun, one_line, run_cluster, training
+from tests.support.cluster import ClusterRun, assert_identical, one_line, run_cluster, training
 from tests.support.waiting import free_port, wait_until
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -51,10 +52,10 @@ def test_other_steps_are_an_error_before_the_first_iteration(
     assert "iteration 0:" not in run.output
 
 
-def test_a_script_that_was_edited_replaces_no_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_script_that_was_edited_runs_as_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, references: Any
 ) -> None:
-    """Neither on the spare, which joined before, nor on the machine that is started in its place."""
+    """On the spare, which joined before, and on the machine that is started in its place."""
     script = tmp_path / ENDS_EARLY.name
     shutil.copy(ENDS_EARLY, script)
     run = run_ending(
@@ -63,35 +64,55 @@ def test_a_script_that_was_edited_replaces_no_machine(
         0,
         monkeypatch=monkeypatch,
         script=script,
-        inject="kill machine=1 iteration=6 point=forward",
-        flags=["--join-timeout", "6"],
+        inject="kill machine=1 iteration=6 point=forward; kill machine=1 iteration=7 point=forward",
     )
-    assert run.code == 1
-    assert run.output.count("this machine differs from the others of the job: the script is ends_early") == 2
-    assert "no machine joined for slots [1]" in run.output
+    assert "edited while it runs" in script.read_text()
+    assert "edited while it runs" not in run.output
+    assert len(run.recoveries) == 2
+    assert_identical(run, references(machines=2))
 
 
-@pytest.mark.thorough
-def test_a_machine_with_another_script_is_refused_and_the_job_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        (
+            "script",
+            r"the script is bare\.py \(\w+\) here and bare\.py .*start it with the files that the job",
+        ),
+        ("argument", r"the script's --lr is 0\.2 here and 0\.1 in the job \(.*--may-differ on all machines"),
+        ("variable", r"the variable OMP_NUM_THREADS is 2 here and 1 in the job \(.*--may-differ"),
+    ],
+)
+def test_a_machine_that_differs_is_refused_and_the_job_goes_on(what: str, why: str, tmp_path: Path) -> None:
     port = free_port()
     other = tmp_path / BARE.name
     other.write_text(BARE.read_text() + "# changed\n")
     flags = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"]
+    flags += ["--may-differ", "scratch"]
     launcher = [sys.executable, "-m", "swift_ft.cli.run", *flags, "--log-dir", str(tmp_path / "logs")]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "SWIFT_FT_TOKEN": "a secret of this job"}
-    first = subprocess.Popen(
-        [*launcher, str(BARE)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    )
+
+    def start(scratch: str, **different: str) -> subprocess.Popen[str]:
+        script = str(other) if different.get("what") == "script" else str(BARE)
+        rate = "0.2" if different.get("what") == "argument" else "0.1"
+        threads = {"OMP_NUM_THREADS": "2"} if different.get("what") == "variable" else {}
+        return subprocess.Popen(
+            [*launcher, script, "--lr", rate, "--scratch", scratch],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**env, **threads},
+        )
+
+    first = start("/a")
     store = StoreAddress.tcp("127.0.0.1", port)
     wait_until(lambda: is_listening(store), "the store: the first launcher has opened the job")
-    refused = subprocess.run(
-        [*launcher, str(other)], env=env, capture_output=True, text=True, timeout=60, check=False
-    )
-    second = subprocess.run(
-        [*launcher, str(BARE)], env=env, capture_output=True, text=True, timeout=60, check=False
-    )
-    output, _ = first.communicate(timeout=60)
-    assert refused.returncode == 2, refused.stderr
-    (line,) = refused.stderr.splitlines()
-    assert "swift-run: this machine differs from the others of the job: the script is bare.py (" in line
-    assert (first.returncode, second.returncode) == (0, 0), output + second.stderr
+    refused = start("/a", what=what)
+    _, errors = refused.communicate(timeout=60)
+    second = start("/b")
+    for process in (second, first):
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+    assert refused.returncode == 2, errors
+    (line,) = errors.splitlines()
+    assert re.search(f"swift-run: this machine differs from the others of the job: {why}", line), line

@@ -73,4 +73,5 @@ def test_the_import_path_is_changed_where_a_script_is_started_and_nowhere_else()
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path"
     }
     launcher = "tests/support/prefork_server.py"  # becomes what a new interpreter with PYTHONPATH would be
-    assert changed == {"swift_ft/launch/main_module.py", launcher}
+    finder = "swift_ft/program/import_hook.py"  # only reads it
+    assert changed == {"swift_ft/launch/main_module.py", finder, launcher}

@@ -15,20 +15,39 @@ from swift_ft.recovery.values import replace
 __all__ = ["is_newcomer", "refuse", "refuse_other_steps", "refuse_strange_script", "why_refused"]
 
 _SEPARATOR = ": "
+_MISSING = "not given"
+_REMEDIES = (
+    (
+        ("the script", "the module"),
+        "start it with the files that the job began with, or end the job and go on with --resume",
+    ),
+    (
+        ("the script's ", "the variable "),
+        "give it what the others have, or name it in --may-differ on all machines if it is meant to differ",
+    ),
+)
+"""What to do about differences, by their names, or by what these begin with where that ends with a space."""
+
 _NUMBER = re.compile(r"\d+")
 
 
 def why_refused(state: State, event: ev.MachineJoined) -> str:
     """What differs between a machine and the job, in one line. Empty if it may join."""
     jobs, own = _by_name(state.shape.setup), _by_name(event.setup)
+    names = [name for name in dict.fromkeys((*jobs, *own)) if own.get(name) != jobs.get(name)]
     differences = [
-        f"{name} is {own.get(name, 'unknown')} here and {value} in the job"
-        for name, value in jobs.items()
-        if own.get(name) != value
+        f"{name} is {own.get(name, _MISSING)} here and {jobs.get(name, _MISSING)} in the job"
+        for name in names
     ]
     if not differences:
         return ""
-    return f"this machine differs from the others of the job: {'; '.join(differences)}"
+    remedies = [remedy for of, remedy in _REMEDIES if any(_is_of(of, name) for name in names)]
+    advice = f" ({'; '.join(remedies)})" if remedies else ""
+    return f"this machine differs from the others of the job: {'; '.join(differences)}{advice}"
+
+
+def _is_of(group: tuple[str, ...], name: str) -> bool:
+    return any(name.startswith(one) if one.endswith(" ") else name == one for one in group)
 
 
 def _by_name(setup: tuple[str, ...]) -> dict[str, str]:

@@ -27,8 +27,8 @@ class Session(swift_ft.Session):
             if acts and step.index == ENDS["iteration"]:
                 if ENDS["how"] == "exit":
                     sys.exit(0)
-                with Path(sys.argv[0]).open("a") as script:
-                    print("# edited while it runs", file=script)
+                script = Path(sys.argv[0])
+                script.write_text(f"raise SystemExit('edited while it runs')\n{script.read_text()}")
             yield step
 
 

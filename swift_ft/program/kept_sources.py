@@ -1,0 +1,178 @@
+"""The sources of a program as they were when it was started, for all that is forked from its launcher.
+
+An editor saves a module while the run goes on, or a branch is checked out. Workers that are started later
+must run what the others run. So each source is read once: by the launcher, or by the worker that is the first
+to import it.
+They are in a file without a name, which all of these processes have open, and which ends with them:
+
+    length ─▶ (path, module, source, stat, code) ─▶ length ─▶ ... ─▶ 0
+
+A record is there once its length is, which is written last. So a process that dies meanwhile leaves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import marshal
+import os
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+
+__all__ = ["KeptSource", "KeptSources", "digest_of", "kept_sources", "start_keeping", "stat_of"]
+
+_LENGTH = struct.Struct("<Q")
+_SHOWN = 12
+"""Digits of a digest: enough to tell two files apart."""
+
+Stat = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSource:
+    """A file as it was when it was read.
+
+    Attributes:
+        path: absolute.
+        module: the name under which it is imported; ``__main__`` for the script itself.
+        source: its bytes.
+        stat: of the file then: what an edit changes.
+        code: what it was compiled to.
+    """
+
+    path: str
+    module: str
+    source: bytes
+    stat: Stat
+    code: CodeType
+
+    @property
+    def digest(self) -> str:
+        """The beginning of its SHA-256."""
+        return digest_of(self.source)
+
+    def has_changed(self) -> bool:
+        """Whether the file is another one by now, or gone. One that was only touched has not changed."""
+        try:
+            if stat_of(self.path) == self.stat:
+                return False
+            with open(self.path, "rb") as file:  # noqa: PTH123  (asked often)
+                return file.read() != self.source
+        except OSError:
+            return True
+
+
+class KeptSources:
+    """What is kept. All processes that are forked from its maker share it; any thread may use it."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (it is open as long as the process lives)
+        self._read_to = 0
+        self._by_path: dict[str, KeptSource] = {}
+        self._tails: set[str] = set()
+        self._mutex = threading.RLock()
+        # A thread may hold it while another one forks a process of a data loader.
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._mutex = threading.RLock()
+
+    def get(self, path: str) -> KeptSource | None:
+        """The source with an absolute path, if it is kept."""
+        with self._mutex:
+            self._refresh()
+            return self._by_path.get(path)
+
+    def has_module(self, tail: str) -> bool:
+        """Whether a module is kept whose name ends so."""
+        with self._mutex:
+            self._refresh()
+            return tail in self._tails
+
+    def all(self) -> list[KeptSource]:
+        """All that is kept so far."""
+        with self._mutex:
+            self._refresh()
+            return list(self._by_path.values())
+
+    def keep(self, path: str, module: str, make: Callable[[bytes], CodeType]) -> KeptSource:
+        """The source with an absolute path, which is read, compiled and kept if it is not yet.
+
+        Raises:
+            OSError: it cannot be read.
+            SyntaxError, ValueError: it cannot be compiled.
+        """
+        if (known := self.get(path)) is not None:
+            return known
+        stat = stat_of(path)
+        with open(path, "rb") as file:  # noqa: PTH123  (as importlib does)
+            source = file.read()
+        code = make(source)
+        with self._mutex, self._locked():
+            self._refresh()
+            if (known := self._by_path.get(path)) is not None:  # another worker was faster
+                return known
+            self._append(marshal.dumps((path, module, source, stat, code)))
+            self._refresh()
+            return self._by_path[path]
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def _append(self, record: bytes) -> None:
+        place, done = self._read_to + _LENGTH.size, 0
+        while done < len(record):
+            done += os.pwrite(self._file.fileno(), record[done:], place + done)
+        os.pwrite(self._file.fileno(), _LENGTH.pack(len(record)), self._read_to)
+
+    def _refresh(self) -> None:
+        """Read what other processes have added."""
+        number = self._file.fileno()
+        while len(head := os.pread(number, _LENGTH.size, self._read_to)) == _LENGTH.size:
+            (length,) = _LENGTH.unpack(head)
+            if not length:  # whoever began to write there died
+                return
+            kept = KeptSource(*marshal.loads(os.pread(number, length, self._read_to + _LENGTH.size)))
+            self._by_path[kept.path] = kept
+            self._tails.add(kept.module.rpartition(".")[2])
+            self._read_to += _LENGTH.size + length
+
+
+def digest_of(content: bytes) -> str:
+    """The beginning of a SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:_SHOWN]
+
+
+def stat_of(path: str) -> Stat:
+    """What an edit of a file changes.
+
+    Raises:
+        OSError: it is gone.
+    """
+    found = os.stat(path)  # noqa: PTH116  (asked often)
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+_kept: KeptSources | None = None
+
+
+def start_keeping() -> KeptSources:
+    """Keep the sources of what runs from now on in this process, and in those that are forked from it."""
+    global _kept
+    _kept = KeptSources()
+    return _kept
+
+
+def kept_sources() -> KeptSources | None:
+    """What is kept for this process; None where nothing is."""
+    return _kept
