@@ -99,9 +99,9 @@ class RunConfig:
     may_differ: str = option(
         Topic.MACHINES,
         "",
-        "arguments of the script and variables of its environment that may differ by machine, separated by "
-        "commas, such as cache-dir,SCRATCH; all others must be the same on all machines, as far as the "
-        "script reads them",
+        "arguments of the script, variables of its environment and modules that may differ by machine, "
+        "separated by commas, such as cache-dir,SCRATCH; all others must be the same on all machines, as far "
+        "as the script reads them",
         metavar="NAMES",
         same_everywhere=True,
     )

@@ -164,8 +164,8 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
         return _exit_code(error, channel)
     except UsageError as error:
         _logger.error("%s", error, extra={"event": "script_misused"})  # noqa: TRY400  (the line is enough)
-        alike = bool(error.fields.get("alike"))
-        channel.send(failed=str(error), exit_code=EXIT_USAGE, usage=True, alike=alike)
+        whose = {name: bool(error.fields.get(name)) for name in ("differs", "alike")}
+        channel.send(failed=str(error), exit_code=EXIT_USAGE, usage=True, **whose)
         return EXIT_USAGE
     except JobEndedError as error:  # the launcher prints the reason, once for all workers
         channel.send(failed=str(error), exit_code=1)

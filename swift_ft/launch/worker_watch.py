@@ -95,6 +95,7 @@ class WorkerWatch:
                     reason=reason if usage else f"worker {rank}: {reason}",
                     exit_code=message.get("exit_code", code),
                     usage=usage,
+                    differs=bool(message.get("differs")),
                     alike=bool(message.get("alike")),
                 )
             )

@@ -56,6 +56,7 @@ from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.replay import Replays
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
+from swift_ft.runtime.program_check import check_program
 from swift_ft.runtime.repartition import Repartition
 from swift_ft.runtime.replicas.layer_sync import LayerSync
 from swift_ft.runtime.replicas.prepared_state import PreparedState
@@ -321,6 +322,9 @@ class Assembly:
             )
         self._state.check_values()
         self._end_setup()
+        if self._context.offline is None:
+            parts = {**self._state.modules, **self._state.optimizers, **self._state.small}
+            check_program(self._context, self._rendezvous, self._writer, self._settings, parts)
         self._publish_place()  # first of all: another worker may wait for it, and all others for that one
         self._costs = costs = new_layer_costs(self._context, self.attached.layered, self._rendezvous)
         collaborators = self._collaborators(costs)

@@ -1,0 +1,120 @@
+"""Whether a worker runs the job's program: the settings of its session, and its own modules.
+
+The first worker that begins to train says what the program is, and each worker says what is its own alone. A
+replacement from another launcher, whose files were edited since, would train to other weights, or never
+commit a checkpoint again. What its launcher can compare has been compared (`launch/setup.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from swift_ft.coordination.background_writer import BackgroundWriter
+from swift_ft.errors import UsageError
+from swift_ft.own_code import is_own_file
+from swift_ft.program.kept_sources import digest_of, kept_sources
+from swift_ft.runtime.settings import Settings
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.worker_context import WorkerContext
+
+__all__ = ["check_program", "source_digests"]
+
+_KEY = "program"
+
+_OF_ALL = (
+    "checkpoint_every",
+    "keep_checkpoints",
+    "keep_logs",
+    "snapshot_every",
+    "recovery_groups",
+    "script_log_limit_bytes",
+    "check_data",
+    "verify",
+)
+"""What all workers must have in common. The seed is not among it: some scripts add their rank to it. Nor is
+how a log is written, for one machine may have less room on its disk than another."""
+
+_ARGUMENTS = {"recovery_groups": "groups"}
+"""Where a setting has another name than the session's argument."""
+
+
+def check_program(
+    context: WorkerContext,
+    rendezvous: RendezvousStore,
+    writer: BackgroundWriter,
+    settings: Settings,
+    state: Mapping[str, Any],
+) -> None:
+    """Compare a worker's program with that of the job.
+
+    Args:
+        context: the worker's place.
+        rendezvous: where the job's program is noted.
+        writer: notes this worker's.
+        settings: of its session.
+        state: what the session protects, by name.
+
+    Raises:
+        UsageError: they differ; names what does, with both values.
+    """
+    of_all = {_named(name): _text(getattr(settings, name)) for name in _OF_ALL}
+    own = {_named("seed"): _text(settings.seed), "Session(state)": ", ".join(sorted(state))}
+    modules = {
+        f"the module {name}": digest
+        for name, digest in source_digests().items()
+        if name not in context.config.different
+    }
+    job = json.loads(rendezvous.compare_set(_KEY, "", json.dumps({**of_all, **modules})))
+    key = f"{_KEY}/{context.rank}"
+    own |= {name: digest for name, digest in modules.items() if name not in job}
+    if context.started_in > 1 and rendezvous.check([key]):
+        job |= json.loads(rendezvous.get(key))
+    here = {**of_all, **modules, **own}
+    differences = [
+        f"{name} is {here[name]} here and {job[name]} in the job"
+        for name in here
+        if job.get(name, here[name]) != here[name]
+    ]
+    if differences:
+        raise UsageError(
+            f"Worker {context.rank} runs another program than the job: {'; '.join(differences)}. Start its "
+            "machine with the files, arguments and environment that the job began with, or end the job and "
+            "go on with --resume. (--may-differ MODULE is for modules that are meant to differ.)",
+            differs=True,
+        )
+    writer.set(key, json.dumps(own))
+
+
+def _named(setting: str) -> str:
+    return f"Session({_ARGUMENTS.get(setting, setting)})"
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def source_digests() -> dict[str, str]:
+    """The user's own modules, by name, with the digest of the source that was loaded, or would be.
+
+    Extensions are left out: each machine may have compiled its own.
+    """
+    sources = kept_sources()
+    kept = sources.all() if sources is not None else []
+    found = {source.module: source.digest for source in kept}
+    return {**dict(_loaded_otherwise({source.path for source in kept})), **found}
+
+
+def _loaded_otherwise(kept: set[str]) -> Iterator[tuple[str, str]]:
+    """Modules that no import of Python's own has loaded, such as those of a hook that rewrites them."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py") or name in ("__main__", "__mp_main__"):
+            continue
+        path = os.path.abspath(file)  # noqa: PTH100  (a link is not followed)
+        if path not in kept and is_own_file(path) and Path(path).is_file():
+            yield name, digest_of(Path(path).read_bytes())
