@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import json
 from array import array
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 
@@ -73,6 +74,11 @@ class StateProof:
         # Owner of these two: the writer's thread. The first is read by others.
         self.failed = False
         self._published: list[str] = []
+        self._why_apart: Callable[[Sequence[str]], str | None] = lambda _: None
+
+    def explain_by(self, why_apart: Callable[[Sequence[str]], str | None]) -> None:
+        """Ask this function why replicas differ in tensors of some names. Called in the writer's thread."""
+        self._why_apart = why_apart
 
     def digests(self) -> StateDigests | None:
         """Of the present state; None if nothing is verified."""
@@ -167,11 +173,14 @@ class StateProof:
             return True
         if not (names := differing(digests, _from_text(first["digests"], digests))):
             return True
+        why = self._why_apart(names) or (
+            "Which of them is right cannot be known: resume from the last checkpoint, and check the memory "
+            "of both machines"
+        )
         self._participant.append(
             ev.JobClosed(
                 reason=f"replicas differ after iteration {iteration - 1}: worker {self._rank} and worker "
-                f"{first['rank']} hold different values of {listed(names)}. Which of them is right "
-                "cannot be known: resume from the last checkpoint, and check the memory of both machines. "
+                f"{first['rank']} hold different values of {listed(names)}. {why}. "
                 '(Session(verify="none") is for replicas that are meant to differ.)'
             )
         )

@@ -23,6 +23,7 @@ script_groups.py                        how groups are made, what torch register
 connections.py                          gloo's sockets                              test_stuck.py
 abortable_waits.py                      the wait of all schedules                   test_abortable_waits.py
 ddp.py                                  DDP's reducer and buckets, its callbacks    test_ddp.py
+ddp_construction.py                     which parameters DDP averages               test_ddp.py
 accepted_ddp.py                         whether DDP has a hook, or DTensors         test_ddp.py
 ddp_buffers.py                          when DDP synchronises buffers               test_ddp_buffers.py
 distribution.py                         how tensors come to a mesh                  test_distribution.py
@@ -42,7 +43,7 @@ pipelining/shared_step.py               what a step takes and leaves behind     
 pipelining/stage_metadata.py            the exchange of shapes                      test_pipelining.py
 ======================================  ==========================================  ==========================
 
-``dcp/errors.py``, ``ddp_construction.py``, ``layer_stack.py``, ``link_times.py``,
+``dcp/errors.py``, ``layer_stack.py``, ``link_times.py``,
 ``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
 ``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py``, ``script_operations.py`` and
 ``step_failures.py`` use public parts only. ``core/`` stands on the ground floor, because ``undo/`` and

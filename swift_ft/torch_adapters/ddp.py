@@ -6,7 +6,7 @@ bucket an element lies.
 
 Private parts used (tested on torch 2.13):
 
-- of a DDP model: ``_build_params_for_reducer``, ``_build_debug_param_to_name_mapping``, ``_ddp_init_helper``,
+- of a DDP model: ``_build_debug_param_to_name_mapping``, ``_ddp_init_helper``, ``parameters_to_ignore``,
   ``_has_rebuilt_buckets``, ``_comm_hooks``, ``_bucket_config``, ``reducer``, ``require_forward_param_sync``,
   ``static_graph``.
 - ``torch.distributed._compute_bucket_assignment_by_size``, which DDP looks up there.
@@ -39,6 +39,7 @@ from swift_ft.spans import recorder
 from swift_ft.torch_adapters.accepted_ddp import accepted_ddp, synchronised_norms
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
+from swift_ft.torch_adapters.ddp_construction import averaged
 from swift_ft.torch_adapters.step_failures import step_failures
 
 __all__ = [
@@ -104,9 +105,11 @@ class DataParallelHook:
         self._fill_gradients = fill_gradients
         self._layout_known = False
         self._order: list[int] = []
-        self._handles = self._watch_order()
         self._aborted = threading.Event()  # since the step began
-        _end_when(self._aborted, self.model)
+        self._choice = averaged(model)
+        with self._choice.as_constructed(model):  # torch takes no hook on a frozen parameter
+            self._handles = self._watch_order()
+            _end_when(self._aborted, self.model)
         self._failure: Exception | None = None
         self._under_way: set[int] = set()  # buckets
         self._awaited: dict[int, torch.futures.Future[None]] = {}  # who completes one takes it out first
@@ -122,6 +125,14 @@ class DataParallelHook:
     def replica(self) -> int:
         """The number of this worker among its replicas, from 0."""
         return self.group.rank()
+
+    @property
+    def frozen_at_first(self) -> list[torch.nn.Parameter]:
+        """Parameters that DDP never averages, since they required no gradient when it was constructed."""
+        others = {*self._choice.parameters}
+        ignored = self.model.parameters_to_ignore
+        named = self.model.module.named_parameters()
+        return [parameter for name, parameter in named if parameter not in others and name not in ignored]
 
     def take_waited_s(self) -> float:
         """Seconds since the last call in which this worker had its gradients, and waited for averages."""
@@ -182,9 +193,9 @@ class DataParallelHook:
         model: Any = self.model
         model.process_group = self.group
         model._has_rebuilt_buckets = False
-        parameters, sparse = model._build_params_for_reducer()
-        names = model._build_debug_param_to_name_mapping(parameters)
-        with _assigned(layout):
+        parameters, sparse = self._choice.parameters, self._choice.sparse
+        with self._choice.as_constructed(model), _assigned(layout):
+            names = model._build_debug_param_to_name_mapping(parameters)
             model._ddp_init_helper(parameters, sparse, names, model.static_graph)
         model._comm_hooks.clear()
         self._register()
@@ -334,7 +345,7 @@ class DataParallelHook:
         """Predict the buckets that DDP makes after the first backward, from the order of the gradients."""
         self._layout_known = True
         model: Any = self.model
-        parameters, sparse = model._build_params_for_reducer()
+        parameters, sparse = self._choice.parameters, self._choice.sparse
         order = self._order[-len(parameters) :]  # of this backward: earlier ones averaged nothing
         if model.find_unused_parameters or {*order} != {*range(len(parameters))}:
             return  # DDP keeps the buckets that it began with
@@ -344,16 +355,14 @@ class DataParallelHook:
         )
         limits = limits or [config.first_bucket_bytes_cap, model.bucket_bytes_cap]
         layout, _ = _torch._compute_bucket_assignment_by_size(
-            [parameters[i] for i in order], limits, [sparse[i] for i in order], order
+            [parameters[i] for i in order], limits, sparse, order
         )
         self._on_layout(layout)
 
     def _watch_order(self) -> list[RemovableHandle]:
-        model: Any = self.model
-        parameters, _ = model._build_params_for_reducer()
         return [
             parameter.register_post_accumulate_grad_hook(lambda _, i=index: self._order.append(i))
-            for index, parameter in enumerate(parameters)
+            for index, parameter in enumerate(self._choice.parameters)
         ]
 
 

@@ -1,18 +1,64 @@
-"""How the script of this process constructs its DDP models: a constructor communicates."""
+"""How the script of this process constructs its DDP models: a constructor communicates.
+
+It also decides, for good, which parameters DDP averages: those that require a gradient then. Others may be
+frozen and thawed later, and a reducer that is made anew has to keep to that choice.
+
+Private parts used (tested on torch 2.13): ``_build_params_for_reducer`` of a DDP model.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["construct_within", "constructed", "join_without_sync"]
+__all__ = ["Averaged", "averaged", "construct_within", "constructed", "join_without_sync"]
 
-_constructed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+@dataclass(frozen=True)
+class Averaged:
+    """What a DDP model averages, as it has chosen when it was constructed.
+
+    Attributes:
+        parameters: in the order in which its reducer numbers them.
+        sparse: of each, whether its gradients are sparse.
+    """
+
+    parameters: list[torch.nn.Parameter]
+    sparse: list[bool]
+
+    @contextlib.contextmanager
+    def as_constructed(self, model: torch.nn.Module) -> Iterator[None]:
+        """Within the block, these parameters of the model require gradients, and no others."""
+        chosen = set(self.parameters)
+        changed = [p for p in {*model.parameters(), *chosen} if p.requires_grad != (p in chosen)]
+        for parameter in changed:
+            parameter.requires_grad_(parameter in chosen)
+        try:
+            yield
+        finally:
+            for parameter in changed:
+                parameter.requires_grad_(parameter not in chosen)
+
+
+_constructed: weakref.WeakKeyDictionary[DistributedDataParallel, Averaged] = weakref.WeakKeyDictionary()
+
+
+def averaged(model: DistributedDataParallel) -> Averaged:
+    """What a model averages; for one that no constructor of this process made, what it would choose now."""
+    return _constructed.get(model) or _chosen(model)
+
+
+def _chosen(model: DistributedDataParallel) -> Averaged:
+    ddp: Any = model
+    return Averaged(*ddp._build_params_for_reducer())
 
 
 def join_without_sync() -> None:
@@ -43,6 +89,6 @@ def construct_within(context: Callable[[], AbstractContextManager[object]]) -> N
     def within(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         with context():
             original(self, *args, **kwargs)
-        _constructed.add(self)
+        _constructed[self] = _chosen(self)
 
     DistributedDataParallel.__init__ = within  # type: ignore[method-assign]  # as above

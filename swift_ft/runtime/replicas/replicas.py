@@ -110,6 +110,7 @@ class Replicas:
         self.first = first = min(dist.get_process_group_ranks(self._hook.group))
         self._layout_key, self._own_buffers_key = f"ddp/layout/{first}", f"ddp/own-buffers/{first}"
         self._group.follow(self._hook.group, self._hook.renew, on_abort=self._hook.abort)
+        self._proof.explain_by(self._why_apart)
         inner: nn.Module = self._hook.model.module
         return inner
 
@@ -372,6 +373,20 @@ class Replicas:
         # To one receiver in half of a broadcast's time; on a device it would need connections of its own.
         target = transfer.targets[0] if alone else None
         return Link(group, transfer.source, target, iteration=self._iteration)
+
+    def _why_apart(self, names: Sequence[str]) -> str | None:
+        """Why replicas hold different values of some tensors, if that is DDP's own doing."""
+        assert self._hook is not None
+        frozen = {*self._hook.frozen_at_first}
+        named = ((part, *pair) for part, m in self._state.modules.items() for pair in m.named_parameters())
+        never = {f"{part}.{name.removeprefix('module.')}" for part, name, p in named if p in frozen}
+        if not (apart := [name for name in names if name in never]):
+            return None
+        return (
+            f"DDP averages no gradients of {listed(apart)}, which required none when it was constructed: "
+            "freeze parameters after DistributedDataParallel(..., find_unused_parameters=True), or never "
+            "thaw them"
+        )
 
     # --------------------------------------------------------------------------------- DDP's buckets
 

@@ -32,6 +32,8 @@ __all__ = [
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element."""
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 
 def version_of(tensor: torch.Tensor) -> int:
     """Grows with each change in place. Always 0 for inference tensors, which do not count their changes."""
@@ -70,7 +72,11 @@ def distinct_storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStor
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Names the storage that a tensor views, for as long as that lives."""
+    """Names the storage that a tensor views, for as long as that lives: in a sparse tensor, its values do."""
+    if tensor.is_sparse:
+        tensor = sparse_values(tensor.detach())
+    elif tensor.layout in _COMPRESSED:
+        tensor = tensor.detach().values()
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -44,7 +44,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
         ("ddp", "from none", "reduce", "replica"),
         ("ddp", "its own collective", "optimizer", "replica"),
         ("pipeline", "the body", "backward microbatch=2", "replay"),
-        ("pipeline", "the passes", "backward microbatch=2", "replay"),
+        ("pipeline", "the passes", "forward microbatch=1", "replay"),
         ("fsdp", "the body", "optimizer", "memory"),
     ],
 )

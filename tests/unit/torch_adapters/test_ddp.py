@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from swift_ft.errors import UnsupportedError
 from swift_ft.failpoints import Point
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp import DataParallelHook, _after_backward, trial_forward
+from swift_ft.torch_adapters.ddp_construction import construct_within
 
 
 class Crooked(nn.Module):
@@ -72,6 +74,79 @@ def test_the_layout_is_the_one_that_ddp_goes_on_with(options: dict[str, Any]) ->
     used = [[index[p] for p in bucket.parameters()] for bucket in reducer._get_zeros_like_grad_buckets()]
     assert layouts == [used]
     assert len(used) > 1
+
+
+class Words(nn.Module):
+    """Two tables whose gradients are sparse, among layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Embedding(7, 5, sparse=True)
+        self.layer = nn.Linear(5, 5)
+        self.second = nn.Embedding(7, 5, sparse=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.layer(self.first(x)) + self.second(x))
+        return out
+
+
+def test_a_sparse_gradient_has_a_bucket_of_its_own_in_the_layout() -> None:
+    layouts: list[list[list[int]]] = []
+    hook = DataParallelHook(DistributedDataParallel(Words()), Events(), layouts.append)
+    before = []
+    for again in (False, True):
+        if again:
+            hook.reset(layouts[0], sync_buffers=True)
+        hook.begin(0)
+        hook.model.zero_grad()
+        hook.model(torch.arange(6)).sum().backward()
+        before.append([p.grad.to_dense() for p in hook.model.parameters() if p.grad is not None])
+    (layout,) = layouts
+    assert [0] in layout
+    assert [3] in layout
+    assert sorted(index for bucket in layout for index in bucket) == list(range(6))
+    assert all(map(torch.equal, *before))
+
+
+@pytest.mark.parametrize("frozen", ["layers.1", "layers"])
+def test_what_was_frozen_after_ddp_is_averaged_when_it_is_thawed(frozen: str) -> None:
+    events, layouts = Events(), list[list[list[int]]]()
+    inner = Crooked()
+    with within_own_construction():
+        model = DistributedDataParallel(inner, bucket_cap_mb=1, find_unused_parameters=True)
+    part = inner.get_submodule(frozen).requires_grad_(False)
+    hook = DataParallelHook(model, events, layouts.append)
+    assert hook.frozen_at_first == []
+    hook.reset(None, sync_buffers=True)
+    assert not any(p.requires_grad for p in part.parameters())
+    part.requires_grad_(True)
+    backward(hook)
+    assert sum(events.buckets) == len(list(inner.parameters()))
+
+
+def test_what_was_frozen_before_ddp_is_never_averaged() -> None:
+    events = Events()
+    inner = Crooked()
+    inner.layers[1].requires_grad_(False)
+    with within_own_construction():
+        model = DistributedDataParallel(inner)
+    inner.layers[1].requires_grad_(True)
+    hook = DataParallelHook(model, events, lambda _: None)
+    assert hook.frozen_at_first == list(inner.layers[1].parameters())
+    hook.reset(None, sync_buffers=True)
+    backward(hook)
+    assert sum(events.buckets) == len(list(inner.parameters())) - 2
+    assert inner.layers[1].weight.grad is not None
+
+
+@contextlib.contextmanager
+def within_own_construction() -> Iterator[None]:
+    """Within the block, models are constructed as in a worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DistributedDataParallel, "__init__", DistributedDataParallel.__init__)
+        construct_within(contextlib.nullcontext)
+        yield
 
 
 def test_a_backward_ends_at_the_next_gradient_after_an_abort() -> None:
@@ -208,6 +283,8 @@ def test_ddp_still_has_the_private_parts_that_the_hook_uses() -> None:
     assert model._comm_hooks == []
     assert model._has_rebuilt_buckets is False
     assert model.mixed_precision is None
+    assert model.parameters_to_ignore == set()
+    assert callable(model._sync_buffers)
     assert callable(model.reducer.prepare_for_backward)
     _, limits = model._bucket_config.compute_bucket_size_limits(
         static_graph=False, find_unused_parameters=False
