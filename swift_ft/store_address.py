@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
+from swift_ft.addresses import endpoint, split_endpoint
 from swift_ft.errors import UsageError
 
 __all__ = ["ETCD", "TCP", "StoreAddress"]
@@ -50,7 +51,7 @@ class StoreAddress:
     @classmethod
     def tcp(cls, host: str, port: int) -> StoreAddress:
         """The embedded store at a host and a port."""
-        return cls((f"{host}:{port}",))
+        return cls((endpoint(host, port),))
 
     @classmethod
     def parse(cls, text: str) -> StoreAddress:
@@ -99,12 +100,12 @@ class StoreAddress:
     @property
     def host(self) -> str:
         """Host of the embedded store, or of the first member."""
-        return self.endpoints[0].rpartition(":")[0]
+        return split_endpoint(self.endpoints[0])[0]
 
     @property
     def port(self) -> int:
         """Port of the embedded store, or of the first member."""
-        return int(self.endpoints[0].rpartition(":")[2])
+        return split_endpoint(self.endpoints[0])[1]
 
     def __str__(self) -> str:
         places = ",".join(self.endpoints)

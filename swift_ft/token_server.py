@@ -11,7 +11,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from swift_ft.addresses import listen_address
+from swift_ft.addresses import endpoint, listen_address
 from swift_ft.bounded_server import BoundedServer, Stranger
 from swift_ft.network import JobSecret
 from swift_ft.network.http_access import RequestCheck
@@ -46,7 +46,7 @@ class TokenServer(BoundedServer):
         self.secret = secret
         address = listen_address(host)
         super().__init__(address, 0, handler, name=name, most=_MAX_STRANGERS, limit_s=_PROVES_S, host=host)
-        self.address = f"{host}:{self.server_port}"
+        self.address = endpoint(host, self.server_port)
 
     def serve(self, stranger: Stranger, client_address: Any) -> None:
         """Answer the requests of a connection, with TLS where the job has certificates."""

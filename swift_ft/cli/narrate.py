@@ -88,6 +88,8 @@ class Narrator:
         lost = sum(max(recovery.iterations_lost.values(), default=0) for recovery in done)
         number = counted(len(done), "recovery", "recoveries")
         text = f"{number}, {format_seconds(seconds)}, {counted(lost, 'iteration')} lost"
+        if unknown := sum(not recovery.iterations_lost for recovery in done):
+            text += f" as far as it is known (in {unknown} of them no worker was left that could say it)"
         return text + ", and one that did not end" * (len(done) < len(self.recoveries))
 
 
@@ -187,6 +189,8 @@ def _outcome(recovery: Recovery) -> str:
             lost.setdefault(count, []).append(rank)
     losses = [f"{named('worker', ranks)} lost {counted(n, 'iteration')}" for n, ranks in sorted(lost.items())]
     cost = "; ".join(losses) or "no completed iteration is lost"
+    if not recovery.iterations_lost:
+        cost = "no worker is left that could say how many iterations are lost"
     return f"back after {format_seconds(_duration(recovery))}; {cost}"
 
 

@@ -7,7 +7,6 @@ import contextlib
 import io
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
 
+from swift_ft.addresses import is_this_host, own_address
 from swift_ft.cli.console import LauncherConsole
 from swift_ft.cli.events_report import write_report
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
@@ -215,14 +215,13 @@ def _launch_config(args: argparse.Namespace) -> LaunchConfig:
 
 
 def _settings(args: argparse.Namespace, config: RunConfig, store: StoreAddress) -> AgentSettings:
-    local = store.host in ("127.0.0.1", "localhost")
     kind = "program" if args.no_python else "module" if args.module else "script"
     return AgentSettings(
         kind=kind,
         target=args.training_script,
         args=tuple(args.training_script_args),
         store=store,
-        address=args.local_addr or ("127.0.0.1" if local else socket.getfqdn()),
+        address=args.local_addr or own_address(store.host),
         shutdown_s=args.shutdown_timeout,
         config=config,
     )
@@ -298,7 +297,7 @@ def _find_run(job: MachineJob) -> str:
     deadline = time.monotonic() + _STORE_ENDS_S
     while True:
         try:
-            if store.backend == TCP and _is_local(store.host) and not is_listening(store):
+            if store.backend == TCP and is_this_host(store.host) and not is_listening(store):
                 StoreService(store.host, store.port, until_over=name)
             return find_run(client, name, close_abandoned)
         except RendezvousLostError:
@@ -344,16 +343,6 @@ def _store_files(args: argparse.Namespace) -> dict[str, str]:
 def _has_store(args: argparse.Namespace) -> bool:
     """Whether a standalone run is given a store, instead of starting the embedded one itself."""
     return args.rdzv_backend == ETCD or "://" in args.rdzv_endpoint
-
-
-def _is_local(host: str) -> bool:
-    """Whether this host is the one of the rendezvous endpoint."""
-    try:
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import threading
 
 from torch.distributed import DistError
 
+from swift_ft.addresses import endpoint
 from swift_ft.errors import first_line
 from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.torch_adapters.rendezvous_store import serve_store
@@ -33,9 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         store = serve_store(args.host, args.port)
     except (OSError, DistError, RuntimeError) as error:
-        sys.stderr.write(f"cannot listen at {args.host}:{args.port}: {first_line(error)}\n")
+        sys.stderr.write(f"cannot listen at {endpoint(args.host, args.port)}: {first_line(error)}\n")
         return EXIT_USAGE
-    print(f"rendezvous store at {args.host}:{store.port}", flush=True)
+    print(f"rendezvous store at {endpoint(args.host, store.port)}", flush=True)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())

@@ -14,6 +14,7 @@ from datetime import timedelta
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError, RendezvousStoreInfo
 
+from swift_ft.addresses import endpoint, split_endpoint
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore, serve_store
@@ -66,12 +67,11 @@ class Bootstrap:
                 if self.server == machine:
                     # Not read again: an answer that comes late would look like one that never comes.
                     self._served, self._ready = self._ready or serve_store(self._address, 0), None
-                    self._rendezvous.set(key, f"{self._address}:{self._served.port}")
+                    self._rendezvous.set(key, endpoint(self._address, self._served.port))
                     return RendezvousStoreInfo(self._address, self._served.port)
                 with suppress(DistStoreError):  # it is not there yet
                     self._rendezvous.wait([key], _POLL)
-                    host, _, port = self._rendezvous.get(key).decode().rpartition(":")
-                    return RendezvousStoreInfo(host, int(port))
+                    return RendezvousStoreInfo(*split_endpoint(self._rendezvous.get(key).decode()))
         raise RendezvousStateError(f"{machine} starts no workers in generation {generation} any more.")
 
 

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from torch.distributed import DistError
 
-from swift_ft.addresses import listen_address
+from swift_ft.addresses import endpoint, listen_address, split_endpoint
 from swift_ft.coordination.runs import close_after_run, is_ended
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, first_line
@@ -39,9 +39,8 @@ _LOOK_S = 2.0
 
 def is_listening(address: StoreAddress) -> bool:
     """Whether something accepts connections there: at one of several endpoints."""
-    for endpoint in address.endpoints:
-        host, _, port = endpoint.rpartition(":")
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2.0):
+    for place in address.endpoints:
+        with contextlib.suppress(OSError), socket.create_connection(split_endpoint(place), timeout=2.0):
             return True
     return False
 
@@ -79,7 +78,9 @@ class StoreService:
             answer = report.read()
         if not answer.isdigit():
             os.waitpid(self.pid, 0)
-            raise RendezvousLostError(f"The rendezvous store cannot listen at {host}:{port}: {answer}")
+            raise RendezvousLostError(
+                f"The rendezvous store cannot listen at {endpoint(host, port)}: {answer}"
+            )
         self.address = StoreAddress.tcp(host, int(answer))
 
     def ended(self) -> bool:

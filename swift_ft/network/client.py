@@ -7,6 +7,7 @@ import ssl
 import time
 from contextlib import ExitStack
 
+from swift_ft.addresses import split_endpoint
 from swift_ft.network.channel import Channel
 from swift_ft.network.errors import BadFrameError, RefusedError
 from swift_ft.network.frames import FrameBuffer, frame
@@ -31,15 +32,19 @@ def connect(address: str, secret: JobSecret, purpose: str, *, timeout_s: float) 
         OSError: it cannot be reached, or does not answer in time (TimeoutError).
     """
     deadline = time.monotonic() + timeout_s
-    host, _, port = address.rpartition(":")
     with ExitStack() as until_ready:
-        line = until_ready.enter_context(socket.create_connection((host.strip("[]"), int(port)), timeout_s))
+        line = until_ready.enter_context(socket.create_connection(split_endpoint(address), timeout_s))
         binding = UNBOUND
         if secret.certificates is not None:
             line.settimeout(_left(deadline, address))
             try:
                 context = secret.certificates.client_context()
                 line = until_ready.enter_context(context.wrap_socket(line))
+            except (ssl.SSLEOFError, ConnectionResetError) as error:
+                raise RefusedError(
+                    f"{address} ended the connection in the TLS handshake: has it ended, or no certificate "
+                    "(--tls-cert)?"
+                ) from error
             except ssl.SSLError as error:
                 raise RefusedError(f"{address}: no TLS with it ({error.reason or error})") from error
             binding = binding_of(line)

@@ -15,6 +15,7 @@ import secrets
 import ssl
 from http import HTTPStatus
 
+from swift_ft.addresses import split_endpoint
 from swift_ft.network.handshake import UNBOUND
 from swift_ft.network.secret import JobSecret
 from swift_ft.network.tls import binding_of
@@ -70,8 +71,8 @@ class JobConnection(http.client.HTTPConnection):
     """
 
     def __init__(self, address: str, secret: JobSecret, *, timeout_s: float) -> None:
-        host, _, port = address.rpartition(":")
-        super().__init__(host, int(port), timeout=timeout_s)
+        host, port = split_endpoint(address)
+        super().__init__(host, port, timeout=timeout_s)
         self._secret = secret
         self._binding = UNBOUND
 

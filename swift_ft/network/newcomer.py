@@ -19,6 +19,9 @@ __all__ = ["HANDSHAKE_S", "Newcomer"]
 HANDSHAKE_S = 5.0
 """How long a stranger may take to prove that it is none."""
 
+_ENDED = "it ended the connection before it proved anything"
+"""A member that is killed does so, too."""
+
 
 class Newcomer:
     """The server's side of one handshake.
@@ -67,6 +70,8 @@ class Newcomer:
             self.waits_for = selectors.EVENT_READ
         except ssl.SSLWantWriteError:
             self.waits_for = selectors.EVENT_WRITE
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError) as error:
+            raise RefusedError(_ENDED) from error
         except ssl.SSLError as error:
             raise RefusedError(f"no TLS with it ({error.reason or error})") from error
         except BadFrameError as error:
@@ -89,7 +94,7 @@ class Newcomer:
                 self._send(self._handshake.challenge(payload))
             data = self._line.recv(self._received.missing())
             if not data:
-                raise RefusedError("it ended the connection before it proved anything")
+                raise RefusedError(_ENDED)
             self._received.feed(data)
 
     def _finish(self, proof: bytes) -> Channel:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 
-from swift_ft.addresses import family_of, listen_address
+from swift_ft.addresses import create_server, endpoint, listen_address
 from swift_ft.network.channel import Channel
 from swift_ft.network.errors import RefusedError
 from swift_ft.network.newcomer import HANDSHAKE_S, Newcomer
@@ -57,10 +56,9 @@ class Port:
     def __init__(
         self, host: str, secret: JobSecret, handlers: Mapping[str, Handler] | None = None, *, number: int = 0
     ) -> None:
-        address = listen_address(host)
-        self._listener = socket.create_server((address, number), family=family_of(address), backlog=_BACKLOG)
+        self._listener = create_server(listen_address(host), number, backlog=_BACKLOG)
         self._listener.setblocking(False)
-        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self.address = endpoint(host, self._listener.getsockname()[1])
         self._secret = secret
         self._handlers = dict(handlers or {})  # replaced as a whole, so that a look needs no lock
         self._refusals = Refusals(f"the port {self.address}")
@@ -128,11 +126,12 @@ class Port:
             self._refusals.note("someone", f"it cannot be accepted ({error.strerror or error})")
             time.sleep(_PAUSE_S)
             return
+        peer = str(source[0]).removeprefix("::ffff:")  # IPv4, at a server of both kinds
         try:
-            newcomer = Newcomer(line, str(source[0]), self._secret)
+            newcomer = Newcomer(line, peer, self._secret)
         except OSError as error:
             line.close()
-            self._refusals.note(str(source[0]), f"it ended the connection ({error.strerror or error})")
+            self._refusals.note(peer, f"it ended the connection ({error.strerror or error})")
             return
         if len(self._newcomers) >= MAX_NEWCOMERS:
             oldest = next(iter(self._newcomers))

@@ -55,7 +55,9 @@ def test_a_loss_is_repaired_over_tls(tmp_path: Path, authority: Path, references
     assert_identical(run, references())
     assert_clean(run)
     assert [recovery["mode"] for recovery in run.recoveries] == ["replay"], run.output[-3000:]
-    assert "refused a connection" not in run.output
+    # Who is killed may be in the middle of a handshake. That is no other refusal.
+    refused = [line for line in run.output.splitlines() if "refused a connection" in line]
+    assert all("it ended the connection" in line for line in refused), refused
 
 
 def test_a_machine_with_a_certificate_of_another_authority_is_refused_and_the_run_goes_on(

@@ -22,9 +22,9 @@ class Hosts:
 
     module = "swift_ft.cli.run"
 
-    def __init__(self, folder: Path, iterations: int) -> None:
+    def __init__(self, folder: Path, iterations: int, host: str = "127.0.0.1") -> None:
         self.folder = folder
-        self.endpoint = f"127.0.0.1:{free_port()}"
+        self.endpoint = f"{host}:{free_port()}"
         self.script = training(folder, iterations=iterations)
         self.processes: dict[str, subprocess.Popen[str]] = {}
 

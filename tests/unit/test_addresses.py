@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.addresses import listen_address
+from swift_ft.addresses import endpoint, is_this_host, listen_address, own_address, split_endpoint
 from swift_ft.config import RunConfig
 from swift_ft.file_server import FileServer
 from swift_ft.launch.store_service import StoreService
@@ -75,6 +75,33 @@ def test_a_server_listens_at_its_own_address_only(server: object) -> None:
     with server(socket.gethostname()) as number:
         assert listens_at(number) <= ALL
         assert listens_at(number)
+
+
+@pytest.mark.parametrize(("host", "text"), [("::1", "[::1]:80"), ("10.0.0.1", "10.0.0.1:80"), ("a", "a:80")])
+def test_an_endpoint_is_read_as_it_is_written(host: str, text: str) -> None:
+    assert endpoint(host, 80) == text
+    assert split_endpoint(text) == (host, 80)
+
+
+def test_a_name_stands_for_addresses_of_both_kinds() -> None:
+    with closing(Port("node7.cluster", JobSecret.generated())) as made:
+        number = split_endpoint(made.address)[1]
+        for loopback in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
+            socket.create_connection((loopback, number)).close()
+
+
+def test_others_find_this_host_by_its_address_and_not_by_its_name() -> None:
+    """Its name may be known to itself alone. 192.0.2.1 is no host's address: the way there begins here."""
+    assert [own_address(host) for host in ("localhost", "127.0.0.1", "::1")] == ["127.0.0.1"] * 2 + ["::1"]
+    own = own_address("192.0.2.1")
+    assert own == socket.getfqdn() or (is_this_host(own) and own != "192.0.2.1")
+    assert own_address("127.0.0.2") == "127.0.0.2"  # as a host whose own name means a loopback address
+    assert own_address("nobody.invalid") == socket.getfqdn()
+
+
+def test_which_hosts_are_this_one() -> None:
+    assert all(map(is_this_host, ("localhost", "127.0.0.1", "::1")))
+    assert not any(map(is_this_host, ("192.0.2.1", "2001:db8::1", "nobody.invalid")))
 
 
 def test_a_port_that_is_taken() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import socket
 import sys
 import time
 from functools import partial
 from operator import is_not
 
+from swift_ft.addresses import split_endpoint
 from swift_ft.cli.recover.running import declare_run, following, who_asks
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.coordination.follower import Follower
@@ -94,8 +97,12 @@ def _named(state: State, text: str) -> str:
     known = {*members.values(), *state.membership.spares}
     if text in known:
         return text
-    hosts = {machine: state.membership.addresses.get(machine, "").rpartition(":")[0] for machine in known}
-    there: list[str] = [machine for machine, host in sorted(hosts.items()) if _is_host(text, host)]
+    addresses = state.membership.addresses
+    hosts = {machine: split_endpoint(addresses[machine])[0] for machine in known if machine in addresses}
+    meant = _addresses_of(text)
+    there: list[str] = [
+        machine for machine, host in sorted(hosts.items()) if host in meant or _is_host(text, host)
+    ]
     guests = state.membership.hosts  # they go with their host
     there = [machine for machine in there if machine not in guests] or there
     if not there:
@@ -106,6 +113,15 @@ def _named(state: State, text: str) -> str:
     if len(there) > 1:
         raise UsageError(f"{text} has several machines: choose one of {', '.join(there)}")
     return there[0]
+
+
+def _addresses_of(text: str) -> set[str]:
+    """Those of a host that somebody names; none if it has no such name here."""
+    if text.isdigit():  # the resolver takes a number for an address
+        return set()
+    with contextlib.suppress(OSError):
+        return {str(address[0]) for *_, address in socket.getaddrinfo(text, None)}
+    return set()
 
 
 def _is_host(text: str, host: str) -> bool:

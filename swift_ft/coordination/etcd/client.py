@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistNetworkError
 
+from swift_ft.addresses import split_endpoint
 from swift_ft.config import store_credentials
 from swift_ft.errors import UsageError
 from swift_ft.store_address import StoreAddress
@@ -312,11 +313,11 @@ def _credentials(address: StoreAddress) -> tuple[str, str]:
 def _member(address: StoreAddress, endpoint: str) -> Etcd3Client:
     from etcd3gw.client import Etcd3Client
 
-    host, _, port = endpoint.rpartition(":")
+    host, port = split_endpoint(endpoint)
     secure = bool(address.ca or address.cert)
     member = Etcd3Client(
-        host=host.strip("[]"),
-        port=int(port),
+        host=host,
+        port=port,
         protocol="https" if secure else "http",
         ca_cert=address.ca or None,
         cert_cert=address.cert or None,

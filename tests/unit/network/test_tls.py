@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import queue
+import socket
+import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +91,35 @@ def test_a_certificate_is_needed(
         connect(served.address, JobSecret.of_token(TOKEN, foreign), "echo", timeout_s=WAIT_S)
     wait_until(lambda: len(caplog.records) == 1, "one line is logged")
     assert caplog.records[0].getMessage().count("no TLS with it") == 1
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"])
+@pytest.mark.parametrize("reset", [False, True])
+def test_who_ends_in_its_handshake_is_not_called_one_without_tls(
+    served: Port, sent: bytes, reset: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A member that is killed there: before its first byte, or in its first message."""
+    host, _, number = served.address.rpartition(":")
+    with socket.create_connection((host, int(number))) as line:
+        line.sendall(sent)
+        if reset:  # as the kernel of a host that has started again answers
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: len(caplog.records) == 1, "one line is logged")
+    assert "it ended the connection" in caplog.records[0].getMessage()
+
+
+def test_a_port_that_ends_in_the_handshake_is_named_as_such(client: Certificates) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=lambda: listener.accept()[0].close())
+        thread.start()
+        with pytest.raises(RefusedError, match="ended the connection in the TLS handshake"):
+            connect(
+                f"127.0.0.1:{listener.getsockname()[1]}",
+                JobSecret.of_token(TOKEN, client),
+                "echo",
+                timeout_s=WAIT_S,
+            )
+        thread.join()
 
 
 def test_a_server_of_another_authority_is_refused_by_the_client(client: Certificates, tmp_path: Path) -> None:
