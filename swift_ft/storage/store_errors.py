@@ -11,6 +11,10 @@ from swift_ft.storage.store_url import StoreUrl
 __all__ = ["StoreGoneError", "not_writable"]
 
 
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
+"""botocore's, which need not be installed."""
+
+
 class StoreGoneError(OSError):
     """The folder of a store that was in use is empty or gone, as after a lost mount."""
 
@@ -32,6 +36,11 @@ def not_writable(url: StoreUrl, error: Exception, waited_s: float = 0.0) -> Stor
         remedied = "choose a plain path, file://, or another scheme that fsspec knows"
     elif waited_s:
         remedied = f"{remedy(error) or 'repair it'}, and continue with --resume"
+    elif _lacks_access(url, error):
+        remedied = (
+            "check the credentials that this machine has for it (for S3: AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials), and that they may write there"
+        )
     elif remedy(error) and not isinstance(error, PermissionError):
         remedied = f"{remedy(error)}, or choose another directory"
     else:
@@ -42,3 +51,9 @@ def not_writable(url: StoreUrl, error: Exception, waited_s: float = 0.0) -> Stor
         f"the store {url} cannot be written ({cause}){waited}: {remedied}",
         url=str(url),
     )
+
+
+def _lacks_access(url: StoreUrl, error: Exception) -> bool:
+    """Whether a server refuses who asks: no directory of this user would help."""
+    remote = "://" in url.full and not url.full.startswith(("file://", "local://"))
+    return remote and (isinstance(error, PermissionError) or type(error).__name__ in _NO_CREDENTIALS)
