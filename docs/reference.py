@@ -134,6 +134,7 @@ MEANINGS = {
     "script_misused": "The user can fix it in the script or the flags. The message says how.",
     "file_request_failed": "A worker that serves its files could not answer a request.",
     "segments_not_deleted": "Old segments could not be deleted. The next checkpoint tries again.",
+    "another_run_is_there": "A run with a new name begins beside another one: `--rdzv-id` may be mistyped.",
     "source_changed": "A file of the program was edited. The run goes on with what it began with.",
     "source_lost": "A main file that could not be kept was edited: no machine here can replace a lost one.",
     "statistics_lost": "A worker goes on with a replica's running statistics, because its own are lost.",

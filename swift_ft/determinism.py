@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 __all__ = [
+    "UNLIKE_RESULT",
     "derive_seed",
     "deterministic",
     "host_random_state",
@@ -21,6 +22,12 @@ __all__ = [
     "set_host_random_state",
     "set_random_state",
 ]
+
+UNLIKE_RESULT = (
+    "Either the computation is not deterministic (swift_ft.deterministic() may help), or the script keeps "
+    "something that changes from step to step outside of Session(state), as in an attribute: put it there"
+)
+"""What to say where the same step has had another result."""
 
 
 def deterministic() -> None:

@@ -214,8 +214,10 @@ class TrainingState:
             for key in sorted({*ours, *theirs}):
                 if (here := ours.get(key)) != (there := theirs.get(key)):
                     raise TopologyMismatchError(
-                        f"The checkpoint was made by another model: {name}.{key} has {_shape(there)} there "
-                        f"and {_shape(here)} here. Start with the same model, or choose another store.",
+                        f"The checkpoint does not fit this model: {name}.{key} has {_shape(there)} there and "
+                        f"{_shape(here)} here. Start with the model that was saved, or choose another store. "
+                        "A tensor that changes its size as it trains needs one size, or a place in "
+                        "get_extra_state().",
                         key=key,
                     )
 

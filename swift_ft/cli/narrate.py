@@ -17,6 +17,10 @@ from swift_ft.units import format_seconds
 
 __all__ = ["Narrator", "News", "Weight", "counted", "machine_in_words", "pace_in_words", "shares_in_words"]
 
+_OF_A_GUEST = (
+    " (that worker was a guest's, beside the machine's own: two of them cannot have one port, lock or device)"
+)
+
 
 class Weight(IntEnum):
     """How much a sentence matters to who watches a run."""
@@ -140,7 +144,10 @@ def _fact(before: State, after: State, event: ev.Event) -> tuple[str, Weight]:
             return f"worker {event.rank}: {event.reason}", Weight.GRAVE
         case ev.CommunicationFailed() | ev.ReplayFailed() | ev.HelpDeclined() | ev.LayoutDeclined():
             return f"worker {event.rank}: {event.reason}", Weight.NEWS
-        case ev.ScriptFailed() | ev.DeadlinePassed() if after.phase != Phase.ENDED:
+        case ev.ScriptFailed() if after.phase != Phase.ENDED:
+            guest = event.machine in before.membership.hosts
+            return f"{event.reason}{_OF_A_GUEST if guest else ''}", Weight.NEWS
+        case ev.DeadlinePassed() if after.phase != Phase.ENDED:
             return event.reason, Weight.NEWS
         case ev.WorkerReady() if event.replayed:
             return f"worker {event.rank} has replayed {counted(event.replayed, 'iteration')}", Weight.NEWS

@@ -7,8 +7,9 @@ run that it has found, so one of an ended run never becomes part of the next one
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from torch.distributed import DistError
@@ -24,8 +25,13 @@ from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStor
 
 __all__ = ["close_after_run", "find_run", "is_ended", "newest_key", "newest_run", "restore_newest"]
 
+_logger = logging.getLogger(__name__)
+
 _NEWEST = "newest"
 _CLOSED = "closed"
+_NAMES, _COUNT = "names-of-runs", "count"
+_LOOKED_AT = 20
+"""Names of runs, the newest, that a new one is compared with."""
 
 Connect = Callable[[str], RendezvousStore]
 """Opens a client of the rendezvous store that is confined to the names of one run."""
@@ -44,7 +50,7 @@ def find_run(connect: Connect, name: str, close_abandoned: Callable[[str], bool]
     """
     names = connect(_names(name))
     try:
-        begin_first = partial(_begin, connect, names, "", _run(name, 1))
+        begin_first = partial(_begin_first, connect, names, name)
         run = _newest(names) or begin_first()
         while run != _CLOSED:
             if is_ended(partial(connect, run)):
@@ -129,6 +135,33 @@ def _run(name: str, number: int) -> str:
 def _newest(names: RendezvousStore) -> str:
     """The newest run; empty if there is none."""
     return names.get(_NEWEST).decode() if names.check([_NEWEST]) else ""
+
+
+def _begin_first(connect: Connect, names: RendezvousStore, name: str) -> str:
+    """Begin the first run of a name. If others go on in this store, the name may be mistyped."""
+    own = _run(name, 1)
+    run = _begin(connect, names, "", own)
+    if run == own and (others := list(_going_on(connect, name))):
+        _logger.warning(
+            "a new run %r begins in this rendezvous store, which has %s already: if this machine is to join "
+            "that one, correct its --rdzv-id",
+            name,
+            ", ".join(map(repr, others)),
+            extra={"event": "another_run_is_there", "runs": others},
+        )
+    return run
+
+
+def _going_on(connect: Connect, name: str) -> Iterator[str]:
+    """The names of other runs in this store that have not ended. Notes this one among them."""
+    noted = connect(_NAMES)
+    number = noted.add(_COUNT, 1)
+    noted.set(str(number), name)
+    for key in map(str, range(max(1, number - _LOOKED_AT), number)):
+        other = noted.get(key).decode() if noted.check([key]) else name
+        run = newest_run(connect, other)
+        if other != name and run not in (other, _CLOSED) and not is_ended(partial(connect, run)):
+            yield other
 
 
 def _begin(connect: Connect, names: RendezvousStore, before: str, run: str) -> str:

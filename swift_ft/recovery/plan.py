@@ -298,7 +298,8 @@ def _why_no_resend(
         if not statuses[rank].stages:
             return (
                 f"worker {rank} has completed iteration {resume}, which workers with other shards have "
-                "not, and cannot undo it: wrap all optimizers with swift_ft.wrap_optimizer()"
+                "not, and cannot undo it: that takes optimizers which swift_ft.wrap_optimizer() has wrapped, "
+                "and parameters that nothing else has changed since"
             )
         if targets[rank].received or targets[rank].undo:
             return (

@@ -23,6 +23,7 @@ from swift_ft.checkpoint.state_digest import StateDigests, differing, listed, te
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.participant import Participant
+from swift_ft.determinism import UNLIKE_RESULT
 from swift_ft.errors import DivergenceError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
@@ -130,8 +131,7 @@ class StateProof:
         if names := differing(digests, _from_text(record["digests"], digests)):
             raise DivergenceError(
                 f"The rebuilt state of worker {self._rank} after iteration {iteration - 1} is not what the "
-                f"lost worker had saved: {listed(names)} differ. The computation is not deterministic; "
-                "swift_ft.deterministic() may help."
+                f"lost worker had saved: {listed(names)} differ. {UNLIKE_RESULT}."
             )
 
     def _compare_with_replicas(
@@ -174,8 +174,8 @@ class StateProof:
         if not (names := differing(digests, _from_text(first["digests"], digests))):
             return True
         why = self._why_apart(names) or (
-            "Which of them is right cannot be known: resume from the last checkpoint, and check the memory "
-            "of both machines"
+            "Which of them is right cannot be known: resume from the last checkpoint. Either the script "
+            "changes them on each replica by itself, or the memory of one of the machines is at fault"
         )
         self._participant.append(
             ev.JobClosed(

@@ -166,7 +166,7 @@ def test_the_checkpoint_of_another_model(tmp_path: Path) -> None:
     other = run_cluster(tmp_path, machines=2, flags=["--resume"], script=[*script, "--width=48"])
     assert other.code == 2
     line = one_line(other)
-    assert "The checkpoint was made by another model: model." in line
+    assert "The checkpoint does not fit this model: model." in line
     assert "32" in line.partition(" there and ")[0]
     assert "48" in line.partition(" there and ")[2]
     assert not other.recoveries

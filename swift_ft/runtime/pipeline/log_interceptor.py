@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from swift_ft.determinism import derive_seed, seed_torch
+from swift_ft.determinism import UNLIKE_RESULT, derive_seed, seed_torch
 from swift_ft.errors import DivergenceError
 from swift_ft.failpoints import Point, hit
 from swift_ft.logging import (
@@ -177,7 +177,6 @@ class LogInterceptor:
             return  # the original had not sent it yet
         if checksum_of(message.tensor) != expected:
             raise DivergenceError(
-                f"The replay diverged at {message.key}: {why}. The computation is not deterministic; "
-                "swift_ft.deterministic() may help.",
+                f"The replay diverged at {message.key}: {why}. {UNLIKE_RESULT}.",
                 key=message.key,
             )

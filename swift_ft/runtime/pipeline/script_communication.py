@@ -18,6 +18,7 @@ from functools import partial
 
 import xxhash
 
+from swift_ft.determinism import UNLIKE_RESULT
 from swift_ft.errors import DivergenceError, RecoveryError
 from swift_ft.logging import Direction, LogReader, MessageKey, MessageLog, checksum_of
 from swift_ft.runtime.script_line import script_line
@@ -227,7 +228,7 @@ class ScriptCommunication:
             if given is not None and given != checksum_of(tensor):
                 raise DivergenceError(
                     f"The replay diverged at {key}: {script_line()} broadcasts other bytes than the original "
-                    "did. The computation is not deterministic; swift_ft.deterministic() may help.",
+                    f"did. {UNLIKE_RESULT}.",
                     key=key,
                 )
 

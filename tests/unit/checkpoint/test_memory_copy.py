@@ -67,7 +67,7 @@ def test_before_the_first_update() -> None:
 
 def test_another_model() -> None:
     block = write_block(made()[0], None)
-    with pytest.raises(TopologyMismatchError, match="another model"):
+    with pytest.raises(TopologyMismatchError, match="does not fit this model"):
         load_block(made(width=8)[0], block)
 
 

@@ -72,3 +72,17 @@ def test_no_run_begins_in_a_store_that_ends(store: TCPStore) -> None:
     assert len(waited) == 2
     with pytest.raises(RendezvousLostError, match="ends with the last run"):
         find_run(client, "job")
+
+
+def test_a_mistyped_name_is_named(store: TCPStore, caplog: pytest.LogCaptureFixture) -> None:
+    client = partial(connect, StoreAddress.tcp("127.0.0.1", store.port))
+    ended = find_run(client, "yesterday")
+    end(store, ended)
+    for _ in range(2):
+        find_run(client, "job7")
+    assert not caplog.records, "one has ended, and the other is its own"
+    find_run(client, "jbo7")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "which has 'job7' already" in line
+    assert "yesterday" not in line
+    assert "correct its --rdzv-id" in line
