@@ -15,6 +15,7 @@ import socket
 import time
 from typing import Any
 
+import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
@@ -304,7 +305,7 @@ class MachineAgent(ElasticAgent):
             worker.local_rank: worker_job(
                 self._settings,
                 worker,
-                self.torch_env(worker),
+                self.torch_env(worker, self._local_rank(worker.local_rank, workers_per_machine)),
                 run_id=self._membership.get_run_id(),
                 machine=self._membership.machine,
                 workers_per_machine=workers_per_machine,
@@ -316,6 +317,15 @@ class MachineAgent(ElasticAgent):
         prefixes = output_prefixes(self.workers, self.group_rank, workers_per_machine)
         self._processes = StandbyContext(self._standby, jobs, self._logs, prefixes)
         return self._processes
+
+    def _local_rank(self, local_rank: int, workers: int) -> int:
+        """A worker's number on its host. Those of guests come after the host's own, so that ports differ.
+
+        Where there are accelerators, and none is left, it shares that of one of the host's workers.
+        """
+        own = self._settings.guest_number * workers + local_rank
+        devices = torch.accelerator.device_count() if self._settings.guest_number else 0
+        return own if own < devices or not devices else local_rank
 
     def _prepare(self, state: State) -> None:
         """A spare's workers are forked before it gets a slot.

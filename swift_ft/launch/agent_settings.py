@@ -25,6 +25,7 @@ class AgentSettings:
         config: the run's configuration, which the workers get.
         spare: join only once all slots are filled.
         secret: the job's; None until the launchers have agreed on one.
+        guest_number: the number of a guest among those of its host, from 1 on; 0 for a machine of its own.
     """
 
     kind: str
@@ -36,3 +37,4 @@ class AgentSettings:
     config: RunConfig
     spare: bool = False
     secret: JobSecret | None = None
+    guest_number: int = 0

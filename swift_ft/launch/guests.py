@@ -94,6 +94,8 @@ class Guests:
         """Why this machine cannot take a guest; empty if it can."""
         if self._tries[slot] == _TRIES:
             return f"its guest ended {_TRIES} times before it had joined"
+        if reason := self._standby.unforked.pop(slot, ""):
+            return f"it can start no more processes ({reason})"
         needed, left = int(_ROOM * resident_bytes(workers)), available_bytes()
         if left is not None and needed > left:
             return f"{format_bytes(left)} of memory are left, and a guest needs {format_bytes(needed)}"

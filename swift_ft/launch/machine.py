@@ -242,16 +242,19 @@ def _place(handler: JournalRendezvous) -> tuple[str, int | None]:
     return handler.machine, handler.follower.state.slot_of(handler.machine)
 
 
-def _become_guest(job: MachineJob, slot: int, host: str) -> NoReturn:
+def _become_guest(job: MachineJob, slot: int, host: str, number: int) -> NoReturn:
     """Run a second machine here, in a child of the standby. Its output is the launcher's."""
     config = replace(job.settings.config, metrics_port=0)  # its host serves that port
-    settings = replace(job.settings, config=config, spare=False)
+    settings = replace(job.settings, config=config, spare=False, guest_number=number)
     guest = replace(job, settings=settings, preferred_slot=slot, host=host, lifeline=None, history=None)
     code = 1
     try:
         code = run_machine(guest).exit_code
     except SwiftError as error:
         _logger.error("a guest of this machine: %s", error, extra={"event": "machine_failed"})  # noqa: TRY400  (the line is enough)
+    except Exception as error:  # its host takes another one, or says why it cannot
+        text = f"{type(error).__name__}: {error}"
+        _logger.error("a guest of this machine: %s", text, extra={"event": "machine_failed"})  # noqa: TRY400  (the line is enough)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

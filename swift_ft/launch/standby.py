@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import select
@@ -45,10 +46,11 @@ class Standby:
     Args:
         modules: what it imports besides what each worker needs (:func:`preload`).
         close_in_child: called in the standby, at first.
-        become_guest: called in a guest's process, with its slot and its host.
+        become_guest: called in a guest's process, with its slot, its host, and its number there.
 
     Attributes:
         guests: the process of each guest that has not ended, by slot; 0 until the standby has said it.
+        unforked: why the last guest of a slot could not be forked.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class Standby:
         modules: Sequence[str] = (),
         *,
         close_in_child: Callable[[], None] | None = None,
-        become_guest: Callable[[int, str], NoReturn] | None = None,
+        become_guest: Callable[[int, str, int], NoReturn] | None = None,
     ) -> None:
         self.guests: dict[int, int] = {}
+        self.unforked: dict[int, str] = {}
+        self._numbers: dict[int, int] = {}  # of guests, by slot
         self._channel, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
@@ -105,8 +109,10 @@ class Standby:
 
     def launch_guest(self, slot: int, host: str) -> None:
         """Fork a guest for a slot, on the machine ``host``."""
+        taken = {self._numbers[other] for other in self.guests}
+        number = self._numbers[slot] = next(number for number in itertools.count(1) if number not in taken)
         self.guests[slot] = 0
-        self._channel.send(json.dumps({"guest": slot, "host": host}).encode())
+        self._channel.send(json.dumps({"guest": slot, "host": host, "number": number}).encode())
 
     def receive(self) -> dict[str, int] | None:
         """The next report: ``{"started": pid, "local_rank": n}`` or ``{"ended": pid, "status": n}``.
@@ -118,6 +124,7 @@ class Standby:
 
         Raises:
             TimeoutError: if it does not answer.
+            ChildProcessError: if it could not fork a worker.
             UsageError: if it has refused to begin.
         """
         with contextlib.suppress(ConnectionError):
@@ -126,12 +133,17 @@ class Standby:
                 report: dict[str, Any] = json.loads(packet)
                 if "refused" in report:
                     raise UsageError(report["refused"])
+                if "unforked" in report and "guest" not in report:
+                    raise ChildProcessError(f"a worker cannot be forked: {report['unforked']}")
                 self._note_guest(report)
                 return report
         return None
 
-    def _note_guest(self, report: dict[str, int]) -> None:
-        if "guest" in report:
+    def _note_guest(self, report: dict[str, Any]) -> None:
+        if "unforked" in report:
+            self.unforked[report["guest"]] = report["unforked"]
+            del self.guests[report["guest"]]
+        elif "guest" in report:
             self.guests[report["guest"]] = report["started"]
         else:
             self.guests = {slot: pid for slot, pid in self.guests.items() if pid != report.get("ended")}
@@ -151,7 +163,7 @@ class Standby:
 
 
 def _serve(
-    agent: socket.socket, modules: Sequence[str], become_guest: Callable[[int, str], NoReturn] | None
+    agent: socket.socket, modules: Sequence[str], become_guest: Callable[[int, str, int], NoReturn] | None
 ) -> NoReturn:
     """The standby's own loop: fork on request, reap, report."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -200,6 +212,17 @@ def _reap(agent: socket.socket, children: set[int]) -> None:
         agent.send(json.dumps({"ended": pid, "status": os.waitstatus_to_exitcode(status)}).encode())
 
 
+class _NoForkError(Exception):
+    """The kernel has no process for a child: a limit is reached. The agent is there, and is told."""
+
+
+def _fork() -> int:
+    try:
+        return os.fork()
+    except OSError as error:
+        raise _NoForkError(str(error)) from error
+
+
 class _Forks:
     """Forks what the agent asks for.
 
@@ -213,7 +236,7 @@ class _Forks:
         self,
         agent: socket.socket,
         wake: tuple[int, int],
-        become_guest: Callable[[int, str], NoReturn] | None,
+        become_guest: Callable[[int, str, int], NoReturn] | None,
     ) -> None:
         self._agent = agent
         self._wake = wake
@@ -237,20 +260,25 @@ class _Forks:
             _kill(request["kill"], children)
             return
         if "prepare" in request:
-            children.update(self._prepare() for _ in range(request["prepare"]))
+            with contextlib.suppress(_NoForkError):  # they are forked when they are needed
+                children.update([self._prepare() for _ in range(request["prepare"])])
             return
         name = "guest" if "guest" in request else "local_rank"
         pid = 0 if name == "guest" else self._hand_over(packet, fds)
-        if not pid:
-            pid = self._fork(request, fds)
+        report: dict[str, Any] = {name: request[name]}
+        try:
+            pid = pid or self._fork(request, fds)
             children.add(pid)
+            report["started"] = pid
+        except _NoForkError as error:
+            report["unforked"] = str(error)
         for fd in fds:
             os.close(fd)
-        self._agent.send(json.dumps({"started": pid, name: request[name]}).encode())
+        self._agent.send(json.dumps(report).encode())
 
     def _prepare(self) -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
+        pid = _fork()
         if pid == 0:
             self._leave()
             ours.close()
@@ -277,14 +305,14 @@ class _Forks:
         return 0
 
     def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
-        pid = os.fork()
+        pid = _fork()
         if pid == 0:
             forked = recorder.now()
             self._leave()
             _default_signals()
             if "guest" in request:
                 assert self._become_guest is not None
-                self._become_guest(request["guest"], request["host"])
+                self._become_guest(request["guest"], request["host"], request["number"])
             _become_worker(request, fds, forked)
         return pid
 

@@ -28,6 +28,7 @@ from swift_ft.spans import recorder
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_construction import construct_within, join_without_sync
 from swift_ft.torch_adapters.distribution import distribute_within
+from swift_ft.torch_adapters.killed_children import killed_child
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.script_groups import be_given_own_objects, script_groups
 from swift_ft.worker_context import WorkerContext
@@ -179,6 +180,9 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
     except BaseException as error:
         if is_broken_communication(error):
             time.sleep(_FOLLOWS_S)  # this process is ended meanwhile if another worker's failure ends the job
+        elif lost := killed_child(error):  # its machine's fault: as if this process were killed
+            channel.send(lost=lost)
+            _end_process(1)
         show_error(error)
         channel.send(failed=f"{type(error).__name__}: {error}"[:2000], exit_code=1)
         return 1

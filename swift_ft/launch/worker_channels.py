@@ -28,6 +28,7 @@ class WorkerChannels:
         sessions: workers that hold a session.
         after_loop: workers whose script has left its loop.
         failed: what a worker said before it ended with an error.
+        lost: what it said that its machine has done to it, before it ended.
         beats: the facts of each worker's last heartbeat that had any, such as its ``iteration``.
         shown: what each worker does, by its rank in the job, for those who watch the run.
     """
@@ -43,13 +44,14 @@ class WorkerChannels:
         self.sessions: set[int] = set()
         self.after_loop: set[int] = set()
         self.failed: dict[int, dict[str, Any]] = {}
+        self.lost: dict[int, str] = {}
         self.beats: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, dict[str, Any]] = {}
 
     def open(self, channels: Mapping[int, socket.socket]) -> None:
         """Begin to listen to workers that were just started."""
         self.sessions, self.after_loop = set(), set()
-        self.failed, self.beats, self.shown = {}, {}, {}
+        self.failed, self.lost, self.beats, self.shown = {}, {}, {}, {}
         self._channels = dict(channels)
         for local_rank, channel in self._channels.items():
             channel.setblocking(False)
@@ -82,6 +84,8 @@ class WorkerChannels:
     def _note(self, local_rank: int, message: dict[str, Any]) -> None:
         if "failed" in message:
             self.failed[local_rank] = message
+        if lost := message.get("lost"):
+            self.lost[local_rank] = lost
         if beat := message.get("beat"):
             self.beats[local_rank] = beat
         if shown := message.get("shown"):

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Mapping
 
 from swift_ft.exit_codes import EXIT_FENCED
+from swift_ft.launch.oom_kills import OomKills
 from swift_ft.launch.processes import StandbyContext, is_stopped
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.stopped_workers import LOOKS, StoppedWorkers
@@ -44,6 +45,7 @@ class WorkerWatch:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._machine_silence_s = machine_silence_s
         self._stopped = StoppedWorkers()
+        self._oom_kills = OomKills()
 
     @property
     def pause_s(self) -> float:
@@ -55,12 +57,19 @@ class WorkerWatch:
         """A signal has stopped some worker. Call :meth:`check` at once."""
         self._stopped.tell()
 
-    def report_loss(self, reason: str) -> None:
+    def report_loss(self, reason: str, *, out_of_memory: bool = False) -> None:
         """Report this machine's loss at once, so that the other machines need not detect it."""
         machine = self._membership.machine
         recorder.begin()
         with recorder.span("detect", machine=machine):
-            self._membership.journal.append(ev.MachineLost(machine=machine, reason=reason))
+            self._membership.journal.append(
+                ev.MachineLost(machine=machine, reason=reason, out_of_memory=out_of_memory)
+            )
+
+    def _report_death(self, reason: str) -> None:
+        """Report a loss by a signal, and whether it was the kernel's for want of memory."""
+        why = self._oom_kills.look()
+        self.report_loss(f"{reason}: {why}" if why else reason, out_of_memory=bool(why))
 
     def ended(self, local_rank: int, rank: int, code: int) -> None:
         """Report a worker's end.
@@ -82,8 +91,12 @@ class WorkerWatch:
                     iteration=self._heard.iteration(local_rank),
                 )
             )
+        elif code == -signal.SIGKILL:
+            self._report_death(f"worker {rank} was killed by SIGKILL")
         elif code < 0:
             self.report_loss(f"worker {rank} was killed by {signal.Signals(-code).name}")
+        elif local_rank in self._heard.lost:
+            self._report_death(f"worker {rank}: {self._heard.lost[local_rank]}")
         elif not self._found_itself_replaced(local_rank, code):
             message = self._heard.failed.get(local_rank, {})
             reason = message.get("failed", f"exited with code {code}")
@@ -121,6 +134,7 @@ class WorkerWatch:
             ranks: their ranks in the job, by local rank.
             read_exits: notes in `processes` which have ended.
         """
+        self._oom_kills.look()  # those of now are no reason for a death later on
         state = self._membership.follower.state
         silence_s = self._heartbeat_timeout_s * state.patience
         silent = self._heard.silent(silence_s)

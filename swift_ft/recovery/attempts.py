@@ -69,6 +69,8 @@ class Attempts:
             plan. It stays the same until an iteration was trained since.
         live_at: the iteration at which training has continued after the last plan; None if it has not.
         way: that of the last plan.
+        starving: by part, how often it ran out of memory since the last plan.
+        starved: the same for the present loss, before the last plan.
         unheard: by slot, newcomers in a row that were lost before they reported.
     """
 
@@ -79,12 +81,28 @@ class Attempts:
     lost_at: int | None = None
     live_at: int | None = None
     way: Way | None = None
+    starving: Map[str, int] = field(default_factory=Map)
+    starved: Map[str, int] = field(default_factory=Map)
     unheard: Map[int, int] = field(default_factory=Map)
 
     def fail(self, part: str, reason: str, *, had_task: bool) -> Attempts:
         """Note that a part has failed."""
         had_task = had_task or self.failed.get(part, False)
         return replace(self, failed=self.failed.set(part, had_task), reason=reason)
+
+    def starve(self, part: str) -> Attempts:
+        """Note that a part has failed for want of memory."""
+        return replace(self, starving=_sum(self.starving, Map({part: 1})))
+
+    def out_of_memory(self) -> str:
+        """Why no way back helps: a part needs more memory than there is. Empty if none has shown that."""
+        for part, times in sorted([*self.starved.items(), *self.starving.items()]):
+            if times >= MAX_TRIES:
+                return (
+                    f"{part} ran out of memory {times} times without progress ({self.reason}): "
+                    "let the script use less, or give its machine more"
+                )
+        return ""
 
     def miss(self, slot: int) -> Attempts:
         """Note that a newcomer was lost before it reported."""
@@ -100,8 +118,13 @@ class Attempts:
         consensus = min(reached, default=committed or 0)
         attempts = replace(self, unheard=Map())
         if self.lost_at is None or (self.live_at is not None and consensus > self.live_at):
-            return replace(attempts, lost_at=consensus)
-        return replace(attempts, tried=self.tried.update(dict(self._tried_with_a_task())))
+            return replace(attempts, lost_at=consensus, starved=self.starving, starving=Map())
+        return replace(
+            attempts,
+            tried=self.tried.update(dict(self._tried_with_a_task())),
+            starved=_sum(self.starved, self.starving),
+            starving=Map(),
+        )
 
     def _tried_with_a_task(self) -> Iterator[tuple[tuple[Way, int, str], int]]:
         """A part that failed in its task has tried the last way, too, if others began it."""
@@ -134,3 +157,7 @@ class Attempts:
     def _key(self, way: Way, part: str) -> tuple[Way, int, str]:
         assert self.lost_at is not None
         return way, self.lost_at, part
+
+
+def _sum(one: Map[str, int], other: Map[str, int]) -> Map[str, int]:
+    return one.update({part: one.get(part, 0) + times for part, times in other.items()})

@@ -98,7 +98,8 @@ class MachineLost:
     ``reporter`` is the machine that found it, empty for one that reports itself. A fenced machine that wakes
     up may still report others; such a report is ignored. ``on_request`` marks a machine that leaves because
     it was asked to (:class:`DrainRequested`), which is no failure. ``silent`` marks one of which nothing was
-    heard, though its connection lived: it may only have been frozen, and come back.
+    heard, though its connection lived: it may only have been frozen, and come back. ``out_of_memory`` marks
+    one in which the kernel has ended a process for want of memory.
     """
 
     machine: str
@@ -106,6 +107,7 @@ class MachineLost:
     reporter: str = ""
     on_request: bool = False
     silent: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ class Membership:
     pace: Map[str, int] = field(default_factory=Map)
     """By device (`recovery/devices.py`), how long a slow one takes, in thousandths of what others take."""
     declined: Map[str, str] = field(default_factory=Map)
-    """Machines that take no guest in this generation, with the reason."""
+    """Machines that take no guest for the present loss, with the reason."""
     exited: Numbers = field(default_factory=Map)
     """Slots whose scripts have all ended with exit code 0."""
     ended: Map[int, int | None] = field(default_factory=Map)

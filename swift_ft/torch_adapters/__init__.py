@@ -16,6 +16,7 @@ communication.py                        how schedules begin and wait, backends  
 rendezvous_store.py                     the classes of the key-value stores, how a  test_communication.py,
                                         client begins                               test_rendezvous_store.py
 comm_errors.py                          frames in which torch communicates          test_communication.py
+killed_children.py                      how a DataLoader tells of killed processes  test_killed_children.py
 process_group.py                        gloo's constructor, a group's timeout       test_communication.py,
                                                                                     test_failed_group.py
 lasting_group.py                        methods of a group and of an operation      test_script_groups.py

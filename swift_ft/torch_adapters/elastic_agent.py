@@ -63,8 +63,13 @@ class ElasticAgent(LocalElasticAgent):
             self._stop_workers(self._worker_group)
         self._pcontext = None
 
-    def torch_env(self, worker: Worker) -> dict[str, str]:
-        """Torchrun's own variables for one worker that follow from the rendezvous."""
+    def torch_env(self, worker: Worker, local_rank: int) -> dict[str, str]:
+        """Torchrun's own variables for one worker that follow from the rendezvous.
+
+        Args:
+            worker: which.
+            local_rank: its number on its host.
+        """
         group = self._worker_group
         env: dict[str, str | None] = {
             "MASTER_ADDR": str(group.master_addr),
@@ -77,7 +82,7 @@ class ElasticAgent(LocalElasticAgent):
             "TORCHELASTIC_MAX_RESTARTS": str(group.spec.max_restarts),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
-        self._set_local_rank_env(env, worker.local_rank, group.spec)
+        self._set_local_rank_env(env, local_rank, group.spec)
         return {name: value for name, value in env.items() if value is not None}
 
     def _invoke_run(self, role: str = "default") -> RunResult:

@@ -14,12 +14,15 @@ def note_failure(state: State, part: str, reason: str) -> State:
     return _note(state, part, reason, had_task=state.plan is not None)
 
 
-def note_machine(state: State, machine: str, reason: str) -> State:
+def note_machine(state: State, machine: str, reason: str, *, out_of_memory: bool = False) -> State:
     """Note that a member has failed: as a survivor, in a task of its own, or before it reported at all."""
     slot = state.slot_of(machine)
     if slot is None:
         return state
     state = _note(state, machine_in(slot), reason, had_task=_had_task(state, slot))
+    if out_of_memory:
+        attempts = state.tries.attempts.starve(machine_in(slot))
+        state = replace(state, tries=replace(state.tries, attempts=attempts))
     if not _is_unheard(state, slot):
         return state
     return replace(state, tries=replace(state.tries, attempts=state.tries.attempts.miss(slot)))

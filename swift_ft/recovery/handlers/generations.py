@@ -70,6 +70,8 @@ def vacate(state: State, machine: str) -> State:
         gone = [rank for rank in ranks if rank in agreed.statuses]
         agreed = replace(agreed, statuses=without(agreed.statuses, gone))
     membership = state.membership.without(machine)
+    if state.phase == Phase.LIVE or not state.has_sessions:  # a new loss: who has declined is asked again
+        membership = replace(membership, declined=Map())
     return replace(state, phase=Phase.FORMING, membership=membership, round=agreed)
 
 
@@ -86,7 +88,6 @@ def open_generation(state: State, started: Collection[int] = ()) -> State:
         state.membership,
         started_in=state.membership.started_in.update(dict.fromkeys(started, generation)),
         restart_all=False,
-        declined=Map(),
     )
     return replace(
         state,

@@ -10,7 +10,7 @@ __all__ = ["guest_declined", "relieve_guests"]
 
 
 def guest_declined(state: State, event: ev.GuestDeclined) -> State:
-    """Note that a machine takes no guest, until the next generation begins."""
+    """Note that a machine takes no guest, until all are live and another one is lost."""
     if event.machine not in state.membership.slots:
         return state
     declined = state.membership.declined.set(event.machine, event.reason)

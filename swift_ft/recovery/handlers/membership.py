@@ -12,7 +12,7 @@ from swift_ft.recovery.early_ends import lost_after_the_loop, why_too_early
 from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.handlers.failures import note_failure, note_machine
 from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all, vacate
-from swift_ft.recovery.handlers.guests import relieve_guests
+from swift_ft.recovery.handlers.guests import guest_declined, relieve_guests
 from swift_ft.recovery.handlers.newcomers import (
     is_newcomer,
     refuse,
@@ -96,7 +96,7 @@ def machine_lost(state: State, event: ev.MachineLost) -> State:
         state = replace(state, membership=membership)
     before, generation = state, state.generation
     if not event.on_request:
-        before = note_machine(state, event.machine, event.reason)
+        before = note_machine(state, event.machine, event.reason, out_of_memory=event.out_of_memory)
     after = _lose_with_guests(before, event)
     if event.silent and after.generation > generation:
         return replace(after, round=replace(after.round, after_silence=True))
@@ -143,6 +143,8 @@ def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
         return end_job(state, why)
     if membership.exited or all_finished:
         return end_job(state, lost_after_the_loop(state, event.machine, event.reason))
+    if why := state.tries.attempts.out_of_memory():
+        return end_job(state, why)
     state = replace(vacate(state, event.machine), tries=replace(state.tries, failures=failures))
     if not last:
         return state
@@ -218,7 +220,7 @@ def script_failed(state: State, event: ev.ScriptFailed) -> State:
     if (without_it := refuse_strange_script(state, event, slot)) is not None:
         return without_it
     if not event.usage and _fails_before_it_trains(state, slot):
-        return machine_lost(state, ev.MachineLost(machine=event.machine, reason=event.reason))
+        return _lose_newcomer(state, event)
     if not event.usage and _is_repairing(state, slot):
         return restart_all(state, event.reason)  # the loss under repair most likely caused it
     if event.usage or state.tries.restarts_left == 0:
@@ -231,6 +233,16 @@ def _fails_before_it_trains(state: State, slot: int) -> bool:
     """Whether a slot's workers were started to replace others, and are not done with that."""
     newcomer = is_newcomer(state, slot) and state.membership.started_in[slot] == state.generation
     return newcomer and state.has_sessions and state.phase in (Phase.AGREEING, Phase.RECOVERING)
+
+
+def _lose_newcomer(state: State, event: ev.ScriptFailed) -> State:
+    """A newcomer cannot begin: its machine counts as lost. A guest's host has no room for another one."""
+    lost = ev.MachineLost(machine=event.machine, reason=event.reason)
+    host = state.membership.hosts.get(event.machine)
+    if host is None:
+        return machine_lost(state, lost)
+    declined = ev.GuestDeclined(machine=host, reason=f"its guest failed: {event.reason}")
+    return guest_declined(_lose_with_guests(state, lost), declined)
 
 
 def _is_repairing(state: State, slot: int) -> bool:

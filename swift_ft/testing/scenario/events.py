@@ -56,11 +56,16 @@ def _setup(line: Line) -> tuple[str, ...]:
 
 def _lost(line: Line, _: State) -> list[ev.Event]:
     reporter = line.option("by") or ""
-    on_request, silent = line.flag("on-request"), line.flag("silent")
+    on_request, silent, starved = (line.flag(name) for name in ("on-request", "silent", "out-of-memory"))
     machine, reason = line.take(), line.text("was killed")
     return [
         ev.MachineLost(
-            machine=machine, reason=reason, reporter=reporter, on_request=on_request, silent=silent
+            machine=machine,
+            reason=reason,
+            reporter=reporter,
+            on_request=on_request,
+            silent=silent,
+            out_of_memory=starved,
         )
     ]
 

@@ -33,12 +33,12 @@ def tidy_later(self: RunEnd, state: State, slot: int | None, limit_s: float) -> 
     tidy(self, state, slot, limit_s)
 
 
-def become_slow_guest(job: MachineJob, slot: int, host: str) -> NoReturn:
+def become_slow_guest(job: MachineJob, slot: int, host: str, number: int) -> NoReturn:
     """Called in the process of the guest."""
     Path.replace = rename_slowly  # type: ignore[assignment]
     vars(run_end)["end_of"] = lambda spans: 0  # whatever its host has written by now
     RunEnd.tidy = tidy
-    run_guest(job, slot, host)
+    run_guest(job, slot, host, number)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -24,6 +25,7 @@ class Fakes:
     def __init__(self) -> None:
         self.launched: list[tuple[int, str]] = []
         self.guests: dict[int, int] = {}
+        self.unforked: dict[int, str] = {}
         self.events: list[ev.Event] = []
         self.machine = "A"
         self.journal = SimpleNamespace(append=self.events.append)
@@ -138,16 +140,62 @@ def test_the_memory_of_gpus(
 
 def test_the_standby_knows_its_guests() -> None:
     """Their ends are noted, whoever reads the report."""
-    standby = Standby(become_guest=lambda slot, host: os._exit(slot))
+    standby = Standby(become_guest=lambda slot, host, number: os._exit(slot + number))
     try:
-        standby.launch_guest(3, "A")
-        assert standby.guests == {3: 0}
+        standby.launch_guest(2, "A")
+        assert standby.guests == {2: 0}
         started = standby.receive()
         assert started is not None
-        assert started["guest"] == 3
-        assert standby.guests == {3: started["started"]}
+        assert started["guest"] == 2
+        assert standby.guests == {2: started["started"]}
         assert standby.receive() == {"ended": started["started"], "status": 3}
         assert standby.guests == {}
+    finally:
+        standby.close()
+
+
+def test_guests_have_different_numbers() -> None:
+    """The number of one that has ended is free again."""
+    read_end, write_end = os.pipe()
+
+    def become_guest(slot: int, host: str, number: int) -> NoReturn:
+        if slot == 1:
+            os.read(read_end, 1)
+        os._exit(number)
+
+    standby = Standby(become_guest=become_guest)
+    try:
+        for slot in (1, 2, 3):
+            standby.launch_guest(slot, "A")
+            started = standby.receive() or {}
+            if slot > 1:
+                assert standby.receive() == {"ended": started["started"], "status": 2}
+    finally:
+        standby.close()
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_a_guest_that_cannot_be_forked_is_declined() -> None:
+    """A limit of processes is reached: the standby and the machine's workers live on."""
+
+    def no_process() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    standby = Standby(close_in_child=lambda: setattr(os, "fork", no_process))
+    fakes = Fakes()
+    fakes.launch_guest, fakes.guests, fakes.unforked = (  # type: ignore[method-assign]  # a real standby's
+        standby.launch_guest,
+        standby.guests,
+        standby.unforked,
+    )
+    try:
+        guests_of(fakes).check(LOSS, [])
+        assert standby.receive() == {"guest": 1, "unforked": "[Errno 11] Resource temporarily unavailable"}
+        assert standby.guests == {}
+        guests_of(fakes).check(LOSS, [])
+        (declined,) = fakes.events
+        assert "it can start no more processes ([Errno 11]" in str(declined)
     finally:
         standby.close()
 

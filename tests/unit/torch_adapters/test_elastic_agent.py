@@ -38,7 +38,7 @@ class Agent(ElasticAgent):
         self.env: list[dict[str, str]] = []
 
     def make_processes(self) -> PContext:
-        self.env = [self.torch_env(worker) for worker in self.workers]
+        self.env = [self.torch_env(worker, worker.local_rank) for worker in self.workers]
         return cast(PContext, self.processes)
 
     def supervise(self) -> RunResult:
