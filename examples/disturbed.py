@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.commands import EXAMPLES, CommandError, check, finished, started, swift_run, torchrun
-from swift_ft.checkpoint.store_claim import RECORD
+from swift_ft.checkpoint.run_record import RECORD
 from swift_ft.checkpoint.worker_history import GenerationWork, history_names, read_history
 from swift_ft.cli.watch import View, Watch
 from swift_ft.spans import FIRST_ITERATION

@@ -25,7 +25,8 @@ import torch
 from benchmarks.lib.results import Summary, Target, append_results, argument_parser, table, target_table
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.manifest import write_manifest
-from swift_ft.checkpoint.store_claim import RECORD, log_directory
+from swift_ft.checkpoint.run_record import RECORD
+from swift_ft.checkpoint.store_claim import log_directory
 from swift_ft.logging.format.record import Direction, MessageKey, Record, RecordKind, checksum_of
 from swift_ft.logging.format.segment import SegmentIdentity, SegmentWriter
 from swift_ft.offline.run_store import open_run_store

@@ -1,13 +1,9 @@
-"""Which run owns the store: one at a time, and nothing is overwritten without permission.
-
-run.json    the run's name, its topology, and the runs that it continues
-"""
+"""Which run owns the store: one at a time, and nothing is overwritten without permission."""
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -15,13 +11,13 @@ from typing import Any
 from torch.distributed import DistError
 
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.run_record import RECORD, RUNS, read_record, run_directory, write_record
 from swift_ft.checkpoint.worker_record import sweep_records
 from swift_ft.errors import (
     ForeignLogError,
     GaveUpError,
     RecoveryError,
     StoreInUseError,
-    SwiftError,
     TopologyMismatchError,
     UsageError,
 )
@@ -33,34 +29,23 @@ from swift_ft.worker_context import WorkerContext
 
 __all__ = [
     "CLAIMED",
-    "FORMAT",
-    "RECORD",
     "claim_store",
     "history_directory",
     "journal_directory",
     "log_directory",
     "open_store",
-    "read_record",
     "store_of_run",
     "tidy_store",
 ]
 
 _logger = logging.getLogger(__name__)
 
-RECORD = "run.json"
-"""Where a store says which run it belongs to."""
-
-FORMAT = 1
-"""Of the store's layout. Stores of the versions before this number say none, and are read as well."""
-
 CLAIMED = "claimed"
 """What the rendezvous store has once a job owns its store."""
 
 _LOG_ROOT = "log"
-_RUNS_ROOT = "runs"
 _JOURNAL = "journal"
 _WORKERS = "workers"
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _OF_REPORT_TIMEOUT = 0.8
 
 
@@ -70,35 +55,13 @@ def log_directory(rank: int) -> str:
 
 
 def journal_directory(run_id: str) -> str:
-    """Where the journal of a run is archived. The name that a user gave to a run may hold any character."""
-    return f"{_RUNS_ROOT}/{_UNSAFE.sub('_', run_id)}/{_JOURNAL}"
+    """Where the journal of a run is archived."""
+    return f"{run_directory(run_id)}/{_JOURNAL}"
 
 
 def history_directory(run_id: str) -> str:
     """Where the workers of a run say what they have done (`checkpoint/worker_history.py`)."""
-    return f"{_RUNS_ROOT}/{_UNSAFE.sub('_', run_id)}/{_WORKERS}"
-
-
-def read_record(store: Store) -> dict[str, Any] | None:
-    """Which run a store belongs to; None if it holds no run.
-
-    Raises:
-        UsageError: the record is damaged, or a newer version of swift_ft wrote the store.
-    """
-    try:
-        record = store.read_json(RECORD)
-    except SwiftError as error:
-        raise UsageError(f"{store.url} cannot be used: {RECORD} is damaged. Choose another store.") from error
-    if record is None:
-        return None
-    if record.get("format", 0) > FORMAT:
-        raise UsageError(
-            f"A newer version of swift_ft wrote {store.url} (format {record['format']}, this one knows "
-            f"{FORMAT}): install that version, or choose another store."
-        )
-    if not {"run_id", "topology", "earlier"} <= record.keys():
-        raise UsageError(f"{store.url} holds no run of swift_ft: its {RECORD} is something else.")
-    return record
+    return f"{run_directory(run_id)}/{_WORKERS}"
 
 
 def open_store(store: Store, context: WorkerContext, rendezvous: RendezvousStore) -> None:
@@ -165,7 +128,7 @@ def store_of_run(url: str, run_id: str, patience_s: float) -> Store | None:
         Exception: what the store's client raises.
     """
     store = Store(url, patience_s=patience_s)
-    record = store.read_json(RECORD)
+    record = read_record(store) if store.exists(RECORD) else None
     if record is None or record["run_id"] != run_id:
         return None
     store.anchor(RECORD)
@@ -180,8 +143,8 @@ def tidy_store(store: Store) -> None:
     for name in store.temporary_files(""):
         store.delete(name)
     sweep_records(store)
-    for run in store.list(_RUNS_ROOT):
-        store.sweep(f"{_RUNS_ROOT}/{run}/{_JOURNAL}")
+    for run in store.list(RUNS):
+        store.sweep(f"{RUNS}/{run}/{_JOURNAL}")
 
 
 def _decide(
@@ -208,15 +171,15 @@ def _decide(
     if used and record is not None:
         _check_topology(store, record["topology"], topology)
         tidy_store(store)
-        for run in store.list(_RUNS_ROOT):  # at a run's own end other workers may still be writing there
-            store.sweep(f"{_RUNS_ROOT}/{run}/{_WORKERS}")
+        for run in store.list(RUNS):  # at a run's own end other workers may still be writing there
+            store.sweep(f"{RUNS}/{run}/{_WORKERS}")
         _take_over_logs(store, {*earlier})
     if record is None and config.resume:
         raise UsageError(
             f"{store.url} holds nothing to resume: omit --resume in the first run, or use --auto-resume."
         )
-    written = {"format": FORMAT, "run_id": context.run_id, "topology": topology, "earlier": earlier}
-    store.write_json(RECORD, {**written, "settings": dict(settings)})
+    written = {"run_id": context.run_id, "topology": topology, "earlier": earlier, "settings": dict(settings)}
+    write_record(store, written)
     folder = CheckpointFolder(store)
     if used:
         folder.sweep()

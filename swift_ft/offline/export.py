@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from swift_ft.checkpoint.store_claim import history_directory, read_record
+from swift_ft.checkpoint.run_record import read_record
+from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.checkpoint.worker_history import history_names
 from swift_ft.errors import UsageError, first_line
 from swift_ft.offline.archive import read_journal

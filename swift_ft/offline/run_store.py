@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_ft.checkpoint.folder import CheckpointFolder
-from swift_ft.checkpoint.store_claim import read_record
+from swift_ft.checkpoint.run_record import read_record
 from swift_ft.checkpoint.worker_profile import read_profiles
 from swift_ft.errors import SwiftError, UsageError, first_line
 from swift_ft.planning.job import Worker

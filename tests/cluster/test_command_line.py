@@ -119,7 +119,10 @@ def test_what_follows_from_the_misuse_of_another_worker_is_not_told(tmp_path: Pa
 
 
 def test_store_of_an_earlier_run(tmp_path: Path, references: Any) -> None:
-    """A second run asks: to resume ends with the same weights, --fresh starts over. Foreign segments fail."""
+    """A second run asks: to resume ends with the same weights, --fresh starts over. Foreign segments fail.
+
+    A record that is damaged stops neither.
+    """
     first = run_cluster(tmp_path, "--iterations", "6", flags=["--auto-resume"])
     assert first.code == 0
     before = snapshot(first.store)
@@ -147,10 +150,13 @@ def test_store_of_an_earlier_run(tmp_path: Path, references: Any) -> None:
     assert stranger.exists()
     stranger.unlink()
 
+    record = first.store / "run.json"
+    record.write_bytes(record.read_bytes()[:40])  # nothing of it is needed: the run has a copy
     resumed = run_cluster(
         tmp_path, flags=["--auto-resume"], inject="kill machine=3 iteration=7 point=forward microbatch=1"
     )
     assert_identical(resumed, references())
+    assert "run.json is damaged" in resumed.output
     assert min(event["iteration"] for event in resumed.events("CheckpointCommitted")) == 6
     assert resumed.recoveries[0]["mode"] == "replay"
 

@@ -14,6 +14,7 @@ from swift_ft.logging.format.record import Record
 from swift_ft.logging.format.segment import SegmentIdentity, SegmentWriter, open_segment
 from swift_ft.storage.store import Store
 from tests.cluster.conftest import LENGTH, NEWEST, OLDER
+from tests.support.stored_run import change_record
 
 
 def collected(store: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
@@ -46,8 +47,7 @@ def write_segment(store: Path, run_id: str, generation: int, iteration: int, seq
 @pytest.fixture
 def littered(store: Path) -> tuple[Path, dict[str, str]]:
     """A store with all kinds of leftovers; and by path, a part of why they are garbage."""
-    record = json.loads((store / "run.json").read_text())
-    (store / "run.json").write_text(json.dumps({**record, "earlier": ["run.0"]}))
+    record = change_record(store, earlier=["run.0"])
     (part,) = (store / f"checkpoints/{NEWEST:08d}").glob("rank-00000*")
     unfinished = store / f"checkpoints/{LENGTH + 1:08d}"
     shutil.copytree(part, unfinished / part.name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swift_ft.checkpoint.store_claim import RECORD
+from swift_ft.checkpoint.run_record import RECORD
 from swift_ft.checkpoint.worker_history import read_history
 from swift_ft.spans import FIRST_ITERATION
 from swift_ft.storage.store import Store

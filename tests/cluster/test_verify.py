@@ -14,6 +14,7 @@ from swift_ft.cli.recover.main import main
 from swift_ft.logging.format.segment import open_segment
 from swift_ft.storage.store import Store
 from tests.cluster.conftest import LENGTH, NEWEST, OLDER
+from tests.support.stored_run import change_record
 
 BACK = f"all would go back to the checkpoint of iteration {NEWEST}"
 
@@ -234,8 +235,7 @@ def test_what_is_no_damage(store: Path, capsys: pytest.CaptureFixture[str]) -> N
             "probe.0123.tmp",
         ]
     )
-    record = {**record, "earlier": [record["run_id"]], "run_id": "run.2"}
-    (store / "run.json").write_text(json.dumps(record))
+    record = change_record(store, earlier=[record["run_id"]], run_id="run.2")
     found = verified(store, capsys)
     assert found["findings"] == []
     path = str(segments(store, 0)[0].relative_to(store))
@@ -244,8 +244,7 @@ def test_what_is_no_damage(store: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_log_of_a_stranger(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = json.loads((store / "run.json").read_text())
-    (store / "run.json").write_text(json.dumps({**record, "run_id": "run.2"}))
+    change_record(store, run_id="run.2")
     findings = verified(store, capsys)["findings"]
     assert len(findings) == sum(len(segments(store, rank)) for rank in range(4))
     assert all("which this one did not continue" in finding["what"] for finding in findings)

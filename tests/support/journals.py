@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swift_ft.checkpoint.folder import CheckpointFolder
-from swift_ft.checkpoint.store_claim import RECORD
+from swift_ft.checkpoint.run_record import RECORD
 from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory, write_history
 from swift_ft.coordination.archive import JournalArchive
 from swift_ft.recovery import events as ev

@@ -9,7 +9,8 @@ import torch
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.manifest import write_manifest
-from swift_ft.checkpoint.store_claim import RECORD, log_directory
+from swift_ft.checkpoint.run_record import RECORD, read_record
+from swift_ft.checkpoint.store_claim import log_directory
 from swift_ft.checkpoint.worker_record import WorkerRecord, write_record
 from swift_ft.config import RunConfig
 from swift_ft.coordination.archive import JournalArchive
@@ -18,6 +19,7 @@ from swift_ft.logging import Direction, MessageKey, SegmentIdentity
 from swift_ft.logging.format.segment import SegmentWriter
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
+from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import write_part
 from tests.support.log import message
@@ -61,6 +63,14 @@ def make_run(folder: Path, script: Path, *, checkpoints: tuple[int, ...] = (3, 6
     setup = setup_of(opened, RunConfig(), "script", str(script))
     JournalArchive(store, RUN).write([Entry(0, ev.JobOpened(machines=4, setup=setup), 1.0, "machine 0")])
     return store
+
+
+def change_record(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Let a store say something else of its run, and return all that it says."""
+    store = Store(folder)
+    record = {**(read_record(store) or {}), **changes}
+    store.write_json(RECORD, sealed(record))
+    return record
 
 
 def write_log(store: Store, rank: int, begin: int, until: int, *, microbatches: int = MICROBATCHES) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from swift_ft.checkpoint import store_claim as claim
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.run_record import read_record
 from swift_ft.config import RunConfig
 from swift_ft.errors import UsageError
 from swift_ft.storage.store import Store
@@ -120,7 +121,7 @@ def test_worker_0_tells_which_checkpoint_there_is(folder: CheckpointFolder) -> N
     rendezvous = Rendezvous()
     assert claimed(folder, rendezvous, 0) == (20,)
     assert claimed(folder, rendezvous, 1) == ()
-    assert folder.store.read_json("run.json") == {
+    assert read_record(folder.store) == {
         "format": 1,
         "run_id": "second",
         "topology": {"machines": 2},

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from swift_ft.checkpoint.store_claim import RECORD, tidy_store
+from swift_ft.checkpoint.run_record import RECORD
+from swift_ft.checkpoint.store_claim import tidy_store
 from swift_ft.coordination import archive as archive_module
 from swift_ft.coordination.archive import JournalArchive, JournalArchiver, Span, end_of
 from swift_ft.errors import UsageError
@@ -49,7 +50,7 @@ def journal(count: int) -> list[Entry]:
 @pytest.fixture
 def archive(tmp_path: Path) -> JournalArchive:
     store = Store(tmp_path)
-    store.write_json(RECORD, {"run_id": RUN})
+    store.write_json(RECORD, {"run_id": RUN, "topology": {}, "earlier": []})
     return JournalArchive(store, RUN)
 
 
@@ -263,7 +264,7 @@ def test_an_agent_writes_in_no_other_store(archive: JournalArchive, tmp_path: Pa
     gone = tmp_path / "gone"
     run_end(archive, journal(4), store=str(gone)).archive(30.0)
     assert not gone.exists()
-    archive.store.write_json(RECORD, {"run_id": "another"})
+    archive.store.write_json(RECORD, {"run_id": "another", "topology": {}, "earlier": []})
     run_end(archive, journal(4)).archive(30.0)
     run_end(archive, journal(4), store="").archive(30.0)
     assert files(archive) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.checkpoint.store_claim import RECORD
+from swift_ft.checkpoint.run_record import RECORD
 from swift_ft.checkpoint.worker_record import write_record
 from swift_ft.cli.recover.main import main
 from swift_ft.coordination.archive import JournalArchive

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from matplotlib import image
 
-from swift_ft.checkpoint.store_claim import RECORD
+from swift_ft.checkpoint.run_record import RECORD
 from swift_ft.cli.recover.main import main
 from swift_ft.cli.timeline.chart import run_chart, ticks
 from swift_ft.cli.timeline.picture import COLOURS
