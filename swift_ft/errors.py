@@ -137,7 +137,10 @@ class ForeignLogError(RecoveryError):
 
 
 class DivergenceError(RecoveryError):
-    """A replay produced bytes that differ from the original's."""
+    """A replay produced bytes that differ from the original's.
+
+    Where this worker has computed them, the field ``computed_in`` is the iteration.
+    """
 
 
 class CannotHelpError(RecoveryError):

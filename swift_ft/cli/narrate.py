@@ -142,6 +142,10 @@ def _fact(before: State, after: State, event: ev.Event) -> tuple[str, Weight]:
             return f"a spare machine is lost: {event.reason}", Weight.NEWS
         case ev.CheckpointDamaged():
             return f"worker {event.rank}: {event.reason}", Weight.GRAVE
+        case ev.ReplayFailed() if len(after.membership.refused) > len(before.membership.refused):
+            slot = before.slot_of_rank(event.rank)
+            reason = after.membership.refused[str(before.members[slot])]
+            return f"machine {slot} is refused, and the next one takes its slot: {reason}", Weight.NEWS
         case ev.CommunicationFailed() | ev.ReplayFailed() | ev.HelpDeclined() | ev.LayoutDeclined():
             return f"worker {event.rank}: {event.reason}", Weight.NEWS
         case ev.ScriptFailed() if after.phase != Phase.ENDED:
@@ -210,7 +214,8 @@ def _generation_in_words(before: State, after: State, event: ev.Event) -> tuple[
         return "all machines are here", Weight.ROUTINE
     if set(after.membership.started_in.values()) == {after.generation}:
         return (
-            f"generation {after.generation}: all processes start again{_why_restart(after, event)}",
+            f"generation {after.generation}: all processes start again{_from_where(after)}"
+            f"{_why_restart(after, event)}",
             Weight.GRAVE,
         )
     known = before.membership.slots
@@ -228,6 +233,14 @@ def _generation_in_words(before: State, after: State, event: ev.Event) -> tuple[
     if after.layouts.shares != before.layouts.shares:
         return f"generation {after.generation}: {shares_in_words(after)}", Weight.NEWS
     return f"generation {after.generation}: {', '.join(what) or 'all meet again'}", Weight.NEWS
+
+
+def _from_where(state: State) -> str:
+    """What the processes begin with."""
+    committed = state.checkpoints.committed
+    if committed is None or not state.has_sessions:
+        return ""
+    return f" from the checkpoint of iteration {committed}"
 
 
 def _why_restart(state: State, event: ev.Event) -> str:

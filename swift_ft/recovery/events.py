@@ -259,13 +259,22 @@ class WorkerReady:
 class ReplayFailed:
     """A worker's replay is impossible: a log is missing, torn, corrupt, or diverged.
 
-    ``doubts`` is the checkpoint that a divergence puts in doubt: the state comes from it, and no digest
-    vouches for it. None if there is none.
+    Attributes:
+        rank: the worker.
+        generation: that of the replay.
+        reason: what happened.
+        diverged: what is computed again is not what it was.
+        differs_at: the iteration in which this worker itself computed other bytes than the original; None if
+            it did not.
+        doubts: the checkpoint that a divergence puts in doubt: the state comes from it, and no digest
+            vouches for it. None if there is none.
     """
 
     rank: int
     generation: int
     reason: str
+    diverged: bool = False
+    differs_at: int | None = None
     doubts: int | None = None
 
 

@@ -223,7 +223,7 @@ class Tries:
         fallback_reason: why the logs cannot be used, until a fallback is done: in the middle of it, states
             are of two histories.
         no_helpers_reason: why no worker helps in replays, until all are live.
-        distrusts_memory: copies in memory come from a checkpoint that is in doubt, until all are live.
+        strangers: machines refused since the last committed checkpoint because what they computed differed.
         replay_targets: by rank, the iteration up to which the last plan replays, until all are live.
     """
 
@@ -234,7 +234,7 @@ class Tries:
     thawed: int = 0
     fallback_reason: str | None = None
     no_helpers_reason: str | None = None
-    distrusts_memory: bool = False
+    strangers: int = 0
     replay_targets: Map[int, int] = field(default_factory=Map)
 
 

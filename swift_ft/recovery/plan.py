@@ -50,7 +50,8 @@ class RecoveryMode(StrEnum):
     FALLBACK = "fallback"
     """All workers load the committed global checkpoint."""
     RESTART = "restart"
-    """All processes start again: there is no checkpoint to load, or the script has no session."""
+    """All processes start again: there is no checkpoint to load, the script has no session, or the processes
+    differ in more than their states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,12 +380,19 @@ def _fall_back(
     memory: MemoryCheckpoint | None,
     reason: str,
 ) -> Plan:
+    """Return to a state in memory, or else to the checkpoint.
+
+    All processes start again where one was in the middle of an update: what its script did there, outside of
+    the session's state, nothing takes back.
+    """
     if memory is not None:
         at = memory.iteration
         tasks = {rank: Task(at, at, at, holder=memory.holders[rank]) for rank in statuses}
         return Plan(RecoveryMode.MEMORY, at, tasks, warm_up=_needs_warm_up(statuses), reason=reason)
     if committed is None:
         return Plan(RecoveryMode.RESTART, 0, reason=f"{reason}; no checkpoint is committed yet")
+    if any(status.dirty for status in statuses.values()):
+        return Plan(RecoveryMode.RESTART, committed, reason=reason)
     return _load_checkpoint(RecoveryMode.FALLBACK, statuses, committed, reason)
 
 

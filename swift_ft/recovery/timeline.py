@@ -161,7 +161,7 @@ def _note_progress(current: Recovery, before: State, state: State, entry: Entry)
         _note_rungs(current, plan, reports)
         current.statistics_from.update(lost_statistics(plan, reports))
         _note_iterations_lost(current, reports, {rank: task.begin for rank, task in plan.tasks.items()})
-    elif before.phase == Phase.AGREEING and state.generation > before.generation and _restarts(entry.event):
+    elif _restarts(before, state, entry.event):
         current.mode, reports = RecoveryMode.RESTART.value, _reports(before, entry)
         _note_iterations_lost(current, reports, dict.fromkeys(reports, state.checkpoints.committed or 0))
     if isinstance(entry.event, ev.WorkerReady) and entry.event.generation == state.generation:
@@ -213,9 +213,12 @@ def lost_statistics(plan: Plan, reports: Mapping[int, ev.StatusReported]) -> dic
     return found
 
 
-def _restarts(event: ev.Event) -> bool:
-    """Whether a generation opened by this event restarts all processes."""
-    return isinstance(event, ev.StatusReported | ev.SessionlessWorkers | ev.ScriptFailed)
+def _restarts(before: State, state: State, event: ev.Event) -> bool:
+    """Whether an event opens a generation that restarts all processes."""
+    if isinstance(event, ev.ReplayFailed):
+        return event.diverged and {*state.membership.started_in.values()} == {state.generation}
+    opens = before.phase == Phase.AGREEING and state.generation > before.generation
+    return opens and isinstance(event, ev.StatusReported | ev.SessionlessWorkers | ev.ScriptFailed)
 
 
 def _note_iterations_lost(

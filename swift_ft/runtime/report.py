@@ -143,5 +143,13 @@ def failure_event(
         return CheckpointDamaged(rank=rank, generation=generation, iteration=iteration, reason=reason)
     if isinstance(error, CannotHelpError):
         return HelpDeclined(rank=rank, generation=generation, reason=reason)
-    doubts = unverified if isinstance(error, DivergenceError) else None
-    return ReplayFailed(rank=rank, generation=generation, reason=reason, doubts=doubts)
+    if not isinstance(error, DivergenceError):
+        return ReplayFailed(rank=rank, generation=generation, reason=reason)
+    return ReplayFailed(
+        rank=rank,
+        generation=generation,
+        reason=reason,
+        diverged=True,
+        differs_at=error.fields.get("computed_in"),
+        doubts=unverified,
+    )

@@ -131,7 +131,8 @@ class StateProof:
         if names := differing(digests, _from_text(record["digests"], digests)):
             raise DivergenceError(
                 f"The rebuilt state of worker {self._rank} after iteration {iteration - 1} is not what the "
-                f"lost worker had saved: {listed(names)} differ. {UNLIKE_RESULT}."
+                f"lost worker had saved: {listed(names)} differ. {UNLIKE_RESULT}.",
+                computed_in=iteration - 1,
             )
 
     def _compare_with_replicas(

@@ -38,7 +38,6 @@ def run_damaged(folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> C
         ("delete", "is not in the log"),
         ("double", "it was renamed"),
         ("foreign", "belongs to run 'another run'"),
-        ("diverge", "The replay diverged at iteration 3, microbatch 0"),
     ],
 )
 def test_damaged_log(
@@ -53,6 +52,18 @@ def test_damaged_log(
     assert reason in recovery["reason"]
     assert "worker 1 cannot replay" in recovery["reason"]
     assert any(recovery["iterations_lost"].values())
+
+
+def test_a_replay_that_diverges(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What processes keep beside their states may be what differs: all begin anew."""
+    run = run_damaged(tmp_path, "diverge", monkeypatch)
+    assert_identical(run, references())
+    assert_clean(run)
+    (recovery,) = run.recoveries
+    assert (recovery["mode"], recovery["resume"]) == ("restart", CHECKPOINT_EVERY)
+    assert "worker 1 cannot replay: The replay diverged at iteration 3, microbatch 0" in recovery["reason"]
+    assert any(recovery["iterations_lost"].values())
+    assert run.last_plan().mode == "start"
 
 
 def test_a_log_that_cannot_be_written_any_more(
@@ -131,5 +142,5 @@ def test_communication_after_the_update(tmp_path: Path, references: Any) -> None
         script=training(tmp_path, TALKATIVE),
     )
     assert_identical(run, references())
-    assert run.recoveries[0]["mode"] == "fallback"
+    assert run.recoveries[0]["mode"] == "restart"
     assert "keep communication before the optimizer's step" in run.recoveries[0]["reason"]

@@ -6,7 +6,7 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers.generations import end_job, open_generation
-from swift_ft.recovery.job_state import Checkpoints, SavedPart, State
+from swift_ft.recovery.job_state import Checkpoints, Phase, SavedPart, State
 from swift_ft.recovery.maps import kept
 from swift_ft.recovery.membership import Membership, base_of
 from swift_ft.recovery.values import replace
@@ -61,7 +61,7 @@ def checkpoint_committed(state: State, event: ev.CheckpointCommitted) -> State:
         log_gap_before=kept(checkpoints.log_gap_before, lambda _, gap: gap > iteration),
     )
     attempts = replace(state.tries.attempts, tried=Map(), tried_for=frozenset())
-    tries = replace(state.tries, attempts=attempts, failures=0)
+    tries = replace(state.tries, attempts=attempts, failures=0, strangers=0)
     return replace(state, checkpoints=checkpoints, membership=_seen_again(state.membership), tries=tries)
 
 
@@ -81,11 +81,12 @@ def _kept_beside(checkpoints: Checkpoints, event: ev.CheckpointCommitted) -> tup
 
 def checkpoint_damaged(state: State, event: ev.CheckpointDamaged) -> State:
     """Give up a checkpoint: no worker loads any part of it any more."""
-    return give_up_checkpoint(state, event.iteration, f"worker {event.rank}: {event.reason}")
+    state = give_up_checkpoint(state, event.iteration, f"worker {event.rank}: {event.reason}")
+    return state if state.phase == Phase.ENDED else open_generation(state)
 
 
 def give_up_checkpoint(state: State, iteration: int, why: str) -> State:
-    """All return to an older checkpoint, unless a newer one was committed meanwhile.
+    """An older checkpoint counts, unless a newer one was committed meanwhile. The caller returns to it.
 
     Without any, the job ends. The logs since the older one are gone, so replay is impossible: survivors
     return to it, too. It begins a new epoch, so that nothing which was about to be committed makes the
@@ -94,7 +95,7 @@ def give_up_checkpoint(state: State, iteration: int, why: str) -> State:
     checkpoints = state.checkpoints
     earlier = tuple(kept for kept in checkpoints.earlier if kept != iteration)
     if iteration != checkpoints.committed:
-        return open_generation(replace(state, checkpoints=replace(checkpoints, earlier=earlier)))
+        return replace(state, checkpoints=replace(checkpoints, earlier=earlier))
     if not earlier:
         return end_job(state, f"no intact checkpoint is left: {why}")
     checkpoints = replace(
@@ -107,7 +108,7 @@ def give_up_checkpoint(state: State, iteration: int, why: str) -> State:
         log_gap_before=Map(),
     )
     tries = replace(state.tries, fallback_reason=why)
-    return open_generation(replace(state, checkpoints=checkpoints, tries=tries))
+    return replace(state, checkpoints=checkpoints, tries=tries)
 
 
 def checkpoint_requested(state: State, event: ev.CheckpointRequested) -> State:

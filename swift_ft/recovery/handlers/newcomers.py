@@ -12,7 +12,20 @@ from swift_ft.recovery.handlers.generations import end_job, fill_slots, vacate
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.values import replace
 
-__all__ = ["is_newcomer", "refuse", "refuse_other_steps", "refuse_strange_script", "why_refused"]
+__all__ = [
+    "MAX_STRANGERS",
+    "differs_from_the_start",
+    "is_newcomer",
+    "refuse",
+    "refuse_other_steps",
+    "refuse_strange_script",
+    "refuse_stranger",
+    "why_refused",
+]
+
+MAX_STRANGERS = 1
+"""How many machines in a row may be refused because they compute something else. If a second one does, it is
+the script that cannot repeat what it has done."""
 
 _SEPARATOR = ": "
 _MISSING = "not given"
@@ -106,6 +119,32 @@ def refuse_strange_script(state: State, event: ev.ScriptFailed, slot: int) -> St
     if not strange:
         return None
     return refuse(state, state.membership.members[slot], event.reason)
+
+
+def differs_from_the_start(state: State, event: ev.ReplayFailed) -> bool:
+    """Whether a newcomer computes other bytes in the very first iteration after a checkpoint.
+
+    It has loaded what was saved, and so it is its program that differs, or its data, or what surrounds it. A
+    worker that was there before, and takes part in the replay, could be what differs instead.
+    """
+    plan, committed = state.plan, state.checkpoints.committed
+    if plan is None or committed is None or event.differs_at != committed:
+        return False
+    together = plan.tasks[event.rank].replay_group or (event.rank,)
+    return all(
+        is_newcomer(state, state.slot_of_rank(rank)) and not state.round.statuses[rank].live
+        for rank in together
+    )
+
+
+def refuse_stranger(state: State, event: ev.ReplayFailed) -> State:
+    """Refuse the machine of a newcomer that differs. The next one replays; the others keep their state."""
+    reason = (
+        f"{event.reason}. That was the first iteration after a checkpoint: this machine runs another program "
+        "than the one before it, or has other data or other variables in its environment"
+    )
+    state = replace(state, tries=replace(state.tries, strangers=state.tries.strangers + 1))
+    return refuse(state, state.membership.members[state.slot_of_rank(event.rank)], reason)
 
 
 def _as_before(state: State, reason: str) -> bool:

@@ -14,7 +14,12 @@ from swift_ft.recovery.handlers.checkpoints import give_up_checkpoint
 from swift_ft.recovery.handlers.failures import note_failure
 from swift_ft.recovery.handlers.generations import end_job, open_generation, restart_all
 from swift_ft.recovery.handlers.layouts import in_layout, placed, with_new_layout
-from swift_ft.recovery.handlers.newcomers import refuse_other_steps
+from swift_ft.recovery.handlers.newcomers import (
+    MAX_STRANGERS,
+    differs_from_the_start,
+    refuse_other_steps,
+    refuse_stranger,
+)
 from swift_ft.recovery.job_state import Checkpoints, Layouts, Phase, SavedPart, State
 from swift_ft.recovery.layout.stage_layers import replicated_layers
 from swift_ft.recovery.maps import kept, without
@@ -98,7 +103,7 @@ def _plan(
         fallback_reason=fallback_reason,
         allow_helpers=state.tries.no_helpers_reason is None,
         log_gap_before=state.checkpoints.log_gap_before,
-        allow_memory=allow_memory and not state.tries.distrusts_memory,
+        allow_memory=allow_memory,
         layout_since=state.layouts.since if state.layouts.changes else None,
         layers=replicated_layers(statuses, state.layouts.current),
     )
@@ -297,7 +302,6 @@ def _live_if_ready(state: State) -> State:
         attempts=state.tries.attempts.resume(state.plan.resume),
         fallback_reason=None,
         no_helpers_reason=None,
-        distrusts_memory=False,
         replay_targets=Map(),
     )
     live = replace(state, phase=Phase.LIVE, tries=tries, round=replace(state.round, awaiting=Map()))
@@ -323,22 +327,43 @@ def worker_finished(state: State, event: ev.WorkerFinished) -> State:
 
 
 def replay_failed(state: State, event: ev.ReplayFailed) -> State:
-    """Return to the checkpoint, because the logs cannot be used.
-
-    A divergence says that the state or the log is wrong. A checkpoint that its digests prove was loaded as it
-    was saved, so it is the place to return to. One that nothing proves may be what diverged: an older one is.
-    """
+    """Return to the checkpoint, because the logs cannot be used."""
+    if event.diverged:
+        return _diverged(state, event)
     why = f"worker {event.rank} cannot replay: {event.reason}"
-    if event.doubts is not None and event.doubts == state.checkpoints.committed:
-        why += f" (the checkpoint of iteration {event.doubts}, which it began from, cannot be verified)"
-        state = replace(state, tries=replace(state.tries, distrusts_memory=True))  # it comes from there, too
-        return give_up_checkpoint(state, event.doubts, why)
     if state.plan is not None and state.plan.mode == RecoveryMode.MEMORY:
         why = f"worker {event.rank} cannot continue from the state in memory: {event.reason}"
     elif state.plan is not None and state.plan.mode in (RecoveryMode.START, RecoveryMode.FALLBACK):
         why = f"worker {event.rank} cannot continue from the checkpoint: {event.reason}"
     state = note_failure(state, STATE, why)
     return open_generation(replace(state, tries=replace(state.tries, fallback_reason=why)))
+
+
+def _diverged(state: State, event: ev.ReplayFailed) -> State:
+    """All processes begin anew from the checkpoint, unless only a strange machine has to go.
+
+    A divergence says that the state or the log is wrong, or that what is computed depends on something else,
+    such as a variable of the script. Survivors have that as it is now, and neither a checkpoint nor a copy in
+    memory would go with it.
+
+    A checkpoint that its digests prove was loaded as it was saved, so it is the place to return to. One that
+    nothing proves may be what diverged: an older one is.
+    """
+    why = f"worker {event.rank} cannot replay: {event.reason}"
+    if too_early := why_too_early(state):
+        return end_job(state, too_early)
+    state = note_failure(state, STATE, why)
+    if event.doubts is not None and event.doubts == state.checkpoints.committed:
+        why += f" (the checkpoint of iteration {event.doubts}, which it began from, cannot be verified)"
+        state = give_up_checkpoint(state, event.doubts, why)
+        return state if state.phase == Phase.ENDED else restart_all(state, why)
+    if differs_from_the_start(state, event):
+        assert state.plan is not None
+        if state.plan.parallel_replay_of(event.rank) is not None:  # a helper may be what differs
+            return open_generation(replace(state, tries=replace(state.tries, no_helpers_reason=why)))
+        if state.tries.strangers < MAX_STRANGERS:
+            return refuse_stranger(state, event)
+    return restart_all(state, why)
 
 
 def help_declined(state: State, event: ev.HelpDeclined) -> State:

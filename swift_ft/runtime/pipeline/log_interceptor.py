@@ -179,4 +179,5 @@ class LogInterceptor:
             raise DivergenceError(
                 f"The replay diverged at {message.key}: {why}. {UNLIKE_RESULT}.",
                 key=message.key,
+                computed_in=message.key.iteration,
             )

@@ -230,6 +230,7 @@ class ScriptCommunication:
                     f"The replay diverged at {key}: {script_line()} broadcasts other bytes than the original "
                     f"did. {UNLIKE_RESULT}.",
                     key=key,
+                    computed_in=key.iteration,
                 )
 
     def _holder(self, operation: Operation, absence: Absence) -> int:

@@ -11,7 +11,8 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
                                                  [holds=model] [pipeline=1]
                                                  [updated=0,1] [undoable=0,1] [no-update] [cannot-resend]
                                                  [steps=60] [layers=9] [completes]
-    ready R                                replay-failed R "why"          communication-failed R "why"
+    ready R                                communication-failed R "why"
+    replay-failed R ["why"] [diverged] [differs-at=20] [doubts=20]
     request-layout R at 32 3,4,2           request-shares R at 32 4,8,12  stopped R at 32
     persisted R at 20 [path=p]             committed 20                   request-checkpoint R at 22 ["why"]
     awaiting R                             layout-declined R ["why"]      pace R 2900

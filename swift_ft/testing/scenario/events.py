@@ -132,12 +132,15 @@ def _ready(line: Line, state: State) -> list[ev.Event]:
 
 
 def _replay_failed(line: Line, state: State) -> list[ev.Event]:
-    generation, doubts = _generation(line, state), line.option("doubts")
+    generation, doubts, at = _generation(line, state), line.option("doubts"), line.option("differs-at")
+    diverged = line.flag("diverged") or doubts is not None or at is not None
     return [
         ev.ReplayFailed(
             rank=int(line.take()),
             generation=generation,
-            reason=line.text("its log is torn"),
+            reason=line.text("the replay diverged" if diverged else "its log is torn"),
+            diverged=diverged,
+            differs_at=None if at is None else int(at),
             doubts=None if doubts is None else int(doubts),
         )
     ]

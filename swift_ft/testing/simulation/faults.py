@@ -223,6 +223,7 @@ class Faults:
         worker = next((w for w in self._cluster.workers if w.mode in stepping and not w.frozen), None)
         if worker is None:
             return False
+        at = worker.content.iteration if worker.content is not None else None
         worker.abandon_step()
         worker.leave_group()
         worker.mode = Mode.RECOVER
@@ -232,7 +233,12 @@ class Faults:
             self._cluster.excuses.damaged = True
         worker.append(
             ev.ReplayFailed(
-                rank=worker.rank, generation=worker.log_generation, reason="diverged", doubts=doubts
+                rank=worker.rank,
+                generation=worker.log_generation,
+                reason="diverged",
+                diverged=True,
+                differs_at=at,
+                doubts=doubts,
             )
         )
         return True

@@ -119,7 +119,7 @@ def diverge_once() -> None:
 
 
 if REPLACED:
-    if HOW.startswith("diverge"):
+    if HOW.startswith("diverge") and CONTEXT.started_in < 4:  # two machines in a row, and then no more
         diverge_once()
     if "checkpoint" in HOW:
         damage_the_checkpoint(victim=2 if HOW.startswith("diverge") else 1)

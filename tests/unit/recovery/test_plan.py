@@ -168,7 +168,7 @@ CASES = {
         {},
     ),
     "behind the checkpoint": (pipeline(live(19), live(20)), RecoveryMode.FALLBACK, 20, {0: Task(20, 20, 20)}),
-    "dirty": (pipeline(live(47), live(47, dirty="Adam")), RecoveryMode.FALLBACK, 20, {0: Task(20, 20, 20)}),
+    "dirty": (pipeline(live(47), live(47, dirty="Adam")), RecoveryMode.RESTART, 20, {}),
     "too far apart": (pipeline(live(47), live(49)), RecoveryMode.FALLBACK, 20, {1: Task(20, 20, 20)}),
     "no worker is complete": (
         pipeline(replaying(30), NEW, NEW),

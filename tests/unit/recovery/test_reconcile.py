@@ -200,9 +200,9 @@ PLANS = {
     ),
     "half updated, all": (
         plan_of(group(live(47, dirty=DIRTY), live(47, dirty=DIRTY))),
-        RecoveryMode.FALLBACK,
+        RecoveryMode.RESTART,
         20,
-        {0: Task(20, 20, 20), 1: Task(20, 20, 20)},
+        {},
     ),
     "must fall back": (
         plan_of(group(live(47, 0), live(48)), why="torn"),
@@ -237,9 +237,9 @@ PLANS = {
     ),
     "a half updated stage without a replica": (
         plan_of(group(stage(0, 47), stage(1, 47, dirty=DIRTY))),
-        RecoveryMode.FALLBACK,
+        RecoveryMode.RESTART,
         20,
-        {0: Task(20, 20, 20)},
+        {},
     ),
 }
 
@@ -376,7 +376,9 @@ def test_replicas_are_equal_afterwards_and_nothing_is_lost(statuses: dict[int, S
     plan = plan_of(statuses)
     sound = [s for s in statuses.values() if s.live and not s.dirty]
     if not sound:
-        assert plan.mode in (RecoveryMode.START, RecoveryMode.FALLBACK)
+        anew = any(s.dirty for s in statuses.values() if s.iteration is not None)
+        in_place = (RecoveryMode.START, RecoveryMode.FALLBACK)
+        assert plan.mode in ((RecoveryMode.RESTART,) if anew else in_place)
         assert plan.transfers == ()
         return
     assert plan.mode in (RecoveryMode.CONTINUE, RecoveryMode.REPLICA), "one sound replica is enough"
