@@ -44,9 +44,10 @@ def is_broken_communication(error: BaseException, in_backward: str | None = None
         in_backward: why the averaging of gradients failed, if it did. It fails inside torch's engine, whose
             traceback has no frame of communication.
     """
-    root = error
-    while root.__cause__ is not None:
+    root, seen = error, {id(error)}
+    while root.__cause__ is not None and id(root.__cause__) not in seen:  # an error may be its own cause
         root = root.__cause__
+        seen.add(id(root))
     if not isinstance(root, RuntimeError) or root.__traceback__ is None:
         return False
     frame = traceback.extract_tb(root.__traceback__)[-1]

@@ -86,3 +86,12 @@ def test_collectives_are_where_broken_connections_are_recognized() -> None:
 
 def test_stores_are_the_public_classes() -> None:
     assert (PrefixStore, Store, TCPStore) == (dist.PrefixStore, dist.Store, dist.TCPStore)
+
+
+def test_an_error_that_is_its_own_cause_is_no_broken_communication() -> None:
+    """``raise error from error`` is legal, also by way of another one."""
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert not comm_errors.is_broken_communication(one)
+    one.__cause__ = one
+    assert not comm_errors.is_broken_communication(one)
