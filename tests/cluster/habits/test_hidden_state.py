@@ -17,8 +17,8 @@ TWO_WORKERS = ["--nproc-per-node", "2"]
 @pytest.mark.parametrize(
     ("habit", "fault", "checkpoint", "flags"),
     [
-        ("counter", "kill machine=1 iteration=5 point=forward microbatch=1", 3, []),
-        ("late", "kill machine=1 iteration=8 point=forward microbatch=1", 6, TWO_WORKERS),
+        ("counter", "kill machine=1 iteration=5 point=forward microbatch=1 committed=3", 3, []),
+        ("late", "kill machine=1 iteration=8 point=forward microbatch=1 committed=6", 6, TWO_WORKERS),
     ],
     ids=["from the first iteration on", "later, and two workers on a machine"],
 )
@@ -48,7 +48,7 @@ def resumed(folder: Path, habit: str, *, at: int, flags: list[str]) -> ClusterRu
 @pytest.mark.parametrize("helpers", [0, 1])
 def test_a_machine_that_computes_something_else_is_refused(helpers: int, tmp_path: Path) -> None:
     """The survivors keep their state, and the next machine replays. First a helper could be what differs."""
-    fault = "kill machine=1 iteration=5 point=forward microbatch=1"
+    fault = "kill machine=1 iteration=5 point=forward microbatch=1 committed=3"
     flags = ["--helpers", str(helpers)]
     run = assert_put_back(tmp_path, SCRIPT, "machine", inject=fault, flags=flags)
     (failed,) = run.events("ReplayFailed")
