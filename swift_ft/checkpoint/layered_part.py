@@ -143,6 +143,7 @@ def load_layers(
         "small": own["small"],
         "optimizers": plain,
         "extra": {name: _merged([piece.extra.get(name, {}) for piece in pieces]) for name in state.modules},
+        "carried": own.get("carried", {}),
         "digests": _digests_of_here(pieces, state),
         "shards": own["shards"],
     }

@@ -123,6 +123,7 @@ def load_slices(parts: Mapping[int, SavedPart], own: int, state: TrainingState) 
         "small": plain["small"],
         "optimizers": plain["optimizers"],
         **({"extra": plain["extra"]} if "extra" in plain else {}),  # an earlier version had it among tensors
+        "carried": plain.get("carried", {}),
         "digests": {},  # those of other ranges would not match
         "shards": {"models": shards["models"], "optimizers": described},
     }

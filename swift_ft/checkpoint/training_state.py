@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from swift_ft.checkpoint.optimizer_groups import fit_groups, load_optimizer
 from swift_ft.checkpoint.plain_classes import KnownClasses
 from swift_ft.checkpoint.plain_values import classes_in
 from swift_ft.checkpoint.state_digest import StateDigests, differing, tensor_digests
@@ -26,6 +27,16 @@ from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimize
 __all__ = ["TrainingState", "bytes_of"]
 
 
+class Carried(Protocol):
+    """What else travels with the state: see :class:`swift_ft.checkpoint.step.carried.CarriedVariables`."""
+
+    def to_save(self) -> Mapping[str, Mapping[str, Any]]:
+        """Plain values, by path and name."""
+
+    def take_over(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put them in place."""
+
+
 class TrainingState:
     """What a session protects: modules, optimizers, and small objects with a ``state_dict``.
 
@@ -36,6 +47,7 @@ class TrainingState:
     Attributes:
         parameters: all parameters of all optimizers, each with its optimizer; the index in this list is what
             events and plans mean by a parameter.
+        carried: the variables of the script, once the session has started.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -43,6 +55,7 @@ class TrainingState:
         self.modules = {name: unwrapped_model(model) for name, model in models.items()}
         optimizers = {name: part for name, part in parts.items() if isinstance(part, Optimizer)}
         self.optimizers = {name: unwrapped_optimizer(optimizer) for name, optimizer in optimizers.items()}
+        self.carried: Carried | None = None
         large = self.modules.keys() | self.optimizers.keys()
         self.small = {name: part for name, part in parts.items() if name not in large}
 
@@ -64,6 +77,14 @@ class TrainingState:
                 names.setdefault(parameter, (part, name.removeprefix("module.").replace("_orig_mod.", "")))
         return names
 
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Each parameter of a module once, by a name that a user knows."""
+        found: dict[nn.Parameter, str] = {}
+        for part, module in self.modules.items():
+            for name, parameter in module.named_parameters():
+                found.setdefault(parameter, f"{part}.{name.removeprefix('module.')}")
+        return {name: parameter for parameter, name in found.items()}
+
     def tensors(self) -> Iterator[torch.Tensor]:
         """All large state: of modules with their gradients, and of optimizers."""
         for module in self.modules.values():
@@ -78,11 +99,8 @@ class TrainingState:
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and optimizer state, as replicas must share them, by names that a user knows."""
-        names: dict[torch.Tensor, str] = {}
-        for part, module in self.modules.items():
-            for name, parameter in module.named_parameters():
-                names.setdefault(parameter, f"{part}.{name.removeprefix('module.')}")
-        found = {name: parameter for parameter, name in names.items()}
+        found: dict[str, torch.Tensor] = {**self.named_parameters()}
+        names = {parameter: name for name, parameter in found.items()}
         owners = {id(optimizer): name for name, optimizer in self.optimizers.items()}
         for index, (optimizer, parameter) in enumerate(self.parameters):
             of = names.get(parameter, f"parameter {index}")
@@ -182,6 +200,7 @@ class TrainingState:
             "small": self.snapshot(),
             "optimizers": plain,
             "extra": {name: _extra_of(values) for name, values in whole.items()},
+            "carried": self.carried.to_save() if self.carried is not None else {},
             "digests": {**(digests or {})},
             "shards": {"models": shards, "optimizers": of_optimizers},
         }
@@ -289,18 +308,27 @@ class TrainingState:
                 int(i): dict(v) for i, v in plain["optimizers"][name]["state"].items()
             }
             described = shards["optimizers"].get(name, {}).get("state", {})
+            groups = plain["optimizers"][name]["param_groups"]
+            fit_groups(name, optimizer, groups, self._named_as(plain["optimizers"][name].get("names", ())))
             owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for index, fields in loaded["optimizers"][name]["state"].items():
                 for field, values in fields.items():
                     part = described.get(index, {}).get(field)
                     value = values if part is None else rebuilt(values, part, owners[int(index)])
                     state.setdefault(int(index), {})[field] = value
-            groups = plain["optimizers"][name]["param_groups"]
-            optimizer.load_state_dict({"state": state, "param_groups": groups})
+            load_optimizer(optimizer, {"state": state, "param_groups": groups})
         self.restore(plain["small"])
+        if self.carried is not None and "carried" in plain:
+            self.carried.take_over(plain["carried"])
         if not (expected := plain.get("digests")):  # an earlier version, or verify="none"
             return []
         return differing(tensor_digests(self.named_tensors()), expected)
+
+    def _named_as(self, names: Iterable[Sequence[str] | None]) -> list[nn.Parameter | None]:
+        """The parameters that an optimizer held when it was saved, in its order."""
+        here = {place: parameter for parameter, place in self.parameter_names().items()}
+        found = [here.get((name[0], name[1])) if name is not None else None for name in names]
+        return [parameter if isinstance(parameter, nn.Parameter) else None for parameter in found]
 
     def differing_from(self, loaded: Mapping[str, Any]) -> list[str]:
         """Names of tensors that are not, bit for bit, what :meth:`take_over` was given.

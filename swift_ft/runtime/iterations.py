@@ -100,6 +100,8 @@ class Iterations:
         check_remade(self._c.completeness, rendezvous, self._rank)
         self._c.completeness.watch()
         self._c.rollback.watch()
+        if pipeline is not None:
+            pipeline.put_back_after_trials(self._c.rollback.note_variables)
         recorder.lap()
         self._executor.recover()
 

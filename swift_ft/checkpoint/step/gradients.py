@@ -7,7 +7,7 @@ adds to the gradients of an earlier step would count them twice in a repeated on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -32,16 +32,16 @@ class CarriedGradients:
         self._handles: dict[nn.Parameter, RemovableHandle] = {}
         self._closely = False
 
-    def begin(self, named: Iterable[tuple[str, nn.Parameter]], *, closely: bool) -> None:
+    def begin(self, named: Mapping[str, nn.Parameter], *, closely: bool) -> None:
         """A step begins.
 
         Args:
-            named: all parameters, with the names that an error calls them.
+            named: all parameters, by the names that an error calls them.
             closely: look at all elements of a gradient, not at a sample.
         """
         self._closely = closely
         self._stale = {}
-        for name, parameter in named:
+        for name, parameter in named.items():
             if parameter.grad is None:
                 continue
             self._stale[parameter] = parameter.grad if isinstance(parameter, DTensor) else None

@@ -10,7 +10,7 @@ first, the fingerprint says so, and the state counts as one that cannot be put b
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -130,10 +130,11 @@ class ParameterWatch:
         """Whether there are such parameters."""
         return bool(self._kinds)
 
-    def begin(self, *, closely: bool) -> ParameterCopies:
+    def begin(self, named: Mapping[str, torch.Tensor], *, closely: bool) -> ParameterCopies:
         """A step begins.
 
         Args:
+            named: all parameters, by name.
             closely: look at all bits, and at each optimizer's step. Otherwise an interruption looks at a
             sample.
         """
@@ -142,9 +143,9 @@ class ParameterWatch:
         undoable = (o for o in self._state.optimizers.values() if isinstance(o, UndoableOptimizer))
         self._windows = {optimizer: optimizer.windows_opened for optimizer in undoable}
         self._owners = {parameter: optimizer for optimizer, parameter in self._state.parameters}
-        tensors = self._tensors()
+        self._names = {parameter: name for name, parameter in named.items()}
         self._kinds = {tensor: kind for tensor, kind in self._kinds.items() if tensor in self._names}
-        self._expect(tensors, closely=closely)
+        self._expect([*self._names], closely=closely)
         return ParameterCopies([_Copy.of(p, kind, self._owners.get(p)) for p, kind in self._kinds.items()])
 
     def look(self) -> None:
@@ -195,13 +196,6 @@ class ParameterWatch:
         """The tensors are others from now on."""
         self._expected, self._digests = None, None
         self._kinds.clear()
-
-    def _tensors(self) -> list[torch.Tensor]:
-        self._names = {}
-        for part, module in self._state.modules.items():
-            for name, parameter in module.named_parameters():
-                self._names.setdefault(parameter, f"{part}.{name.removeprefix('module.')}")
-        return list(self._names)
 
     def _expect(self, tensors: Sequence[torch.Tensor], *, closely: bool) -> None:
         self._expected = self._sampler.take(tensors)

@@ -8,7 +8,7 @@ change outside of an optimizer's step. Between two steps gradients are zero, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from swift_ft.checkpoint.state_digest import listed
+from swift_ft.checkpoint.step.carried import CarriedVariables
 from swift_ft.checkpoint.step.gradients import CarriedGradients
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
 from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
@@ -75,11 +76,15 @@ class Rollback:
         self._steps = 0
         self._parameters = ParameterWatch(state)
         self._variables = ScriptVariables(state)
+        self._carried = CarriedVariables(self._variables)
         self._gradients = CarriedGradients()
         self._hooks: list[Any] = []
 
     def watch(self) -> None:
-        """From now on, see each optimizer's step."""
+        """The session starts: from now on, see each optimizer's step, and which variables change."""
+        self._variables.look()
+        self._carried.remember()
+        self._state.carried = self._carried
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
@@ -98,6 +103,10 @@ class Rollback:
         """Whether steps change parameters outside of optimizers: then no completed step can be undone."""
         return self._parameters.found
 
+    def note_variables(self) -> Callable[[], None]:
+        """Note the script's variables, in the middle of a step. What this returns puts them back."""
+        return self._variables.note(()).put_back
+
     def begin(self, iteration: int) -> None:
         """The step of an iteration begins."""
         if self._now is not None and iteration == self._now.iteration + 1:
@@ -110,22 +119,18 @@ class Rollback:
         self._updated.clear()
         self._steps += 1
         closely = self._looks_closely()
-        named = [
-            (f"{part}.{name.removeprefix('module.')}", parameter)
-            for part, module in self._state.modules.items()
-            for name, parameter in module.named_parameters()
-        ]
+        named = self._state.named_parameters()
         if closely or self._steps <= _FIRST_STEPS:
             self._variables.look()
-        self._had_gradient = [(parameter, parameter.grad is not None) for _, parameter in named]
+        self._had_gradient = [(parameter, parameter.grad is not None) for parameter in named.values()]
         self._gradients.begin(named, closely=closely)
         self._now = _Moment(
             iteration,
             self._state.snapshot(),
             HyperParameters(self._state.optimizers.values()),
             self._copies(before),
-            self._variables.note(),
-            self._parameters.begin(closely=closely),
+            self._variables.note(named.values()),
+            self._parameters.begin(named, closely=closely),
         )
 
     def completed(self) -> None:

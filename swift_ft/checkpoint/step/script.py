@@ -35,6 +35,7 @@ class NotedVariables:
     """The variables of a script at one moment.
 
     Attributes:
+        state: what the session protects.
         slots: namespaces, and the names of their variables.
         values: of each slot.
         cells: what is in cells.
@@ -89,11 +90,12 @@ class ScriptVariables:
         state: what the session protects: what it reaches is noted, and its own tensors are not.
 
     Attributes:
+        state: what the session protects.
         slots: the variables of all namespaces that were found.
     """
 
     def __init__(self, state: TrainingState) -> None:
-        self._state = state
+        self.state = state
         self._reach = Reach([], [], [])
         self.slots: list[tuple[Namespace, str]] = []
         self._sizes: list[int] = []
@@ -104,8 +106,12 @@ class ScriptVariables:
         """What functions share with the function that they were made in, by path."""
         return self._reach.cells
 
-    def note(self) -> NotedVariables:
-        """What the variables of all objects that were found are now."""
+    def note(self, parameters: Iterable[nn.Parameter]) -> NotedVariables:
+        """What the variables of all objects that were found are now.
+
+        Args:
+            parameters: whose flags are noted, too.
+        """
         if self._sizes != [len(namespace.variables) for namespace in self._reach.namespaces]:
             self._note_slots()
         raw = [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
@@ -121,29 +127,22 @@ class ScriptVariables:
             cells=[(cell, value) for cell, value in cells if value is not MISSING and is_understood(value)],
             loop=loop,
             leaves=[*leaves.values()],
-            flags=[(parameter, parameter.requires_grad) for parameter in self.parameters().values()],
+            flags=[(parameter, parameter.requires_grad) for parameter in parameters],
         )
 
     def namespace(self, path: str) -> Namespace | None:
         """The one that has a path; None if there is none."""
         return next((one for one in self._reach.namespaces if one.path == path), None)
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters of the session's state, by name."""
-        found: dict[nn.Parameter, str] = {}
-        for part, module in self._state.modules.items():
-            for name, parameter in module.named_parameters():
-                found.setdefault(parameter, f"{part}.{name.removeprefix('module.')}")
-        return {name: parameter for parameter, name in found.items()}
-
     def _copy(self, values: Iterable[Any], most_bytes: int, leaves: dict[int, Leaf]) -> None:
         for value in values:
-            if id(value) in leaves or (isinstance(value, torch.Tensor) and self._is_protected(value)):
+            if id(value) in leaves or (isinstance(value, torch.Tensor) and self.is_protected(value)):
                 continue
             if (leaf := leaf_of(value, most_bytes)) is not None:
                 leaves[id(value)] = leaf
 
-    def _is_protected(self, tensor: torch.Tensor) -> bool:
+    def is_protected(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor belongs to the large state, which is put back and travels in other ways."""
         return isinstance(tensor, nn.Parameter) or storage_id(tensor) in self._protected
 
     def of_loop(self) -> dict[str, Any]:
@@ -171,13 +170,13 @@ class ScriptVariables:
         self._note_slots()
 
     def _roots(self) -> Iterator[tuple[str, Any]]:
-        yield from self._state.modules.items()
-        yield from self._state.optimizers.items()
-        yield from self._state.small.items()
+        yield from self.state.modules.items()
+        yield from self.state.optimizers.items()
+        yield from self.state.small.items()
 
     def _large(self) -> Iterator[torch.Tensor]:
-        yield from self._state.tensors()
-        for part in self._state.small.values():
+        yield from self.state.tensors()
+        for part in self.state.small.values():
             yield from tensors_in(part.state_dict())
 
     def _note_slots(self) -> None:

@@ -29,6 +29,7 @@ from swift_ft.torch_adapters.layer_stack import stack_of_pipeline
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.resending import resend
 from swift_ft.torch_adapters.pipelining.schedule_kind import kind_of
+from swift_ft.torch_adapters.pipelining.stage_metadata import Undo
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -122,6 +123,14 @@ class LoggedPipeline:
         if self._hook.device.type == "cpu":  # elsewhere the training thread's stream is what waits
             group.waits.install()
         hide_broken_schedules()
+
+    def put_back_after_trials(self, note: Callable[[], Undo]) -> None:
+        """What torch's trial run of the modules changes is put back.
+
+        Args:
+            note: called before it, and what it returns after it.
+        """
+        self._hook.shapes.note = note
 
     def relaid(self, layout: StageLayers, of_all: StageLayers) -> None:
         """Layers were moved: the shapes of messages may be others, and what was sent is of no use.

@@ -28,7 +28,10 @@ from swift_ft.torch_adapters.core.buffers import BufferCopies
 from swift_ft.torch_adapters.ddp import trial_forward
 from swift_ft.torch_adapters.lasting_group import unintercepted
 
-__all__ = ["ShapeExchange", "prepare_stage", "shapes_of"]
+__all__ = ["ShapeExchange", "Undo", "prepare_stage", "shapes_of"]
+
+Undo = Callable[[], None]
+"""Puts something back."""
 
 _FIELDS = ("inputs", "outputs", "input_grads", "output_grads")
 
@@ -40,6 +43,9 @@ class ShapeExchange:
         schedule: torch's.
         stages: on this worker.
         on_metadata: called with the shapes by stage index, before the first message.
+
+    Attributes:
+        note: called before torch runs the modules to learn shapes. What it returns is called afterwards.
     """
 
     def __init__(
@@ -48,6 +54,7 @@ class ShapeExchange:
         stages: Sequence[_PipelineStageBase],
         on_metadata: Callable[[dict[int, dict[str, Any]]], None],
     ) -> None:
+        self.note: Callable[[], Undo] = lambda: lambda: None
         self._schedule: Any = schedule
         self._stages = stages
         self._metadata: dict[int, dict[str, Any]] | None = None
@@ -61,15 +68,18 @@ class ShapeExchange:
                 self._prepare_again()
                 return
             known = self.known
-            # To learn shapes, torch runs the modules on uninitialised memory: statistics must not count it.
+            # To learn shapes, torch runs the modules on uninitialised memory: statistics must not count it,
+            # nor what a module keeps in attributes.
             buffers = BufferCopies(stage.submod for stage in stages) if not known else None
+            put_back = self.note() if not known else None
             with ExitStack() as trials:
                 for stage in stages:
                     trials.enter_context(trial_forward(stage.submod))
                 trials.enter_context(unintercepted())
                 original(*args, **kwargs)
-            if buffers is not None:
+            if buffers is not None and put_back is not None:
                 buffers.restore()
+                put_back()
             if not known and (metadata := shapes_of(stages)) is not None:
                 self._metadata = metadata
                 on_metadata(metadata)

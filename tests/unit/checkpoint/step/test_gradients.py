@@ -24,7 +24,7 @@ def test_each_place_of_zero_grad(model: nn.Module, closely: bool) -> None:
     carried = CarriedGradients()
     for set_to_none in (True, False):
         backward(model)
-        carried.begin(model.named_parameters(), closely=closely)
+        carried.begin(dict(model.named_parameters()), closely=closely)
         model.zero_grad(set_to_none=set_to_none)
         backward(model)
         backward(model)  # an accumulation within the step
@@ -35,9 +35,9 @@ def test_each_place_of_zero_grad(model: nn.Module, closely: bool) -> None:
 @pytest.mark.parametrize("closely", [True, False])
 def test_carried_over(model: nn.Module, closely: bool) -> None:
     carried = CarriedGradients()
-    carried.begin(model.named_parameters(), closely=closely)
+    carried.begin(dict(model.named_parameters()), closely=closely)
     backward(model)
-    carried.begin(model.named_parameters(), closely=closely)
+    carried.begin(dict(model.named_parameters()), closely=closely)
     with pytest.raises(UnsupportedError, match=r"The gradient of 1\..* is carried over"):
         backward(model)
 
@@ -48,5 +48,5 @@ def test_a_parameter_that_has_no_part_in_the_step(model: nn.Sequential) -> None:
     backward(model)
     model.zero_grad()
     model[0](torch.ones(2, 3)).sum().backward()
-    carried.begin(model.named_parameters(), closely=True)
+    carried.begin(dict(model.named_parameters()), closely=True)
     model[1](torch.ones(2, 3)).sum().backward()

@@ -1,0 +1,215 @@
+"""Variables of a script that have changed since its start: they travel with the state, to be put in place.
+
+A replacement runs the script from its beginning. What the script changed at some iteration (a counter, a
+flag, a dropout's p, an average in an attribute, the state of a generator) comes with the state, from a
+checkpoint or from a replica. What has not changed is as the script makes it, and does not travel: names of
+machines, ranks, paths.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from swift_ft.checkpoint.plain_classes import NotPlainError
+from swift_ft.checkpoint.plain_values import Encoder
+from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_fixed, read_state, write_state
+from swift_ft.checkpoint.step.reach import MISSING, content_of
+from swift_ft.checkpoint.step.script import ScriptVariables
+from swift_ft.loop_frame import loop_frame, set_variables
+from swift_ft.torch_adapters.core.tensors import same_bits
+
+__all__ = ["CarriedVariables"]
+
+_logger = logging.getLogger(__name__)
+
+_UNKNOWN: Any = object()
+"""In the place of a value that cannot travel."""
+_MOST_ELEMENTS = 1024
+_MOST_BYTES = 2**26
+_GENERATOR = "swift_ft.generator"
+
+Place = tuple[str, str]
+"""A path, and the name of a variable there. The loop's own variables have the path of :data:`_LOOP`."""
+
+_LOOP, _CELLS, _FLAGS = "(loop)", "(cells)", "(requires_grad)"
+
+
+class CarriedVariables:
+    """What a script's variables were at its start, and which have changed since.
+
+    Args:
+        variables: finds them.
+    """
+
+    def __init__(self, variables: ScriptVariables) -> None:
+        self._variables = variables
+        self._start: dict[Place, Any] = {}
+
+    def remember(self) -> None:
+        """The session starts: from now on, what is unlike this travels."""
+        self._start = {place: self._now(value) for place, value in self._values()}
+
+    def to_save(self) -> dict[str, dict[str, Any]]:
+        """Values that are not those of the start, by path and name."""
+        self._variables.look()
+        changed: dict[str, dict[str, Any]] = {}
+        for (path, name), value in self._values():
+            before = self._start.get((path, name), MISSING)
+            if value is before and is_fixed(value):
+                continue
+            now = self._now(value)
+            if now is _UNKNOWN or _equal(now, before) or not _is_plain(now):
+                continue
+            changed.setdefault(path, {})[name] = now
+        return changed
+
+    def take_over(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put in place what was saved, and give all others the values of the start."""
+        places = dict(self._values())
+        for path, values in saved.items():
+            for name, value in values.items():
+                self._put((path, name), places.get((path, name), MISSING), value)
+        for place, value in places.items():
+            before = self._start.get(place, _UNKNOWN)
+            in_saved = place[1] in saved.get(place[0], ())
+            if before is not _UNKNOWN and not in_saved and not _equal(self._now(value), before):
+                self._put(place, value, before)
+
+    def _put(self, place: Place, now: Any, value: Any) -> None:
+        path, name = place
+        if now is not MISSING and _put_into(now, value):
+            return
+        if isinstance(value, dict) and _GENERATOR in value:
+            self._say_missing(place)
+            return
+        value = _thawed(value)
+        if path == _FLAGS:
+            if (parameter := self._variables.state.named_parameters().get(name)) is not None:
+                parameter.requires_grad_(value)
+        elif path == _CELLS:
+            cell = next((cell for at, cell in self._variables.cells if at == name), None)
+            if cell is not None:
+                cell.cell_contents = value
+        elif path == _LOOP:
+            if (frame := loop_frame()) is not None:
+                set_variables(frame, {name: value})
+        elif (namespace := self._variables.namespace(path)) is not None:
+            namespace.write(name, value)
+        else:
+            self._say_missing(place)
+
+    def _say_missing(self, place: Place) -> None:
+        _logger.warning(
+            "%s.%s has changed since the start of training, and this process has nothing in that place yet: "
+            "make it before the first step, so that a replacement has it too",
+            *place,
+            extra={"event": "variable_missing", "variable": ".".join(place)},
+        )
+
+    def _now(self, value: Any) -> Any:
+        return _frozen(value, self._variables.is_protected)
+
+    def _values(self) -> Iterator[tuple[Place, Any]]:
+        variables = self._variables
+        for namespace, name in variables.slots:
+            yield (namespace.path, name), namespace.variables.get(name, MISSING)
+        for path, cell in variables.cells:
+            yield (_CELLS, path), content_of(cell)
+        for name, value in variables.of_loop().items():
+            yield (_LOOP, name), value
+        for name, parameter in variables.state.named_parameters().items():
+            yield (_FLAGS, name), parameter.requires_grad
+
+
+def _frozen(value: Any, is_protected: Callable[[torch.Tensor], bool] = lambda _: False) -> Any:
+    """A copy that shares nothing with the value; a generator's state in its place."""
+    if value is MISSING or is_fixed(value):
+        return value
+    if isinstance(value, torch.Tensor):
+        may = value.grad_fn is None and value.nbytes <= _MOST_BYTES and not is_protected(value)
+        return value.detach().clone() if may else _UNKNOWN
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.nbytes <= _MOST_BYTES else _UNKNOWN
+    if isinstance(value, GENERATORS):
+        return {_GENERATOR: _frozen(read_state(value))}
+    if not isinstance(value, (tuple, *CONTAINERS)) or len(value) > _MOST_ELEMENTS:
+        return _UNKNOWN
+    if isinstance(value, bytearray):
+        return bytearray(value)
+    inner = [
+        _frozen(element, is_protected) for element in (value.values() if isinstance(value, dict) else value)
+    ]
+    if any(element is _UNKNOWN for element in inner):
+        return _UNKNOWN
+    if isinstance(value, dict):
+        return dict(zip(value, inner, strict=True))
+    plain: type = next(kind for kind in (list, tuple, set, deque) if isinstance(value, kind))
+    return plain(inner)
+
+
+def _thawed(value: Any) -> Any:
+    """A copy for the script to change."""
+    return _frozen(value)
+
+
+def _put_into(now: Any, value: Any) -> bool:
+    """Put a value into what is in its place, which others hold. False if that is of another kind."""
+    if isinstance(value, dict) and _GENERATOR in value:
+        if isinstance(now, GENERATORS):
+            write_state(now, value[_GENERATOR])
+        return isinstance(now, GENERATORS)
+    if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor):
+        alike = now.shape == value.shape and now.dtype == value.dtype and not now.requires_grad
+        if alike:
+            now.copy_(value)
+        return bool(alike)
+    if isinstance(now, list) and isinstance(value, list):
+        now[:] = _thawed(value)
+    elif isinstance(now, dict) and isinstance(value, dict):
+        now.clear()
+        now.update(_thawed(value))
+    elif isinstance(now, set) and isinstance(value, set):
+        now.clear()
+        now.update(value)
+    elif isinstance(now, deque) and isinstance(value, deque):
+        now.clear()
+        now.extend(_thawed(value))
+    else:
+        return False
+    return True
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two frozen values are the same, bit for bit."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.device == other.device and same_bits(one, other)
+    if isinstance(one, np.ndarray):
+        return bool(
+            one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        )
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, float):
+        return repr(one) == repr(other)
+    return bool(one == other)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a checkpoint can hold it, and it can be read back."""
+    try:
+        Encoder().encode(value)
+    except NotPlainError:
+        return False
+    return True

@@ -1,0 +1,92 @@
+"""Replicas, or the stages of a pipeline, whose script changes flags and structure at iteration 2.
+
+flags.py STORE HABIT [pipeline]
+"""
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
+
+import swift_ft
+from tests.support.habits import leave
+
+STORE, HABIT = sys.argv[1:3]
+PIPELINE = sys.argv[3:] == ["pipeline"]
+ITERATIONS, FROM = 8, 2
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(6, 12)
+        self.norm = nn.BatchNorm1d(12)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(12, 6)
+        self.temperature = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.drop(self.norm(self.backbone(x)).tanh()))
+        return y / self.temperature
+
+
+def batch(index: int) -> Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * index + (0 if PIPELINE else rank)))
+
+
+def change(net: Net, optimizer: torch.optim.Optimizer) -> None:
+    if HABIT == "unfreezing":
+        net.backbone.requires_grad_(True)
+    elif HABIT == "evaluation mode of a layer":
+        net.norm.eval()
+    elif HABIT == "a dropout's p":
+        net.drop.p = 0.1
+    elif HABIT == "another group":
+        optimizer.add_param_group({"params": net.backbone.parameters(), "lr": 1e-3})
+    elif HABIT == "an attribute":
+        net.temperature = 2.0
+    elif HABIT == "a group that the script holds":
+        group["lr"] = 1e-3
+
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank if PIPELINE else 0)
+net = Net()
+model: nn.Module = net if PIPELINE else DistributedDataParallel(net)
+if HABIT == "unfreezing":
+    net.backbone.requires_grad_(False)
+trained = net.head.parameters() if HABIT == "another group" else net.parameters()
+optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(trained, lr=1e-2))
+group = optimizer.param_groups[0]
+session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
+schedule: Any = None
+if PIPELINE:
+    stage = PipelineStage(net, rank, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
+    session.attach_pipeline(schedule)
+else:
+    session.attach_ddp(model)
+for step in session.steps(ITERATIONS):
+    if step.index == FROM:
+        change(net, optimizer)
+    with step:
+        x = batch(step.index)
+        if not PIPELINE:
+            model(x).square().mean().backward()
+        elif rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=x)
+        optimizer.step()
+        model.zero_grad()
+
+flags = {name: p.requires_grad for name, p in net.named_parameters()}
+modes = {name: module.training for name, module in net.named_modules()}
+rest: dict[str, Any] = {"flags": flags, "modes": modes, "p": net.drop.p, "temperature": net.temperature}
+leave(rank, {"model": net.state_dict(), "optimizer": optimizer.state_dict(), **rest})
+dist.destroy_process_group()

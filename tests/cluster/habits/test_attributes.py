@@ -1,0 +1,40 @@
+"""State in attributes of modules, extra states and the script's own generators: put back, and handed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.habits import assert_put_back
+
+SCRIPT = Path(__file__).parent / "scripts" / "attributes.py"
+HABITS = [
+    "centre, made anew",
+    "centre, in place",
+    "counter",
+    "counter of a class",
+    "list",
+    "dictionary of tensors",
+    "made in the first forward",
+    "torch.Generator",
+    "NumPy's generator",
+    "random.Random",
+    "extra state, dict",
+    "extra state, BytesIO",
+    "extra state, uint8",
+]
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_replicas(habit: str, tmp_path: Path) -> None:
+    faults = "kill machine=1 iteration=4 point=reduce committed=3; kill machine=0 iteration=5 point=reduced"
+    assert_put_back(tmp_path, SCRIPT, habit, inject=faults)
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_pipeline(habit: str, tmp_path: Path) -> None:
+    """The lost stage is replayed from a checkpoint; the other one repeats the step."""
+    fault = "kill machine=0 iteration=4 point=backward microbatch=1 committed=3"
+    run = assert_put_back(tmp_path, SCRIPT, habit, "pipeline", inject=fault)
+    assert [recovery["mode"] for recovery in run.recoveries] == ["replay"]

@@ -1,0 +1,134 @@
+"""What a script has changed since its start comes with the state, into another process or an earlier step."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from swift_ft.checkpoint.step.rollback import Rollback
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import TopologyMismatchError
+from swift_ft.optim import wrap_optimizer
+
+
+class Net(nn.Module):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.backbone, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.drop = nn.Dropout(0.5)
+        self.center = torch.zeros(2)
+        self.history: list[float] = []
+        self.table = np.zeros(3)
+        self.place = f"log-of-{rank}"
+        self.noise = torch.Generator().manual_seed(1)
+        self.dice = random.Random(2)
+        self.held = [self.head.weight]
+
+
+class Process:
+    """A process of the script: made as the script makes it, with a session that has started."""
+
+    def __init__(self, rank: int) -> None:
+        torch.manual_seed(0)
+        self.net = Net(rank)
+        self.rate = torch.tensor(0.1)
+        optimizer = torch.optim.AdamW(
+            self.net.head.parameters(), lr=self.rate, capturable=False, foreach=False
+        )
+        self.optimizer = wrap_optimizer(optimizer)
+        self.group = self.optimizer.param_groups[0]
+        self.state = TrainingState({"model": self.net, "optimizer": self.optimizer})
+        self.rollback = Rollback(self.state)
+        self.rollback.watch()
+
+    def step(self) -> None:
+        self.net.head(self.net.backbone(torch.ones(1, 2))).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def saved(self) -> dict[str, Any]:
+        return self.state.to_save()
+
+
+@pytest.fixture
+def one() -> Process:
+    return Process(0)
+
+
+@pytest.fixture
+def other() -> Process:
+    return Process(1)
+
+
+def change(process: Process) -> None:
+    net = process.net
+    net.drop.p = 0.25
+    net.head.eval()
+    net.backbone.requires_grad_(False)
+    net.center = net.center + 1
+    net.history.append(1.5)
+    net.table[1] = 4
+    torch.rand((), generator=net.noise)
+    net.dice.random()
+    vars(net)["count"] = 3
+
+
+def test_another_process(one: Process, other: Process) -> None:
+    one.step()
+    change(one)
+    center, dice = other.net.center, other.net.dice
+    other.state.take_over(one.saved())
+    net = other.net
+    assert (net.drop.p, net.head.training, net.backbone.weight.requires_grad) == (0.25, False, False)
+    assert net.center is center
+    assert center.eq(1).all()
+    assert (net.history, vars(net)["count"]) == ([1.5], 3)
+    assert net.table.tolist() == [0, 4, 0]
+    assert net.noise.get_state().equal(one.net.noise.get_state())
+    assert dice.random() == one.net.dice.random()
+    assert net.place == "log-of-1"  # what has not changed does not travel
+    assert net.held[0] is net.head.weight
+
+
+def test_back_to_a_state_of_before(one: Process) -> None:
+    """What was as at the start then is so again."""
+    before = one.saved()
+    change(one)
+    one.state.take_over(before)
+    net = one.net
+    assert (net.drop.p, net.head.training, net.backbone.weight.requires_grad) == (0.5, True, True)
+    assert not net.center.any()
+    assert net.history == []
+    assert not net.table.any()
+    assert net.noise.get_state().equal(torch.Generator().manual_seed(1).get_state())
+
+
+def test_groups_that_were_added_and_held(one: Process, other: Process) -> None:
+    one.step()
+    one.optimizer.add_param_group({"params": one.net.backbone.parameters(), "lr": 0.2, "name": "late"})
+    one.step()
+    one.group["weight_decay"] = 0.5
+    one.rate.fill_(0.3)
+    other.state.take_over(one.saved())
+    assert [group.get("name") for group in other.optimizer.param_groups] == [None, "late"]
+    assert other.optimizer.param_groups[0] is other.group
+    assert other.group["weight_decay"] == 0.5
+    assert other.group["lr"] is other.rate
+    assert float(other.rate) == pytest.approx(0.3)
+    for mine, theirs in zip(one.net.parameters(), other.net.parameters(), strict=True):
+        assert torch.equal(one.optimizer.state[mine]["exp_avg"], other.optimizer.state[theirs]["exp_avg"])
+    before = Process(2).saved()
+    other.state.take_over(before)  # to before the group was added
+    assert len(other.optimizer.param_groups) == 1
+    assert {*other.optimizer.state} <= {*other.net.head.parameters()}
+
+
+def test_a_group_of_parameters_that_no_module_has(one: Process, other: Process) -> None:
+    one.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(TopologyMismatchError, match=r"groups of \[2, 1\] parameters when it was saved"):
+        other.state.take_over(one.saved())
