@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from swift_ft.checkpoint.library_state import library_state
+from swift_ft.checkpoint.step.rollback import CheckStep
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import (
     NotAttachedError,
@@ -98,6 +99,11 @@ class Session:
             lost, the whole group loads the checkpoint and replays. By default each machine is a group.
         check_data: compare the batches of a repeated or replayed iteration with those that it had, and raise
             an error if they differ. False for data that is meant to differ.
+        check_step: in which steps all bits of parameters are compared before and after each optimizer's step,
+            to find those that the script changes elsewhere (a momentum encoder, weight noise, a clamp): they
+            are copied at the beginning of each step then. ``"first"``: in the first three, and in the 16th,
+            the 32nd, the 64th and so on; in others a sample of elements is compared. ``"always"``;
+            ``"never"``: only a sample.
         verify: ``"digest"`` compares digests of parameters and optimizer state at each checkpoint boundary:
             of replicas with each other's, of a rebuilt worker with the lost one's, and wherever state is
             loaded or received. If replicas differ, the job ends with an error that names them and the
@@ -128,6 +134,7 @@ class Session:
         script_log_limit_bytes: int | str = LIMIT_BYTES,
         groups: str | os.PathLike[str] | Sequence[Sequence[int]] | None = None,
         check_data: bool = True,
+        check_step: str = CheckStep.FIRST,
         verify: str = Verify.DIGEST,
     ) -> None:
         global _active
@@ -146,6 +153,7 @@ class Session:
             log=log_options(log_budget_bytes, ship, local, compress, context.workers_per_machine),
             recovery_groups=recovery_groups(groups, context.world_size // context.workers_per_machine),
             check_data=check_data,
+            check_step=choice("check_step", check_step, CheckStep),
             snapshot_every=snapshot_interval(snapshot_every),
             script_log_limit_bytes=script_log_limit(script_log_limit_bytes),
             verify=choice("verify", verify, Verify),

@@ -85,7 +85,17 @@ class Completeness:
                     yield f"{owner}'s {what}", tensor
 
     def watch(self) -> None:
-        """From now on, vet each optimizer before its first step."""
+        """From now on, vet each optimizer before its first step.
+
+        Raises:
+            IncompleteStateError: an optimizer of the state has another one in it, whose state nothing saves.
+        """
+        for inner, where, outer in self._inner_optimizers():
+            if (
+                inner.state is not getattr(outer, "state", None)
+                and type(outer).state_dict is Optimizer.state_dict
+            ):
+                raise _unsaved(inner, where, outer)
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def close(self) -> None:
@@ -128,6 +138,24 @@ class Completeness:
         for follower in self._followers.values():
             if follower.has_stepped():
                 raise IncompleteStateError(follower.why_wanted)
+        if (
+            self._begun <= 2
+        ):  # an optimizer's own state_dict() shows what it has saved once there is something
+            self._check_inner_states()
+
+    def _inner_optimizers(self) -> Iterator[tuple[Optimizer, str, Optimizer]]:
+        """Optimizers within those of the state that are not in it: each, where, and in which."""
+        held = {id(optimizer) for optimizer in self._state.optimizers.values()}
+        for outer in self._state.optimizers.values():
+            for where, inner in vars(outer).items():
+                if isinstance(inner, Optimizer) and id(inner) not in held:
+                    yield inner, where, outer
+
+    def _check_inner_states(self) -> None:
+        for inner, where, outer in self._inner_optimizers():
+            saved = _Tensors(tensors_in(outer.state_dict()))
+            if any(tensor.numel() and tensor not in saved for tensor in tensors_in([*inner.state.values()])):
+                raise _unsaved(inner, where, outer)
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         """Called by torch, before any optimizer's step."""
@@ -215,6 +243,15 @@ def _trained(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, buffer in module.named_buffers():
         if buffer.numel() and buffer in saved:  # it is persistent
             yield f"buffer {name!r}", buffer
+
+
+def _unsaved(inner: Optimizer, where: str, outer: Optimizer) -> IncompleteStateError:
+    kind = type(outer).__name__
+    return IncompleteStateError(
+        f"The {type(inner).__name__} in {where} of the {kind} keeps a state of its own, which the {kind}'s "
+        "state_dict() does not have: pass it as well, as in "
+        f'Session({{..., "{where}": optimizer.{where}}}, ...).'
+    )
 
 
 def _saves_an_optimizer(saved: Any) -> bool:

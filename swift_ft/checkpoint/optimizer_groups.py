@@ -1,7 +1,8 @@
-"""Loading an optimizer without losing what a script holds of it: its groups stay the same dictionaries.
+"""Loading an optimizer without losing what others hold of it: groups and state stay the same dictionaries.
 
 torch's ``load_state_dict()`` gives an optimizer new dictionaries, and refuses other numbers of groups or
 parameters. A script may have added a group at some iteration, and may hold one (``group["lr"] = ...``).
+Another optimizer may share the state.
 """
 
 from __future__ import annotations
@@ -57,18 +58,18 @@ def fit_groups(
 
 
 def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """As ``load_state_dict()``, into the same groups.
+    """As ``load_state_dict()``, into the same groups and the same state.
 
     Args:
         optimizer: with groups of the same sizes.
         state_dict: what ``state_dict()`` returned.
     """
-    groups, inside = optimizer.param_groups, [*optimizer.param_groups]
+    groups, inside, state = optimizer.param_groups, [*optimizer.param_groups], optimizer.state
     rates = [{k: v for k, v in group.items() if isinstance(v, torch.Tensor)} for group in inside]
     optimizer.load_state_dict(state_dict)
-    for group, own, loaded in zip(inside, rates, optimizer.param_groups, strict=True):
+    for group, own, values in zip(inside, rates, optimizer.param_groups, strict=True):
         group.clear()
-        group.update(loaded)
+        group.update(values)
         for key, tensor in own.items():
             value = group.get(key)
             if (
@@ -79,5 +80,13 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                 with torch.no_grad():
                     tensor.copy_(value)
                 group[key] = tensor
+    loaded_groups, loaded_state = optimizer.param_groups, optimizer.state
     groups[:] = inside
-    optimizer.param_groups = groups
+    if loaded_state is not state:
+        state.clear()
+        state.update(loaded_state)
+    for holder in (optimizer, *(value for value in vars(optimizer).values() if isinstance(value, Optimizer))):
+        if holder.param_groups is loaded_groups:  # the optimizer itself, and one that it stands for
+            holder.param_groups = groups
+        if holder.state is loaded_state:
+            holder.state = state

@@ -272,7 +272,7 @@ class Assembly:
             on_difference=self._differs,
         )
         self.phases = ScriptPhases()
-        self._rollback = Rollback(self._state)
+        self._rollback = Rollback(self._state, self._settings.check_step)
         self._completeness = Completeness(self._state)
         self._sharded = ShardedModels(self._state.modules.values())
         self._replicas = Replicas(self._state, self._rendezvous, self._group, self._proof, self._context.rank)

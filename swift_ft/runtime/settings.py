@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
+from swift_ft.checkpoint.step.rollback import CheckStep
 from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.logging import Compress, LogBudget, LogOptions, Ship
 from swift_ft.planning.profile import read_groups
@@ -54,6 +55,7 @@ class Settings:
         seed: of all random state inside steps.
         log: how messages are logged; the budget is this worker's share.
         recovery_groups: the group of each machine; machines of one group recover together.
+        check_step: in which steps all that they change is compared bit by bit.
         check_data: whether a repeated iteration must get the batch that it had.
         snapshot_every: iterations between two copies to another machine's memory, or ``"auto"``; None for no
             copies.
@@ -70,6 +72,7 @@ class Settings:
     recovery_groups: tuple[int, ...]
     verify: Verify
     check_data: bool = True
+    check_step: CheckStep = CheckStep.FIRST
     snapshot_every: int | str | None = None
     keep_logs: KeepLogs = KeepLogs.NEWEST
     script_log_limit_bytes: int = LIMIT_BYTES

@@ -8,7 +8,7 @@ change outside of an optimizer's step. Between two steps gradients are zero, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -243,16 +243,18 @@ class Rollback:
             self._parameters.look()
 
     def _before_update(self, optimizer: Optimizer, *_: object) -> None:
-        if optimizer in self._held():
-            self._parameters.before_update(optimizer)
-            self._gradients.before_update(optimizer)
+        for _, held in self._stood_for_by(optimizer):
+            self._parameters.before_update(held)
+            self._gradients.before_update(held)
 
     def _after_update(self, optimizer: Optimizer, *_: object) -> None:
-        for name, held in self._state.optimizers.items():
-            if held is optimizer:
-                self._parameters.after_update()
-                if not isinstance(optimizer, UndoableOptimizer):  # else it can undo its update
-                    self._updated.add(name)
+        for name, held in self._stood_for_by(optimizer):
+            self._parameters.after_update()
+            if not isinstance(held, UndoableOptimizer):  # else it can undo its update
+                self._updated.add(name)
 
-    def _held(self) -> Iterable[Optimizer]:
-        return self._state.optimizers.values()
+    def _stood_for_by(self, optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
+        """The optimizers of the state that a step belongs to: Fabric's proxy has the state of the one in it."""
+        for name, held in self._state.optimizers.items():
+            if held is optimizer or held.state is getattr(optimizer, "state", None):
+                yield name, held
