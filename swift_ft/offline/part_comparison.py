@@ -27,6 +27,7 @@ REPLAY_RECORD = "replay.json"
 _MARKER = "committed.json"
 _METADATA = ".metadata"
 _DIGESTS = ("plain.bytes", "digests")
+_VARIABLES = ("plain.bytes", "carried")
 _RANDOM = ("plain.bytes", "small", "random")
 
 
@@ -76,14 +77,15 @@ def read_part(store: Store, part: Part) -> dict[str, Any]:
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], *, of_replica: bool = False) -> list[str]:
     """The names of all tensors and values that differ in a bit, in type, or in shape, or that one lacks.
 
-    Digests are left out: a session that verifies nothing saves none, and they follow from the tensors.
+    Digests are left out: a session that verifies nothing saves none, and they follow from the tensors. So are
+    the script's variables, which may be times and paths.
 
     Args:
         one: a state.
         other: another one.
         of_replica: the other one was saved by a replica, which draws random numbers of its own.
     """
-    skipped = (_DIGESTS, _RANDOM) if of_replica else (_DIGESTS,)
+    skipped = (_DIGESTS, _VARIABLES, *((_RANDOM,) if of_replica else ()))
     first, second = (
         {path: value for path, value in _leaves(state) if not any(path[: len(s)] == s for s in skipped)}
         for state in (one, other)

@@ -23,6 +23,8 @@ _MOST_BYTES = 4 << 20
 """Some 100,000 lines, which take seconds to read. The rest of a larger program is kept once it is loaded."""
 _MAIN = "__main__"
 
+_read_by_name: set[str] = set()  # variables of the environment; written once, before anything is forked
+
 
 @dataclass(frozen=True, slots=True)
 class _File:
@@ -44,6 +46,7 @@ def keep_program(target: str, search: Sequence[str], *, as_module: bool) -> Kept
         as_module: what ``-m`` says.
     """
     sources = start_keeping()
+    _read_by_name.clear()
     import_kept(sources)
     todo = list(_main_module(target, search)) if as_module else [_File(target, _MAIN, ())]
     seen: set[str] = set()
@@ -59,6 +62,7 @@ def keep_program(target: str, search: Sequence[str], *, as_module: bool) -> Kept
             tree = ast.parse(source)
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue
+        _read_by_name.update(_variables_in(tree))
         left -= len(source)
         todo += _imported_by(tree, file, search)
     return sources
@@ -128,12 +132,12 @@ def _relative_to(file: _File, level: int) -> tuple[Sequence[str], str]:
 
 
 def environment_read_by() -> list[str]:
-    """The variables that the program's own sources read by name, sorted."""
-    sources = kept_sources()
-    names: set[str] = set()
-    for kept in sources.all() if sources is not None else ():
-        names.update(_variables_in(ast.parse(kept.source)))
-    return sorted(names)
+    """The variables that the program's own sources read by name, sorted.
+
+    Of the sources that were found before it ran. What is loaded later by a computed name is kept sooner on
+    one machine than on another, and would let them differ.
+    """
+    return sorted(_read_by_name)
 
 
 def _variables_in(tree: ast.AST) -> Iterator[str]:

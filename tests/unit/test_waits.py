@@ -140,6 +140,7 @@ REASONS = {
         "runtime/memory/interval.py:Interval.look",
         "runtime/pipeline/published_shapes.py:PublishedShapes.find",
         "runtime/pipeline/script_partners.py:ScriptPartners._of",
+        "runtime/program_check.py:check_program",
         "runtime/replicas/replicas.py:Replicas.reset",
         "runtime/state_proof.py:StateProof._compare_with_predecessor",
     ),

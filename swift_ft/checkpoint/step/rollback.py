@@ -8,7 +8,7 @@ change outside of an optimizer's step. Between two steps gradients are zero, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -243,18 +243,20 @@ class Rollback:
             self._parameters.look()
 
     def _before_update(self, optimizer: Optimizer, *_: object) -> None:
-        for _, held in self._stood_for_by(optimizer):
+        for held in self._stood_for_by(optimizer).values():
             self._parameters.before_update(held)
             self._gradients.before_update(held)
 
     def _after_update(self, optimizer: Optimizer, *_: object) -> None:
-        for name, held in self._stood_for_by(optimizer):
+        for name, held in self._stood_for_by(optimizer).items():
             self._parameters.after_update()
             if not isinstance(held, UndoableOptimizer):  # else it can undo its update
                 self._updated.add(name)
 
-    def _stood_for_by(self, optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
-        """The optimizers of the state that a step belongs to: Fabric's proxy has the state of the one in it."""
-        for name, held in self._state.optimizers.items():
-            if held is optimizer or held.state is getattr(optimizer, "state", None):
-                yield name, held
+    def _stood_for_by(self, optimizer: Optimizer) -> dict[str, Optimizer]:
+        """Those of the state that a step is of: Fabric's proxy has the state of the one in it."""
+        return {
+            name: held
+            for name, held in self._state.optimizers.items()
+            if held is optimizer or getattr(held, "state", None) is optimizer.state
+        }

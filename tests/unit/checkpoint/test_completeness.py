@@ -282,7 +282,7 @@ class Wrapper(torch.optim.Optimizer):
     """An optimizer around another one, as accelerate has it."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner, self.param_groups = inner, inner.param_groups
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.inner.step(closure)

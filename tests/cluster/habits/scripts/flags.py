@@ -57,8 +57,9 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(rank if PIPELINE else 0)
 net = Net()
-model: nn.Module = net if PIPELINE else DistributedDataParallel(net)
-if HABIT == "unfreezing":
+unfreezes = HABIT == "unfreezing"  # DDP would wait for the gradients of what is frozen after it was made
+model: nn.Module = net if PIPELINE else DistributedDataParallel(net, find_unused_parameters=unfreezes)
+if unfreezes:
     net.backbone.requires_grad_(False)
 trained = net.head.parameters() if HABIT == "another group" else net.parameters()
 optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(trained, lr=1e-2))
