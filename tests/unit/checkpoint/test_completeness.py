@@ -287,6 +287,9 @@ class Wrapper(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.inner.step(closure)
 
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
 
 def everything(stage: nn.Module) -> tuple[dict[str, Any], torch.optim.Optimizer]:
     optimizer = adam(stage)
