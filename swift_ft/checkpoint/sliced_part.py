@@ -15,7 +15,7 @@ import torch
 
 from swift_ft.checkpoint.layered_part import kinds_of
 from swift_ft.checkpoint.state_payload import StatePath, pack, tensor_at, unpack
-from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.checkpoint.training_state import TrainingState, does_not_fit
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.tensors import Ranges, relative
 from swift_ft.recovery.moves.reads import plan_reads
@@ -100,7 +100,7 @@ def load_slices(parts: Mapping[int, SavedPart], own: int, state: TrainingState) 
         state: of the session.
 
     Raises:
-        TopologyMismatchError: another model made the checkpoint, or its shards are no ranges.
+        TopologyMismatchError: the checkpoint does not fit this model, or its shards are no ranges.
         CheckpointError: the parts do not cover a tensor.
     """
     saved = state.to_save()
@@ -151,24 +151,26 @@ def _wanted(
 ) -> _Wanted:
     """What this worker has of a tensor. Without a tensor here it is as the own part has it."""
     holders = {rank: part for rank, part in parts.items() if path in part.kinds}
+    shape: tuple[int, ...] | None = None
+    if description is not None:
+        shape = tuple(description["shape"])
+    elif here is not None:
+        shape = tuple(here.shape)
     if not holders:
-        raise TopologyMismatchError(
-            f"The checkpoint was made by another model: it has no {path[-1]}. Start with the same model, or "
-            "choose another store.",
-            key=path[-1],
-        )
+        raise does_not_fit(_name(path), path[-1], None, shape)
     first = holders[own] if own in holders else next(iter(holders.values()))
     whole, dtype = first.whole(path), first.kinds[path].dtype
     if here is None:
         return _Wanted(dtype, tuple((0, size) for size in whole))
-    shape = tuple(description["shape"]) if description is not None else tuple(here.shape)
     if shape != whole:
-        raise TopologyMismatchError(
-            f"The checkpoint was made by another model: {path[-1]} has the shape {whole} there and "
-            f"{shape} here. Start with the same model, or choose another store.",
-            key=path[-1],
-        )
+        raise does_not_fit(_name(path), path[-1], whole, shape)
     return _Wanted(dtype, _ranges_of(description, tuple(local(here).shape), path))
+
+
+def _name(path: StatePath) -> str:
+    if path[0] == "models":
+        return f"{path[1]}.{path[-1]}"
+    return f"{path[1]}.{path[-1]} of parameter {path[3]}"
 
 
 def _filled(wanted: Mapping[StatePath, _Wanted], parts: Mapping[int, SavedPart], own: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from swift_ft.torch_adapters.core.shards import Description, describe, local, no
 from swift_ft.torch_adapters.core.tensors import same_bits
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
 
-__all__ = ["TrainingState", "bytes_of"]
+__all__ = ["TrainingState", "bytes_of", "does_not_fit"]
 
 
 class Carried(Protocol):
@@ -214,7 +214,7 @@ class TrainingState:
         """Compare the models' tensors with those of a checkpoint.
 
         Raises:
-            TopologyMismatchError: it was made by another model; names a tensor and both shapes.
+            TopologyMismatchError: it does not fit this model; names a tensor and both shapes.
         """
         self._check({(path[1], path[2]): tuple(k.shape) for path, k in stored.items() if path[0] == "models"})
 
@@ -232,13 +232,7 @@ class TrainingState:
             ours = {key: tuple(t.shape) for key, t in model.items()}
             for key in sorted({*ours, *theirs}):
                 if (here := ours.get(key)) != (there := theirs.get(key)):
-                    raise TopologyMismatchError(
-                        f"The checkpoint does not fit this model: {name}.{key} has {_shape(there)} there and "
-                        f"{_shape(here)} here. Start with the model that was saved, or choose another store. "
-                        "A tensor that changes its size as it trains needs one size, or a place in "
-                        "get_extra_state().",
-                        key=key,
-                    )
+                    raise does_not_fit(f"{name}.{key}", key, there, here)
 
     def to_load(
         self,
@@ -415,6 +409,25 @@ def _shown_value(path: Sequence[Any]) -> str:
                 part = f"{part}.{rest.pop(0)}"
             return f"Session(state): {part}" + "".join(f"[{key!r}]" for key in rest)
     return "Session(state): " + "".join(f"[{key!r}]" for key in keys)
+
+
+def does_not_fit(
+    name: str, key: str, there: tuple[int, ...] | None, here: tuple[int, ...] | None
+) -> TopologyMismatchError:
+    """The error of a checkpoint that has another tensor than this model: another model, or another size.
+
+    Args:
+        name: of the tensor, in words.
+        key: of the tensor.
+        there: its whole shape in the checkpoint; None if there is none.
+        here: its whole shape in this process, likewise.
+    """
+    return TopologyMismatchError(
+        f"The checkpoint does not fit this model: {name} has {_shape(there)} there and {_shape(here)} here. "
+        "Start with the model that was saved, or choose another store. A tensor that changes its size as it "
+        "trains needs one size, or a place in get_extra_state().",
+        key=key,
+    )
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -162,7 +162,7 @@ def _fact(before: State, after: State, event: ev.Event) -> tuple[str, Weight]:
         case ev.CheckpointRequested() if after.checkpoints.requested != before.checkpoints.requested:
             text = f"worker {event.rank} asks for a checkpoint of iteration {event.iteration}: {event.reason}"
             return text, Weight.ROUTINE
-        case ev.WorkerFinished() if len(after.round.finished) == after.world_size:
+        case ev.WorkerFinished() if after.all_finished:
             return "all workers have completed the last iteration", Weight.ROUTINE
     return "", Weight.ROUTINE
 

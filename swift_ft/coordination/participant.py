@@ -194,7 +194,7 @@ class Participant:
         """Wait until all workers have completed the last iteration, or the generation is over."""
         while True:
             done = self.wait_for(
-                lambda s: len(s.round.finished) == s.world_size or self.generation_over(s),
+                lambda s: s.all_finished or self.generation_over(s),
                 self.context.config.report_timeout_s,
             )
             if done is not None:

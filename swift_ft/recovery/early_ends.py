@@ -5,7 +5,7 @@ from __future__ import annotations
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import State
 
-__all__ = ["lost_after_the_loop", "why_steps_differ", "why_too_early"]
+__all__ = ["why_incomplete", "why_steps_differ", "why_too_early"]
 
 
 def why_too_early(state: State) -> str:
@@ -25,24 +25,32 @@ def why_too_early(state: State) -> str:
     )
 
 
-def lost_after_the_loop(state: State, machine: str, reason: str) -> str:
-    """Why the job ends with a machine that was lost when the loop was over, and what can be done.
+def why_incomplete(state: State, what: str, reason: str) -> str:
+    """Why the job ends with a machine that was lost, or whose script failed, when the loop was over.
 
     The others may have written their results already, so nothing of it is repeated without being asked for.
+
+    Args:
+        state: in which that happened.
+        what: has happened to which machine.
+        reason: why.
     """
     if not state.has_sessions:
-        return f"machine {machine} was lost when the script of another machine had ended: {reason}"
+        return f"{what} when the script of another machine had ended: {reason}"
     lost = (
-        f"machine {machine} was lost after the last iteration: {reason}. Training is complete; what its "
+        f"{what} after the last iteration: {reason.removesuffix('.')}. Training is complete; what its "
         "script does after the loop is not: "
     )
     saved = state.checkpoints.committed
-    steps = max((steps or 0 for steps in _steps_of(state).values()), default=0)
+    steps = max((steps for steps in _steps_of(state).values() if steps is not None), default=None)
     if saved is None:
         return lost + "no checkpoint is committed, so --fresh trains once more from the beginning"
-    rest = (
-        f"trains the last {steps - saved} of {steps} iterations again" if saved < steps else "trains no more"
-    )
+    if steps is None:
+        rest = "trains again what came after it"
+    elif saved < steps:
+        rest = f"trains the last {steps - saved} of {steps} iterations again"
+    else:
+        rest = "trains no more"
     return (
         f"{lost}--resume begins from the checkpoint at iteration {saved}, {rest}, and runs what follows the "
         "loop on all machines"

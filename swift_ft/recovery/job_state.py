@@ -274,6 +274,11 @@ class State:
         return self.shape.machines * self.shape.workers_per_machine
 
     @property
+    def all_finished(self) -> bool:
+        """Whether all workers have completed the last iteration: training is complete."""
+        return len(self.round.finished) == self.world_size > 0
+
+    @property
     def patience(self) -> int:
         """By how much the deadline for heartbeats of workers has grown."""
         return _patience(self.tries.came_back)

@@ -140,7 +140,7 @@ class _Reader:
             self._note_places(before, state, entry.event, at)
         for rank in _concerned(before, state, entry.event):
             self._note_worker(state, rank, at)
-        finished = len(state.round.finished) == state.world_size > 0
+        finished = state.all_finished
         if not finished and state.phase != Phase.ENDED:
             self.training_over = None
         elif finished and self.training_over is None:

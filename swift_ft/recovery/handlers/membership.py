@@ -8,7 +8,7 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import DEADLINE, MAX_TRIES
-from swift_ft.recovery.early_ends import lost_after_the_loop, why_too_early
+from swift_ft.recovery.early_ends import why_incomplete, why_too_early
 from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.handlers.failures import note_failure, note_machine
 from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all, vacate
@@ -138,11 +138,10 @@ def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
             f"{failures} machines were lost since the last checkpoint, "
             f"more than the limit of {limit} (the last one: {event.reason})",
         )
-    all_finished = len(state.round.finished) == state.world_size
-    if not all_finished and (why := why_too_early(state)):
+    if not state.all_finished and (why := why_too_early(state)):
         return end_job(state, why)
-    if membership.exited or all_finished:
-        return end_job(state, lost_after_the_loop(state, event.machine, event.reason))
+    if membership.exited or state.all_finished:
+        return end_job(state, why_incomplete(state, f"machine {event.machine} was lost", event.reason))
     if why := state.tries.attempts.out_of_memory():
         return end_job(state, why)
     state = replace(vacate(state, event.machine), tries=replace(state.tries, failures=failures))
@@ -224,7 +223,10 @@ def script_failed(state: State, event: ev.ScriptFailed) -> State:
     if not event.usage and _is_repairing(state, slot):
         return restart_all(state, event.reason)  # the loss under repair most likely caused it
     if event.usage or state.tries.restarts_left == 0:
-        return end_job(state, event.reason, event.exit_code)
+        reason = event.reason
+        if state.all_finished:
+            reason = why_incomplete(state, f"the script of machine {event.machine} failed", reason)
+        return end_job(state, reason, event.exit_code)
     tries = replace(state.tries, restarts_left=state.tries.restarts_left - 1)
     return restart_all(replace(state, tries=tries), event.reason)
 

@@ -108,9 +108,10 @@ def refuse_strange_script(state: State, event: ev.ScriptFailed, slot: int) -> St
 
     Another program, another model, other data: that costs the machine, and the job goes on with the next one.
     None if the machine is not at fault: all workers were started together, another newcomer failed in the
-    same way, or each would. What the job's program is, its first workers have said.
+    same way, or each would. What the job's program is, its first workers have said. Nor is a machine refused
+    once training is complete: the others may be gone by now, and there is nothing left to replace it for.
     """
-    if not event.usage or state.membership.ended:
+    if not event.usage or state.membership.ended or state.all_finished:
         return None
     if event.differs:
         strange = state.membership.started_in[slot] > 1

@@ -149,7 +149,7 @@ class Clock:
         if any(map(self._pass_forming_deadline, workers)):
             return True
         for worker in workers:
-            if worker.mode == Mode.FINISHING and len(worker.view.round.finished) == self._cluster.world_size:
+            if worker.mode == Mode.FINISHING and worker.view.all_finished:
                 worker.complete()
                 return True
         for worker in workers:

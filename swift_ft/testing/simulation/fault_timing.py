@@ -71,5 +71,5 @@ class Excuses:
             return True
         if "no intact checkpoint is left" in reason and self.damaged:
             return True
-        limits = ("way back is left", "more than the limit", "lost after the last iteration")
+        limits = ("way back is left", "more than the limit", "after the last iteration")
         return self.struck and any(limit in reason for limit in limits)

@@ -283,7 +283,7 @@ class Worker(ReplayingProcess):
 
     def _finishing(self, state: State) -> bool:
         """Stay until all have completed the last iteration, and the last checkpoint is committed."""
-        if len(state.round.finished) < state.world_size:
+        if not state.all_finished:
             if self.generation_over(state):
                 self.leave_group()
                 self.mode = Mode.RECOVER
