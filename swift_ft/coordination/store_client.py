@@ -109,7 +109,7 @@ def _open(address: StoreAddress, prefix: str, timeout: timedelta, silence_s: flo
             f"No rendezvous store answers at {address} ({first_line(error)}). "
             "Start one with `python -m swift_ft.cli.store`, or check --rdzv-endpoint."
         ) from error
-    keep_alive(new_connections(before), silence_s)
+    keep_alive(dict(new_connections(before).items() & connections_to(port).items()), silence_s)
     client.set_timeout(_ANSWER_TIMEOUT)
     return PrefixStore(prefix, client)
 

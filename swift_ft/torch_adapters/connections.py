@@ -21,6 +21,7 @@ __all__ = [
     "connections_to",
     "exempt",
     "keep_alive",
+    "keep_socket_alive",
     "new_connections",
     "open_connections",
     "shut_down",
@@ -32,7 +33,10 @@ _DESCRIPTORS = "/proc/self/fd"
 _PROBES = 4
 """How often the kernel asks a silent host before a connection fails."""
 
-
+_TCP_RTO_MAX_MS = 44  # Linux 6.15; Python has no name for it
+_LONGEST_REPETITION_MS = 2000
+"""Between two attempts to send what a silent host has not taken. By default they are up to two minutes apart,
+and a network that is there again is noticed so late."""
 _exempt: dict[int, str] = {}
 
 
@@ -94,18 +98,24 @@ def keep_alive(connections: dict[int, str], silence_s: float) -> None:
     A host that loses its power or its network says nothing. A peer that waits for it to speak waits for ever,
     unless the kernel asks it from time to time.
     """
+    for fd in connections:
+        with contextlib.suppress(OSError), _copy(fd) as copy:
+            keep_socket_alive(copy, silence_s)
+
+
+def keep_socket_alive(opened: socket.socket, silence_s: float) -> None:
+    """As :func:`keep_alive`. What a socket that listens accepts has its options."""
     probe_s = max(1, int(silence_s / _PROBES))
-    options = (
+    for level, option, value in (
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe_s),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES),
         (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000)),  # if data is under way
-    )
-    for fd in connections:
-        with contextlib.suppress(OSError), _copy(fd) as copy:
-            for level, option, value in options:
-                copy.setsockopt(level, option, value)
+    ):
+        opened.setsockopt(level, option, value)
+    with contextlib.suppress(OSError):  # an older kernel
+        opened.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_REPETITION_MS)
 
 
 def shut_down(connections: dict[int, str]) -> None:

@@ -25,9 +25,16 @@ from typing import Protocol, TypeVar, runtime_checkable
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError, DistStoreError
 
-from swift_ft.addresses import family_of, listen_address
+from swift_ft.addresses import create_server, listen_address
 from swift_ft.errors import NotRestoredError, RendezvousLostError
-from swift_ft.torch_adapters.connections import connections_to, exempt, new_connections, tcp_connections
+from swift_ft.torch_adapters.connections import (
+    connections_to,
+    exempt,
+    keep_alive,
+    keep_socket_alive,
+    new_connections,
+    tcp_connections,
+)
 from swift_ft.waits import waiting
 
 __all__ = [
@@ -46,6 +53,11 @@ _TRY_S = 0.1
 _TRIES = 3
 """A call whose connection ends so often is itself the cause: its value is too large, perhaps."""
 _LEAST_S = 0.001
+_SILENT_S = 5.0
+"""A connection that is silent for so long is given up for a new one: TCP asks a host that was cut off ever
+more seldom, and learns of its return ever later."""
+_GONE_S = 300.0
+"""A client that says nothing for so long, although the kernel asks it, is gone."""
 _HELLO, _PING = struct.pack("=BI", 0, 0x3C85F7CE), 13
 
 _Answer = TypeVar("_Answer")
@@ -54,7 +66,8 @@ _Answer = TypeVar("_Answer")
 def serve_store(host: str, port: int) -> TCPStore:
     """Serve a store in threads of this process, as long as it is referenced.
 
-    torch's server listens at all addresses, whatever host it is given.
+    torch's server would listen at all addresses, whatever host it is given, and never let go of a client that
+    vanished.
 
     Args:
         host: where it listens (see :func:`swift_ft.addresses.listen_address`).
@@ -63,10 +76,8 @@ def serve_store(host: str, port: int) -> TCPStore:
     Raises:
         OSError, torch.distributed.DistError: it cannot listen there.
     """
-    address = listen_address(host)
-    if not address:
-        return TCPStore(host, port, None, True, wait_for_workers=False)
-    listener = socket.create_server((address, port), family=family_of(address), backlog=_BACKLOG)
+    listener = create_server(listen_address(host), port, backlog=_BACKLOG)
+    keep_socket_alive(listener, _GONE_S)  # or a client that vanished keeps its descriptor here for ever
     port = listener.getsockname()[1]
     descriptor = listener.detach()  # it belongs to the server from now on
     return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=descriptor)
@@ -127,7 +138,11 @@ class RendezvousStore:
         The caller keeps it as long as a process group over it lives: torch keeps a store of ours in C++
         alone, and calls it.
         """
-        return self._patiently(self._connect)
+        return self._patiently(self._fleeting)
+
+    def _fleeting(self) -> Store:
+        with self._connecting:  # or it counted as one that lasts
+            return self._connect()
 
     def _lasting(self) -> Store:
         """A new connection that no group's abort ends, though it may open while that group forms."""
@@ -135,7 +150,10 @@ class RendezvousStore:
             before = tcp_connections()
             store = self._connect()
             if isinstance(server := _underlying(store), TCPStore):
-                exempt(dict(new_connections(before).items() & connections_to(server.port).items()))
+                own = dict(new_connections(before).items() & connections_to(server.port).items())
+                exempt(own)
+                if self.patience_s:  # what fails is tried again on another connection
+                    keep_alive(own, min(_SILENT_S, self.patience_s))
         return store
 
     def _patiently(self, connect: Callable[[], Store]) -> Store:

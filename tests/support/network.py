@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tests.support.missing import skip_for_missing
 
-__all__ = ["Host", "cut", "slow_down", "speed_up", "two_hosts"]
+__all__ = ["Host", "cut", "slow_down", "speed_up", "swallowed", "two_hosts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,22 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 def cut(host: Host) -> None:
     """Cut the cable at this host."""
     _ip("-n", host.namespace, "link", "set", host.interface, "down", check=True)
+
+
+@contextmanager
+def swallowed(first: Host, second: Host) -> Iterator[None]:
+    """Within the block what these two send to each other vanishes on its way, and neither of them notices.
+
+    They have wrong hardware addresses of each other. A cable that is cut at one of them is known to its
+    kernel at once, and so is its return.
+    """
+    pairs = ((first, second), (second, first))
+    for host, other in pairs:
+        entry = [other.address, "lladdr", "02:00:00:00:00:99", "dev", host.interface, "nud", "permanent"]
+        _ip("-n", host.namespace, "neigh", "replace", *entry, check=True)
+    yield
+    for host, other in pairs:
+        _ip("-n", host.namespace, "neigh", "delete", other.address, "dev", host.interface, check=True)
 
 
 def slow_down(host: Host, rate: str) -> None:

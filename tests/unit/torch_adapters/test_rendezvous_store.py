@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from datetime import timedelta
@@ -11,6 +12,7 @@ import pytest
 
 from swift_ft.torch_adapters.connections import connections_to, new_connections, tcp_connections
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store, TCPStore, ask_store, serve_store
+from tests.support.waiting import wait_until
 
 
 def served() -> RendezvousStore:
@@ -95,6 +97,22 @@ def test_an_abort_spares_a_connection_that_a_thread_opened_meanwhile() -> None:
     other.start()
     other.join(20)
     assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", socket.gethostname()])
+def test_the_server_lets_go_of_clients_that_vanished(host: str) -> None:
+    """Each host that loses its power, or was cut off, leaves connections behind that nothing else ends."""
+    server = serve_store(host, 0)
+    before = tcp_connections()
+    client = socket.create_connection(("127.0.0.1", server.port))
+    client.sendall(b"\0")
+    local = client.getsockname()
+    accepted = wait_until(lambda: connections_to(local[1]).items() - before.items(), "the server's end")
+    ((descriptor, _),) = accepted
+    with socket.socket(fileno=os.dup(descriptor)) as end:
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
+    client.close()
 
 
 def test_a_store_is_asked_before_torch_connects(capfd: pytest.CaptureFixture[str]) -> None:
