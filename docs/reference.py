@@ -135,6 +135,7 @@ MEANINGS = {
     "strays_stay": "Processes that a dead worker had started do not end: they wait for a disk or a device.",
     "script_misused": "The user can fix it in the script or the flags. The message says how.",
     "file_request_failed": "A worker that serves its files could not answer a request.",
+    "store_keys_replaced": "An S3 store refused the keys. The machine has other ones by now, and uses them.",
     "segments_not_deleted": "Old segments could not be deleted. The next checkpoint tries again.",
     "another_run_is_there": "A run with a new name begins beside another one: `--rdzv-id` may be mistyped.",
     "source_changed": "A file of the program was edited. The run goes on with what it began with.",

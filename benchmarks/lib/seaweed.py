@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,17 +83,29 @@ class SeaweedServer:
         self._permit(_EVERYTHING if permitted else ["Read", "List"])
         self.start()
 
+    def replace_keys(self, key: str, secret: str) -> None:
+        """Refuse the keys of the tests from now on, and take these instead. The server goes on."""
+        assert self.process is not None
+        self._permit(_EVERYTHING, key, secret)
+        self.process.send_signal(signal.SIGHUP)
+        client = s3fs.S3FileSystem(
+            key=key, secret=secret, endpoint_url=self.endpoint, skip_instance_cache=True
+        )
+        wait_until(
+            lambda: _may_list(client), lambda: True, "other keys of SeaweedFS", self.folder / "server.log"
+        )
+
     def client(self) -> Any:
         """A client with all permissions."""
         return s3fs.S3FileSystem(
             key=_OWNER, secret=_OWNERS_SECRET, endpoint_url=self.endpoint, skip_instance_cache=True
         )
 
-    def _permit(self, actions: list[str]) -> None:
+    def _permit(self, actions: list[str], key: str = ACCESS_KEY, secret: str = SECRET_KEY) -> None:
         identities = [
-            {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": allowed}
-            for name, key, secret, allowed in (
-                ("tests", ACCESS_KEY, SECRET_KEY, actions),
+            {"name": name, "credentials": [{"accessKey": access, "secretKey": password}], "actions": allowed}
+            for name, access, password, allowed in (
+                ("tests", key, secret, actions),
                 ("owner", _OWNER, _OWNERS_SECRET, _EVERYTHING),
             )
         ]
@@ -109,3 +122,11 @@ class SeaweedServer:
         except Exception:
             return False
         return True
+
+
+def _may_list(client: Any) -> bool:
+    try:
+        client.ls(BUCKET, refresh=True)
+    except PermissionError:
+        return False
+    return True

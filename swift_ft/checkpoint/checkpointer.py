@@ -35,6 +35,7 @@ from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWri
 from swift_ft.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.storage.retry import is_outage, is_transient, retry
+from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.core.model_state import is_extra
 from swift_ft.torch_adapters.dcp.writer import FileOf, staged, write_part
 from swift_ft.waits import waiting
@@ -165,7 +166,10 @@ class Checkpointer:
             digest = write_manifest(store, due.path, files)
             self.bytes_per_s = bytes_of(due.copy) / (time.perf_counter() - began)
         except Exception as error:
-            failure, retryable = f"{type(error).__name__}: {store.redacted(error)}", _may_succeed_later(error)
+            failure, retryable = (
+                f"{type(error).__name__}: {store.redacted(error)}",
+                _may_succeed_later(store, error),
+            )
         else:
             failure = self._report(due, digest)
         if failure and not retryable:
@@ -332,9 +336,9 @@ class Checkpointer:
             return self._changed.wait_for(lambda: self._due is None, timeout_s)
 
 
-def _may_succeed_later(error: BaseException) -> bool:
+def _may_succeed_later(store: Store, error: BaseException) -> bool:
     """Whether the store did not answer, is full, or cannot be written at the moment."""
-    return is_transient(error) or is_outage(error)
+    return store.may_pass(error) or is_transient(error) or is_outage(error)
 
 
 def _clear(state: dict[str, Any]) -> None:

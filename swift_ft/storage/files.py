@@ -53,6 +53,10 @@ class Files:
     def __init__(self, fs: Any) -> None:
         self.fs = fs
 
+    def renew(self) -> bool:
+        """After a call that was refused: whether it may succeed now, with other credentials than before."""
+        return False
+
     def make_root(self, path: str, *, create: bool) -> None:
         """See to it that what a store is in exists.
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from swift_ft.storage.files import Files
 from swift_ft.storage.hdfs import hdfs_class
 from swift_ft.storage.local_source import LocalSource
+from swift_ft.storage.s3_keys import take_new_keys
 
 __all__ = ["HdfsFiles", "RemoteFiles", "S3Files", "remote_files"]
 
@@ -53,6 +54,10 @@ class RemoteFiles(Files):
 
 class S3Files(RemoteFiles):
     """An object store: no directories, no rename, and an object is visible once it is complete."""
+
+    def renew(self) -> bool:
+        """Keys are replaced from time to time, and a run outlasts that."""
+        return take_new_keys(self.fs)
 
     def make_root(self, path: str, *, create: bool) -> None:
         """Buckets are created on request only: a mistyped name would make one, for which somebody pays."""

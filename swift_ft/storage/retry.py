@@ -10,7 +10,7 @@ import tenacity
 
 from swift_ft.waits import waiting
 
-__all__ = ["is_outage", "is_transient", "remedy", "retry"]
+__all__ = ["is_outage", "is_refusal", "is_transient", "remedy", "retry"]
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
@@ -27,12 +27,8 @@ _PERMANENT = (
     ValueError,
 )
 # botocore's, which need not be installed. Their base class is also that of its transient errors.
-_PERMANENT_NAMES = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "ProfileNotFound",
-    "ParamValidationError",
-}
+_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"})
+_PERMANENT_NAMES = _NO_CREDENTIALS | {"ParamValidationError"}
 
 # What an administrator can put right while a job waits, and how.
 _REMEDIES = {
@@ -57,6 +53,11 @@ def is_transient(error: BaseException) -> bool:
         and not isinstance(error, _PERMANENT)
         and type(error).__name__ not in _PERMANENT_NAMES
     )
+
+
+def is_refusal(error: BaseException) -> bool:
+    """True where a store does not let this user in, or knows no credentials."""
+    return isinstance(error, PermissionError) or type(error).__name__ in _NO_CREDENTIALS
 
 
 def is_outage(error: BaseException) -> bool:

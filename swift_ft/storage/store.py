@@ -28,7 +28,7 @@ from swift_ft.storage.atomic_file import AtomicFile
 from swift_ft.storage.files import FileFacts, Files, LocalFiles
 from swift_ft.storage.hdfs import hdfs_class
 from swift_ft.storage.remote import remote_files
-from swift_ft.storage.retry import is_outage, is_transient, remedy, retry
+from swift_ft.storage.retry import is_outage, is_refusal, is_transient, remedy, retry
 from swift_ft.storage.store_errors import StoreGoneError, not_writable
 from swift_ft.storage.store_url import StoreUrl
 
@@ -105,7 +105,13 @@ class Store:
         return self._patience_s
 
     def may_pass(self, error: BaseException) -> bool:
-        """Whether an error of this store may pass by itself, or once an administrator has put it right."""
+        """Whether an error of this store may pass by itself, or once an administrator has put it right.
+
+        Where a server refused this machine, that is so if there are other credentials by now. They are used
+        from then on.
+        """
+        if is_refusal(error) and self._files.renew():
+            return True
         return is_transient(error) if self.remote else is_outage(error)
 
     def at_once(self) -> Store:
@@ -160,7 +166,7 @@ class Store:
             return try_once()
 
         def may_pass(error: BaseException) -> bool:
-            return is_transient(error) or (patience_s is not None and is_outage(error))
+            return self.may_pass(error) or (patience_s is not None and is_outage(error))
 
         if patience_s is None:
             wait_s = min(self._patience_s, _PROBE_PATIENCE_S) if self.remote else 0.0
@@ -372,8 +378,12 @@ class Store:
             self._patience_s,
             self.may_pass,
             what=f"the store {self.url} to work again",
-            on_wait=lambda error: self._warn(error, self._patience_s),
+            on_wait=self._warn_of_wait,
         )
+
+    def _warn_of_wait(self, error: BaseException) -> None:
+        if not (self.remote and is_refusal(error)):  # with other credentials it is tried again at once
+            self._warn(error, self._patience_s)
 
     def _present(self, action: Callable[[], T]) -> T:
         """Tell a file that is absent from a store that is gone."""

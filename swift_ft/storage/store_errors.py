@@ -5,14 +5,10 @@ from __future__ import annotations
 import errno
 
 from swift_ft.errors import StoreNotWritableError
-from swift_ft.storage.retry import remedy
+from swift_ft.storage.retry import is_refusal, remedy
 from swift_ft.storage.store_url import StoreUrl
 
 __all__ = ["StoreGoneError", "not_writable"]
-
-
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
-"""botocore's, which need not be installed."""
 
 
 class StoreGoneError(OSError):
@@ -56,4 +52,4 @@ def not_writable(url: StoreUrl, error: Exception, waited_s: float = 0.0) -> Stor
 def _lacks_access(url: StoreUrl, error: Exception) -> bool:
     """Whether a server refuses who asks: no directory of this user would help."""
     remote = "://" in url.full and not url.full.startswith(("file://", "local://"))
-    return remote and (isinstance(error, PermissionError) or type(error).__name__ in _NO_CREDENTIALS)
+    return remote and is_refusal(error)
