@@ -170,6 +170,17 @@ def test_after_the_replay_all_are_live(live: Story) -> None:
     assert live.conditions() == ["live"] * 3
 
 
+def test_what_nobody_is_left_to_report_is_not_called_nothing(live: Story) -> None:
+    """All workers had died: what they had completed after the checkpoint died with them."""
+    live.add(*(ev.MachineLost(machine=name, reason="gone") for name in ("a", "b", "c")))
+    live.add(*(ev.MachineJoined(machine=name) for name in ("d", "e")))
+    generation = live.view.state.generation
+    live.add(*(replace(reported(rank, None), generation=generation) for rank in range(3)))
+    words = live.add(*(ev.WorkerReady(rank=rank, generation=generation) for rank in range(3)))
+    assert words[-1].endswith("; no worker is left that could say how many iterations are lost")
+    assert "no completed iteration is lost" not in " ".join(words)
+
+
 def test_a_dead_workers_last_report_is_not_its_replacements(live: Story) -> None:
     """`progress/1` still says that worker 1 is live when its machine is dead."""
     live.add(ev.MachineLost(machine="b", reason="gone"))
