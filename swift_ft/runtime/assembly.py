@@ -59,6 +59,7 @@ from swift_ft.runtime.profiler import Profiler
 from swift_ft.runtime.program_check import check_program
 from swift_ft.runtime.repartition import Repartition
 from swift_ft.runtime.replicas.layer_sync import LayerSync
+from swift_ft.runtime.replicas.own_variables import OwnVariables
 from swift_ft.runtime.replicas.prepared_state import PreparedState
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
@@ -276,6 +277,9 @@ class Assembly:
         self._completeness = Completeness(self._state)
         self._sharded = ShardedModels(self._state.modules.values())
         self._replicas = Replicas(self._state, self._rendezvous, self._group, self._proof, self._context.rank)
+        self._replicas.own_variables = OwnVariables(
+            self._context.rank, self._rollback.carried, self._rendezvous, self._writer
+        )
         self._state_sync = StateSync(
             self._context.rank, self.status, self._replicas, self._rollback, self._groups, self._progress
         )

@@ -164,7 +164,7 @@ class Iterations:
             c.completeness.begin()
         c.batches.begin(iteration, c.participant.state.checkpoints.committed or 0)
         c.log.messages.begin_iteration()
-        c.rollback.begin(iteration)
+        c.rollback.begin(iteration, replayed=self.replaying)
         c.replicas.begin(iteration)
         if c.pipeline is not None:
             c.pipeline.begin(iteration, c.sharded.number or c.replicas.replica)

@@ -15,16 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 
 from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder
+from swift_ft.checkpoint.state_payload import pack
 from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_fixed, read_state, write_state
 from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.loop_frame import loop_frame, set_variables
 from swift_ft.torch_adapters.core.tensors import same_bits
 
-__all__ = ["CarriedVariables"]
+__all__ = ["CarriedVariables", "Place"]
 
 _logger = logging.getLogger(__name__)
 
@@ -45,11 +47,16 @@ class CarriedVariables:
 
     Args:
         variables: finds them.
+
+    Attributes:
+        own: what each replica has for itself: it is not taken from another one.
     """
 
     def __init__(self, variables: ScriptVariables) -> None:
         self._variables = variables
         self._start: dict[Place, Any] = {}
+        self._generators: dict[Place, tuple[int, int]] = {}
+        self.own: frozenset[Place] = frozenset()
 
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
@@ -69,16 +76,39 @@ class CarriedVariables:
             changed.setdefault(path, {})[name] = now
         return changed
 
+    def digests(self) -> dict[str, int]:
+        """A digest of each value that is not that of the start, by path and name, a line feed between."""
+        return {
+            f"{path}\n{name}": xxhash.xxh3_64_intdigest(pack(value))
+            for path, values in self.to_save().items()
+            for name, value in values.items()
+        }
+
+    def note_generators(self) -> None:
+        """Note which generators there are, and how they were seeded: see :meth:`goes_on`."""
+        self._generators = {place: _seeding(value) for place, value in self._generators_now()}
+
+    def goes_on(self, place: Place) -> bool:
+        """Whether a generator is the one that was noted, and was not seeded since."""
+        now = dict(self._generators_now()).get(place)
+        return now is not None and self._generators.get(place) == _seeding(now)
+
+    def _generators_now(self) -> Iterator[tuple[Place, Any]]:
+        yield from ((place, value) for place, value in self._values() if isinstance(value, GENERATORS))
+
     def take_over(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Put in place what was saved, and give all others the values of the start."""
         places = dict(self._values())
         for path, values in saved.items():
             for name, value in values.items():
+                if (path, name) in self.own:
+                    continue
                 self._put((path, name), places.get((path, name), MISSING), value)
         for place, value in places.items():
             before = self._start.get(place, _UNKNOWN)
             in_saved = place[1] in saved.get(place[0], ())
-            if before is not _UNKNOWN and not in_saved and not _equal(self._now(value), before):
+            kept = in_saved or place in self.own
+            if before is not _UNKNOWN and not kept and not _equal(self._now(value), before):
                 self._put(place, value, before)
 
     def _put(self, place: Place, now: Any, value: Any) -> None:
@@ -151,6 +181,12 @@ def _frozen(value: Any, is_protected: Callable[[torch.Tensor], bool] = lambda _:
         return dict(zip(value, inner, strict=True))
     plain: type = next(kind for kind in (list, tuple, set, deque) if isinstance(value, kind))
     return plain(inner)
+
+
+def _seeding(generator: Any) -> tuple[int, int]:
+    """Which object it is, and the seed that it was given last, as far as it tells."""
+    seed = generator.initial_seed() if isinstance(generator, torch.Generator) else 0
+    return id(generator), seed
 
 
 def _thawed(value: Any) -> Any:

@@ -133,11 +133,12 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
         yield path, value.__defaults__, True
     if isinstance(value, nn.Module):
         # A wrapper of torch's own that communicates keeps there what a recovery makes anew.
-        if not type(value).__module__.startswith(("torch.nn.parallel", "torch.distributed")):
+        wraps = type(value).__module__.startswith(("torch.nn.parallel", "torch.distributed"))
+        if not wraps:
             found.namespaces.append(Namespace(path, value, _hidden_in_modules()))
-        yield from (
-            (f"{path}.{name}", child, False) for name, child in value._modules.items() if child is not None
-        )
+        for name, child in value._modules.items():
+            if child is not None:  # what is wrapped has the name that the script gave it
+                yield path if wraps else f"{path}.{name}", child, False
     elif isinstance(value, Optimizer):
         found.namespaces.append(Namespace(path, value, _hidden_in_optimizers()))
     elif vars(value) or not isinstance(value, FunctionType):

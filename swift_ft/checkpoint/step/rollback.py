@@ -62,6 +62,9 @@ class Rollback:
     Args:
         state: what the session protects.
         check: in which steps all bits of parameters are compared.
+
+    Attributes:
+        carried: the script's variables that have changed since the session's start.
     """
 
     def __init__(self, state: TrainingState, check: CheckStep = CheckStep.FIRST) -> None:
@@ -76,15 +79,15 @@ class Rollback:
         self._steps = 0
         self._parameters = ParameterWatch(state)
         self._variables = ScriptVariables(state)
-        self._carried = CarriedVariables(self._variables)
+        self.carried = CarriedVariables(self._variables)
         self._gradients = CarriedGradients()
         self._hooks: list[Any] = []
 
     def watch(self) -> None:
         """The session starts: from now on, see each optimizer's step, and which variables change."""
         self._variables.look()
-        self._carried.remember()
-        self._state.carried = self._carried
+        self.carried.remember()
+        self._state.carried = self.carried
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
@@ -107,8 +110,13 @@ class Rollback:
         """Note the script's variables, in the middle of a step. What this returns puts them back."""
         return self._variables.note(()).put_back
 
-    def begin(self, iteration: int) -> None:
-        """The step of an iteration begins."""
+    def begin(self, iteration: int, *, replayed: bool = False) -> None:
+        """The step of an iteration begins.
+
+        Args:
+            iteration: which one.
+            replayed: its gradients are added up in another way, in part by other workers.
+        """
         if self._now is not None and iteration == self._now.iteration + 1:
             self._previous = self._now
         elif self._now is None or iteration != self._now.iteration:
@@ -123,7 +131,7 @@ class Rollback:
         if closely or self._steps <= _FIRST_STEPS:
             self._variables.look()
         self._had_gradient = [(parameter, parameter.grad is not None) for parameter in named.values()]
-        self._gradients.begin(named, closely=closely)
+        self._gradients.begin({} if replayed else named, closely=closely)
         self._now = _Moment(
             iteration,
             self._state.snapshot(),

@@ -26,6 +26,7 @@ from swift_ft.optim import UndoableOptimizer
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import Task
 from swift_ft.recovery.reconcile import Transfer
+from swift_ft.runtime.replicas.own_variables import OwnVariables
 from swift_ft.runtime.replicas.payloads import parameters_payload, put_parameters, whole_payload
 from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.runtime.state_proof import StateProof
@@ -61,6 +62,7 @@ class Replicas:
         rank: this worker.
 
     Attributes:
+        own_variables: compares the script's variables with those of replicas.
         first: the lowest rank of this worker and its replicas.
     """
 
@@ -89,6 +91,7 @@ class Replicas:
         self._last: _Updates | None = None  # of the last completed iteration; None if it cannot be taken back
         self._wait_free: list[tuple[UndoableOptimizer, set[torch.Tensor]]] = []
         self._prepared: StatePayload | None = None
+        self.own_variables: OwnVariables | None = None
 
     def take_waited_s(self) -> float:
         """Seconds since the last call in which this worker waited for the gradients of other replicas."""
@@ -142,6 +145,11 @@ class Replicas:
         return self._hook.replica if self._hook is not None else self._place[0]
 
     @property
+    def ranks(self) -> list[int]:
+        """Of this worker and the replicas of its DDP model; empty without one."""
+        return dist.get_process_group_ranks(self._hook.group) if self._hook is not None else []
+
+    @property
     def count(self) -> int:
         """How many replicas there are, with this worker."""
         return self._hook.group.size() if self._hook is not None else self._place[1]
@@ -177,6 +185,8 @@ class Replicas:
         """The step of an iteration begins."""
         self._iteration = iteration
         self._prepared = None
+        if self.own_variables is not None:
+            self.own_variables.begin(self.ranks)
         self._undone.clear()
         if self._hook is not None:
             self._hook.begin(iteration)

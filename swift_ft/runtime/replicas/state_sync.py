@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch.distributed as dist
 
 from swift_ft.checkpoint.step.rollback import Rollback
@@ -76,7 +78,9 @@ class StateSync:
         survivor = status.known
         # Of its own data; buffers that are equal on all replicas come with the state.
         keep_buffers = survivor and not self._replicas.equal_buffers and self._rollback.has_buffers_of(begin)
-        self._replicas.recv_state(transfer, group, survivor, keep_buffers=keep_buffers)
+        own = self._replicas.own_variables
+        with own.kept(self._replicas.ranks) if own is not None else nullcontext():
+            self._replicas.recv_state(transfer, group, survivor, keep_buffers=keep_buffers)
         if keep_buffers:  # only now: if the source dies, nothing has changed
             self._rollback.buffers_of(begin, self._replicas.model)
         status.iteration = begin

@@ -149,9 +149,15 @@ def why_not_apart(schedule: _PipelineSchedule, stages: Sequence[_PipelineStageBa
         for parameter in stage.submod.parameters():
             if isinstance(parameter, DTensor):
                 return "the stage's parameters are distributed among workers"
-            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            hooks = ((parameter._backward_hooks or {}), (parameter._post_accumulate_grad_hooks or {}))
+            if any(not _is_ours(hook) for of_kind in hooks for hook in of_kind.values()):
                 return "parameters have hooks"
     return ""
+
+
+def _is_ours(hook: Any) -> bool:
+    """Whether a hook only looks: see `checkpoint/step/gradients.py`."""
+    return str(getattr(hook, "__module__", "")).startswith("swift_ft.")
 
 
 Fill = Callable[[Route, torch.Tensor], int]

@@ -110,6 +110,7 @@ class Survivor:
                 Any,
                 SimpleNamespace(
                     recv_state=self._receive,
+                    own_variables=None,
                     recv_parameters=self._receive,
                     equal_buffers=equal_buffers,
                     model=MODEL,

@@ -1,0 +1,110 @@
+"""Variables of a script that each replica has for itself: the mean of its losses, the name of its log.
+
+A replacement receives the state of another replica. What was equal on all of them is right for it; what was
+not stays as its own script has made it. Generators of random numbers are the exception: what they draw
+changes the training, and no other worker knows the state of a lost one. So they are refused in the first
+steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from swift_ft.checkpoint.step.carried import CarriedVariables, Place
+from swift_ft.coordination.background_writer import BackgroundWriter
+from swift_ft.errors import UnsupportedError
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+__all__ = ["OwnVariables"]
+
+_NOTED_AT = 3
+"""As the third step begins, two have changed what steps change."""
+_LOOKS = 32
+"""Steps in which a worker looks for the notes of its replicas; they write them in the background."""
+
+
+class OwnVariables:
+    """Compares a worker's variables with those of its replicas.
+
+    Args:
+        rank: this worker.
+        carried: its variables.
+        rendezvous: where replicas note theirs.
+        writer: notes this worker's.
+    """
+
+    def __init__(
+        self, rank: int, carried: CarriedVariables, rendezvous: RendezvousStore, writer: BackgroundWriter
+    ) -> None:
+        self._rank = rank
+        self._carried = carried
+        self._rendezvous = rendezvous
+        self._writer = writer
+        self._steps = 0
+        self._ours: Mapping[str, int] | None = None  # until they were compared
+
+    def begin(self, replicas: Sequence[int]) -> None:
+        """A step begins, live.
+
+        Args:
+            replicas: ranks of this worker and its replicas.
+
+        Raises:
+            UnsupportedError: they have a generator in unlike states, and go on with it from step to step.
+        """
+        self._steps += 1
+        if self._steps < _NOTED_AT - 1 or self._steps > _LOOKS or len(replicas) < 2:
+            return
+        if self._steps == _NOTED_AT - 1:
+            self._carried.note_generators()
+        elif self._steps == _NOTED_AT:
+            if self._rendezvous.check([_key(self._rank)]):
+                return  # an earlier worker of this rank did, in the same iteration as all others
+            self._ours = self._carried.digests()
+            self._writer.set(_key(self._rank), json.dumps(self._ours))
+        elif self._ours is not None and self._rendezvous.check([_key(rank) for rank in replicas]):
+            self._refuse_generators(replicas)
+            self._ours = None
+
+    @contextmanager
+    def kept(self, replicas: Sequence[int]) -> Iterator[None]:
+        """Within the block, a state that is taken over leaves what is known to be unlike as it is."""
+        self._carried.own = self._unlike(replicas)
+        try:
+            yield
+        finally:
+            self._carried.own = frozenset()
+
+    def _unlike(self, replicas: Sequence[int]) -> frozenset[Place]:
+        noted = [self._noted(rank) for rank in replicas if self._rendezvous.check([_key(rank)])]
+        every = {name for one in noted for name in one}
+        unlike = (name for name in every if len({one.get(name) for one in noted}) > 1)
+        return frozenset(_place(name) for name in unlike)
+
+    def _refuse_generators(self, replicas: Sequence[int]) -> None:
+        for rank in replicas:
+            theirs, ours = self._noted(rank), self._ours or {}
+            first, last = sorted((rank, self._rank))
+            for name in sorted(ours.keys() & theirs.keys()):
+                if ours[name] != theirs[name] and self._carried.goes_on(_place(name)):
+                    raise UnsupportedError(
+                        f"The generator {'.'.join(filter(None, _place(name)))} goes on from step to step, "
+                        f"and its state is not the same on workers {first} and {last}: the one of a lost "
+                        "worker could not be brought back. Make it anew or seed it in each step, as in "
+                        "generator.manual_seed(seed + step.index * world_size + rank), or draw from torch's "
+                        "own, which is seeded by (seed, iteration, rank)."
+                    )
+
+    def _noted(self, rank: int) -> dict[str, int]:
+        return dict(json.loads(self._rendezvous.get(_key(rank))))
+
+
+def _key(rank: int) -> str:
+    return f"variables/{rank}"
+
+
+def _place(name: str) -> Place:
+    path, _, variable = name.partition("\n")
+    return path, variable

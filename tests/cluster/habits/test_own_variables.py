@@ -1,0 +1,24 @@
+"""What each replica has for itself is not given to another one, and where that would matter it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.habits import assert_put_back, refusal
+
+SCRIPT = Path(__file__).parent / "scripts" / "own_variables.py"
+
+
+@pytest.mark.parametrize("habit", ["a name and a loss", "seeded in each step", "made anew in each step"])
+def test_what_is_its_own_stays_its_own(habit: str, tmp_path: Path) -> None:
+    """A replacement writes into the file of its own rank, also in its first step."""
+    assert_put_back(tmp_path, SCRIPT, habit, inject="kill machine=1 iteration=6 point=reduce committed=5")
+
+
+@pytest.mark.parametrize("habit", ["torch.Generator", "NumPy's generator"])
+def test_a_generator_of_its_own(habit: str, tmp_path: Path) -> None:
+    line = refusal(tmp_path, SCRIPT, habit)
+    assert "goes on from step to step, and its state is not the same on workers 0 and 1" in line
+    assert "model.noise" in line or "model.choices" in line
