@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from immutables import Map
 
+from swift_ft.errors import SwiftError
 from swift_ft.recovery.entries import Entry, event_class
 from swift_ft.recovery.events import EVENTS, Event
 from swift_ft.recovery.values import made
@@ -101,9 +102,18 @@ def block_from_text(text: str | bytes) -> Block:
     """The inverse of :func:`block_to_text`.
 
     Raises:
-        SwiftError: for an event that this version does not know.
+        SwiftError: for an event that this version does not know, and for a text that is no block.
     """
-    return tuple(itertools.chain.from_iterable(_stamped(run) for run in json.loads(text)))
+    try:
+        return tuple(itertools.chain.from_iterable(_stamped(run) for run in json.loads(text)))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, SwiftError):
+            raise
+        raise SwiftError(
+            f"What the rendezvous store holds in the journal's place is no block of it ({text[:40]!r}): "
+            "another program or version writes there. Give the run a store or an --rdzv-id of its own, and "
+            "go on from the last checkpoint with --resume."
+        ) from error
 
 
 def _run(block: list[Stamped]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Replicas:
         self._last: _Updates | None = None  # of the last completed iteration; None if it cannot be taken back
         self._wait_free: list[tuple[UndoableOptimizer, set[torch.Tensor]]] = []
         self._prepared: StatePayload | None = None
-        self.own_variables: OwnVariables | None = None
+        self.own_variables: OwnVariables | None = None  # the session gives it
 
     def take_waited_s(self) -> float:
         """Seconds since the last call in which this worker waited for the gradients of other replicas."""

@@ -108,3 +108,10 @@ def test_a_field_of_an_event_that_is_a_tuple_is_known_by_its_type() -> None:
         for name, hint in get_type_hints(kind).items():
             assert (get_origin(hint) is tuple) == (name in tuples), (kind, name)
             assert all(get_origin(part) is not tuple for part in get_args(hint)), (kind, name)
+
+
+@pytest.mark.parametrize("text", ["", "hello", "7", "[1]", '[{"same": 1}]', "{}x", '{"a": 1}'])
+def test_what_is_no_block_is_called_so(text: str) -> None:
+    """Something else writes where the journal is: that is no store that does not answer."""
+    with pytest.raises(SwiftError, match="no block of it"):
+        block_from_text(text)

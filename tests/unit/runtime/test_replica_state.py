@@ -29,7 +29,7 @@ class Updates:
     attached = False
 
     def __init__(self, state: TrainingState) -> None:
-        self._state, self._hook = state, None
+        self._state, self._hook, self.own_variables = state, None, None
         self._windows: dict[str, int] = {}
         self._undone: set[int] = set()
 
