@@ -50,6 +50,11 @@ class Namespace:
         self.variables: Mapping[str, Any] = owner if isinstance(owner, dict) else vars(owner)
 
     @property
+    def of_module(self) -> bool:
+        """Whether it has the attributes of a module of torch."""
+        return isinstance(self._owner, nn.Module)
+
+    @property
     def may_lose(self) -> bool:
         """Whether a variable that is new may be deleted. What a module or a class has is mostly its code."""
         return not isinstance(self._owner, dict | type | ModuleType)

@@ -132,13 +132,14 @@ class Rollback:
             self._variables.look()
         self._had_gradient = [(parameter, parameter.grad is not None) for parameter in named.values()]
         self._gradients.begin({} if replayed else named, closely=closely)
+        variables = self._variables.note(named.values())
         self._now = _Moment(
             iteration,
             self._state.snapshot(),
             HyperParameters(self._state.optimizers.values()),
             self._copies(before),
-            self._variables.note(named.values()),
-            self._parameters.begin(named, closely=closely),
+            variables,
+            self._parameters.begin({**named, **variables.large}, closely=closely),
         )
 
     def completed(self) -> None:

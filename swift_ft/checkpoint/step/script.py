@@ -42,6 +42,7 @@ class NotedVariables:
         loop: variables of the function that runs the loop.
         leaves: values that change in place.
         flags: whether parameters require gradients.
+        large: tensors in attributes of modules that are too large for a copy, by name.
     """
 
     slots: list[tuple[Namespace, str]]
@@ -50,6 +51,7 @@ class NotedVariables:
     loop: dict[str, Any]
     leaves: list[Leaf]
     flags: list[tuple[nn.Parameter, bool]] = field(default_factory=list)
+    large: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def put_back(self) -> None:
         """As they were. What is of a kind that nothing is known of stays as it is."""
@@ -127,12 +129,24 @@ class ScriptVariables:
             cells=[(cell, value) for cell, value in cells if value is not MISSING and is_understood(value)],
             loop=loop,
             leaves=[*leaves.values()],
+            large=self._large_of(raw),
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
         )
 
     def namespace(self, path: str) -> Namespace | None:
         """The one that has a path; None if there is none."""
         return next((one for one in self._reach.namespaces if one.path == path), None)
+
+    def _large_of(self, values: list[Any]) -> dict[str, torch.Tensor]:
+        return {
+            f"{namespace.path}.{name}": value
+            for (namespace, name), value in zip(self.slots, values, strict=True)
+            if isinstance(value, torch.Tensor)
+            and value.nbytes > MOST_BYTES
+            and namespace.of_module
+            and value.grad_fn is None
+            and not self.is_protected(value)
+        }
 
     def _copy(self, values: Iterable[Any], most_bytes: int, leaves: dict[int, Leaf]) -> None:
         for value in values:

@@ -23,6 +23,8 @@ class Training:
         self.follower: nn.Module = self.model["follower"]
         self.optimizer = wrap_optimizer(torch.optim.AdamW(self.trained.parameters(), lr=0.1), exact=True)
         self.rollback = Rollback(TrainingState({"model": self.model, "optimizer": self.optimizer}), check)
+        self.average = torch.zeros(2**19)
+        self.model.average = self.average
         self.rollback.watch()
         self.iteration = 0
 
@@ -43,7 +45,7 @@ class Training:
 
     def bits(self) -> list[torch.Tensor]:
         state = self.optimizer.state.values()
-        found = [*self.model.parameters(), *(v for fields in state for v in fields.values())]
+        found = [*self.model.parameters(), self.average, *(v for fields in state for v in fields.values())]
         return [tensor.detach().clone() for tensor in found]
 
 
@@ -74,7 +76,12 @@ def follow(training: Training) -> None:
         f.data = f.data * 0.9 + p.data * 0.1
 
 
-@pytest.mark.parametrize("change", [clamp_data, clamp, follow])
+def grow(training: Training) -> None:
+    """A large average in an attribute, in place: it counts as a parameter does."""
+    training.average.data.add_(1)
+
+
+@pytest.mark.parametrize("change", [clamp_data, clamp, follow, grow])
 @pytest.mark.parametrize("updated", [False, True])
 def test_put_back(training: Training, change: Callable[[Training], None], updated: bool) -> None:
     for _ in range(2):
