@@ -33,6 +33,7 @@ from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
 from swift_ft.launch.event_pipe import EventPipe
+from swift_ft.launch.stop_signals import leave_to_the_launcher
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.snapshot import Snapshot
@@ -197,7 +198,7 @@ class _Story:
 
 
 def _serve(orders_r: int, config: RunConfig, launcher: int, pipe: EventPipe | None) -> NoReturn:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in leave_to_the_launcher():
         signal.signal(number, lambda *_: None)  # the launcher decides when the story ends
     try:
         orders = os.fdopen(orders_r)

@@ -15,6 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from swift_ft.cli.start import end_as_usual, end_with_a_line
+
+if __name__ == "__main__":  # else ``swift-run`` has done it
+    end_with_a_line()
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # closed connections are expected: no warnings
 
 from torch.distributed.elastic.multiprocessing import Std
@@ -42,6 +46,7 @@ from swift_ft.launch.job_secret import agreed_secret, given_secret
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.main_module import search_path
 from swift_ft.launch.setup import is_readable_file
+from swift_ft.launch.stop_signals import choose_stop_signals
 from swift_ft.launch.store_service import StoreService, is_listening
 from swift_ft.network import JobSecret
 from swift_ft.program.discovery import keep_program
@@ -74,6 +79,7 @@ def run_and_exit() -> NoReturn:
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0, the script's own, or 2 for what the user can fix."""
     args = parser().parse_args(argv)
+    end_as_usual(at_once=args.status is not None)
     show_log("swift-run")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # workers' lines, also into a pipe, as they come
@@ -172,6 +178,7 @@ def _run(args: argparse.Namespace) -> int:
     # Each connection to the store looks up its own name; many at once may lose an answer of the resolver.
     os.environ.setdefault("RES_OPTIONS", "timeout:1")
     name = args.rdzv_id if args.rdzv_id != "none" else "run"
+    choose_stop_signals(args.signals_to_handle)
     launch_config = _launch_config(args)
     check_faults(config.inject, machines=machines, workers_per_machine=launch_config.nproc_per_node)
     opened = ev.JobOpened(
@@ -248,6 +255,7 @@ def _run_one_machine(job: MachineJob) -> int:
     config, store = job.settings.config, job.settings.store
     history = History()
     stores: list[str] = []
+    end_as_usual(at_once=True)  # torch's clients of the store wait in C++
     verdict = Verdict(False, "the launcher ended before the run did", 1)
     with contextlib.closing(LauncherConsole(config)) as console:
         console.expect(store)

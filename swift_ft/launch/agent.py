@@ -26,12 +26,13 @@ from swift_ft.launch.agent_settings import AgentSettings
 from swift_ft.launch.agent_status import AgentStatus, WorkerFacts
 from swift_ft.launch.guests import Guests
 from swift_ft.launch.neighbour_watch import NeighbourWatch
+from swift_ft.launch.passed_signals import PassedSignals
 from swift_ft.launch.processes import StandbyContext
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.run_end import RunEnd
 from swift_ft.launch.source_watch import SourceWatch
 from swift_ft.launch.standby import Standby
-from swift_ft.launch.stop_signals import SignalException, ignore_stop_signals, stopped_by
+from swift_ft.launch.stop_signals import SignalException, ignore_stop_signals, signal_of_end, stopped_by
 from swift_ft.launch.worker_channels import WorkerChannels
 from swift_ft.launch.worker_jobs import output_prefixes, worker_job
 from swift_ft.launch.worker_watch import WorkerWatch
@@ -58,6 +59,7 @@ class MachineAgent(ElasticAgent):
         standby: forks the workers.
         wake: the reading end of a socket that gets a byte at each change of the journal.
         run_end: what is left to do for the store when the run is over.
+        passed: signals for the workers.
         lifeline: a descriptor that reaches end of file when the process that started this agent is gone.
         status: what is served of this agent, if anything is.
         source_watch: says that the program's files were edited; None if another agent here does.
@@ -75,6 +77,7 @@ class MachineAgent(ElasticAgent):
         standby: Standby,
         wake: socket.socket,
         run_end: RunEnd,
+        passed: PassedSignals,
         lifeline: int | None = None,
         status: AgentStatus | None = None,
         source_watch: SourceWatch | None = None,
@@ -95,6 +98,8 @@ class MachineAgent(ElasticAgent):
         self._selector = selectors.DefaultSelector()
         self._selector.register(wake, selectors.EVENT_READ)
         self._selector.register(standby, selectors.EVENT_READ)
+        self._passed = passed
+        self._selector.register(passed, selectors.EVENT_READ)
         self._lifeline = lifeline
         if lifeline is not None:
             self._selector.register(lifeline, selectors.EVENT_READ)
@@ -160,7 +165,7 @@ class MachineAgent(ElasticAgent):
         ages, beats = self._heard.ages(), self._heard.beats
         return [WorkerFacts(ranks[i], age, beats.get(i, {})) for i, age in sorted(ages.items()) if i in ranks]
 
-    def _hand_over(self, number: int) -> RunResult:
+    def _hand_over(self, number: signal.Signals) -> RunResult:
         """A signal stops this launcher: Ctrl-C ends the run, and all others take this machine out of it."""
         ignore_stop_signals()
         membership, reason = self._membership, stopped_by(number)
@@ -176,7 +181,7 @@ class MachineAgent(ElasticAgent):
                     state = membership.follower.append(ending)
             self.run_is_over = state.phase == Phase.ENDED
             ended = state if self.run_is_over else None
-        self._stop()
+        self._stop(number)
         if ended is not None:
             self._end(ended)
         self.verdict = Verdict(False, left, 128 + number)
@@ -212,6 +217,8 @@ class MachineAgent(ElasticAgent):
             self._wake.recv(4096)
         elif source is self._standby:
             self._read_standby()
+        elif source is self._passed:
+            self._pass_signals_on()
         elif source == self._lifeline:
             raise ConnectionAbortedError("the launcher of this agent is gone")
         elif local_rank is not None:
@@ -226,11 +233,11 @@ class MachineAgent(ElasticAgent):
         match order.todo:
             case AgentTodo.STOP:
                 ignore_stop_signals()
-                self.verdict = state.verdict
-                self._stop()
+                verdict = self.verdict = state.verdict
+                self._stop(signal_of_end(verdict.reason, verdict.exit_code) if verdict else signal.SIGTERM)
                 self._end(state)
                 self.run_is_over = True
-                return self._result(ok=state.verdict is not None and state.verdict.ok)
+                return self._result(ok=verdict is not None and verdict.ok)
             case AgentTodo.REFUSED:
                 self._stop()
                 raise UsageError(order.reason)
@@ -344,9 +351,9 @@ class MachineAgent(ElasticAgent):
         """Whether other workers were started before those that are started in a generation."""
         return any(started_in != generation for started_in in state.membership.started_in.values())
 
-    def _stop(self) -> None:
+    def _stop(self, by: signal.Signals = signal.SIGTERM) -> None:
         self._heard.close()
-        self.stop_workers()
+        self.stop_workers(by)
         self._processes = None
         self._heard.forget()
 
@@ -367,6 +374,11 @@ class MachineAgent(ElasticAgent):
         self._heard.read(local_rank)  # those that it sent before it ended
         rank, code = self.workers[local_rank].global_rank, self._processes.exit_codes[local_rank]
         self._watch.ended(local_rank, rank, code)
+
+    def _pass_signals_on(self) -> None:
+        running = self._processes.running() if self._processes is not None else {}
+        workers = {self.workers[local_rank].global_rank: pid for local_rank, pid in running.items()}
+        self._passed.pass_on(workers, [pid for pid in self._standby.guests.values() if pid])
 
     def _watch_workers(self) -> None:
         processes = self._processes if self._settings.kind != "program" else None

@@ -30,9 +30,11 @@ from swift_ft.launch.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.preload import preload
 from swift_ft.launch.stop_signals import (
+    FOR_WORKERS,
     SignalException,
     ignore_stop_signals,
     raise_stop_signals,
+    stop_signals,
     stopped_by,
 )
 from swift_ft.launch.store_service import StoreService, say_restarted
@@ -115,6 +117,8 @@ class Cluster:
             RendezvousLostError: if the rendezvous store died.
         """
         raise_stop_signals()
+        for number in {*FOR_WORKERS}.difference(stop_signals()):
+            signal.signal(number, self._pass_on)
         try:
             self._run_machines()
             ignore_stop_signals()
@@ -139,6 +143,12 @@ class Cluster:
             self._wait_for_agents()
         except SignalException as error:
             self._close(error.sigval)
+
+    def _pass_on(self, number: int, _frame: object) -> None:
+        """Each machine passes the signal on to its workers."""
+        for pid in list(self._agents):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _start_machine(self, slot: int | None, index: int) -> None:
         pid = os.fork()

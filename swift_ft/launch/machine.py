@@ -28,6 +28,7 @@ from swift_ft.launch.agent_endpoint import AgentEndpoint
 from swift_ft.launch.agent_recordings import AgentRecordings
 from swift_ft.launch.agent_settings import AgentSettings
 from swift_ft.launch.agent_status import AgentStatus
+from swift_ft.launch.passed_signals import PassedSignals
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.run_end import RunEnd
 from swift_ft.launch.setup import setup_of
@@ -104,7 +105,12 @@ def run_machine(job: MachineJob) -> Verdict:
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # ranks follow from slots
     default_stop_signals()  # until this machine is in the journal there is nothing to hand over
     gc.freeze()  # what is imported never becomes garbage: to look through it takes 0.2 s, also in a recovery
-    standby = Standby(job.settings.config.preloaded, become_guest=partial(_become_guest, job))
+    passed = PassedSignals()
+    standby = Standby(
+        job.settings.config.preloaded,
+        close_in_child=passed.close_in_child,
+        become_guest=partial(_become_guest, job),
+    )
     wake_r, wake_w = socket.socketpair()
     wake_w.setblocking(False)
 
@@ -217,6 +223,7 @@ def run_machine(job: MachineJob) -> Verdict:
             standby,
             wake_r,
             run_end,
+            passed,
             job.lifeline,
             status,
             _source_watch(job),

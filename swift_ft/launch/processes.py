@@ -142,6 +142,10 @@ class StandbyContext(PContext):
         """Pids by local rank."""
         return dict(self._pids)
 
+    def running(self) -> dict[int, int]:
+        """Pids of those that have not ended, by local rank."""
+        return {rank: pid for rank, pid in self._pids.items() if rank not in self.exit_codes}
+
     def kill(self, local_rank: int) -> None:
         """Kill a worker, unless it has ended already, which the standby may not have reported yet."""
         with contextlib.suppress(ProcessLookupError):
@@ -150,14 +154,14 @@ class StandbyContext(PContext):
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         """Signal the workers that still run, wait for them, and kill those that remain."""
         deadline = time.monotonic() + timeout
-        stopped = bool(self._running())
+        stopped = bool(self.running())
         self._signal_running(death_sig)
         self._signal_running(signal.SIGCONT)  # a stopped worker must get the signal too
-        while self._running() and time.monotonic() < deadline:
+        while self.running() and time.monotonic() < deadline:
             self._wait_for_report()
         self._signal_running(signal.SIGKILL)
         deadline = time.monotonic() + _KILL_S  # a report may be lost where a signal interrupted the launcher
-        while self._running() and time.monotonic() < deadline:
+        while self.running() and time.monotonic() < deadline:
             self._wait_for_report()
         if stopped:
             self._standby.kill_strays()
@@ -168,11 +172,8 @@ class StandbyContext(PContext):
         if self._tail is not None:
             self._tail.stop()
 
-    def _running(self) -> list[int]:
-        return [pid for rank, pid in self._pids.items() if rank not in self.exit_codes]
-
     def _signal_running(self, number: int) -> None:
-        for pid in self._running():
+        for pid in self.running().values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 

@@ -23,12 +23,14 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from swift_ft.errors import UsageError
 from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.launch.preload import preload
+from swift_ft.launch.stop_signals import leave_to_the_launcher, undo_ignoring
 from swift_ft.launch.strays import adopt_orphans, kill_strays
 from swift_ft.launch.worker import WorkerJob, run_worker
 from swift_ft.spans import recorder
@@ -166,8 +168,7 @@ def _serve(
     agent: socket.socket, modules: Sequence[str], become_guest: Callable[[int, str, int], NoReturn] | None
 ) -> NoReturn:
     """The standby's own loop: fork on request, reap, report."""
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # the agent decides when workers end
+    ignored = leave_to_the_launcher()  # the agent decides when workers end
     wake_r, wake_w = os.pipe()
     os.set_blocking(wake_w, False)
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
@@ -179,7 +180,7 @@ def _serve(
         os._exit(EXIT_USAGE)
     adopt_orphans()
     children: set[int] = set()
-    forks = _Forks(agent, (wake_r, wake_w), become_guest)
+    forks = _Forks(agent, (wake_r, wake_w), become_guest, partial(_default_signals, ignored))
     selector = selectors.DefaultSelector()
     selector.register(agent, selectors.EVENT_READ)
     selector.register(wake_r, selectors.EVENT_READ)
@@ -230,6 +231,7 @@ class _Forks:
         agent: the socket to it.
         wake: the pipe that the end of a child writes to.
         become_guest: see :class:`Standby`.
+        default_signals: called in a child, when signals are its own affair.
     """
 
     def __init__(
@@ -237,10 +239,12 @@ class _Forks:
         agent: socket.socket,
         wake: tuple[int, int],
         become_guest: Callable[[int, str, int], NoReturn] | None,
+        default_signals: Callable[[], None],
     ) -> None:
         self._agent = agent
         self._wake = wake
         self._become_guest = become_guest
+        self._default_signals = default_signals
         self._prepared: list[tuple[int, socket.socket]] = []  # and where each waits for its job
 
     def serve(self, children: set[int]) -> None:
@@ -289,7 +293,7 @@ class _Forks:
             theirs.close()
             if not packet:  # the standby is gone
                 os._exit(0)
-            _default_signals()
+            self._default_signals()
             _become_worker(json.loads(packet), fds, started)
         theirs.close()
         self._prepared.append((pid, ours))
@@ -309,7 +313,7 @@ class _Forks:
         if pid == 0:
             forked = recorder.now()
             self._leave()
-            _default_signals()
+            self._default_signals()
             if "guest" in request:
                 assert self._become_guest is not None
                 self._become_guest(request["guest"], request["host"], request["number"])
@@ -342,9 +346,9 @@ def _has_packet(end: socket.socket) -> bool:
     return bool(select.select([end], [], [], 0)[0])
 
 
-def _default_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
+def _default_signals(ignored: Mapping[signal.Signals, object]) -> None:
+    undo_ignoring(ignored)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _become_worker(request: dict[str, object], fds: list[int], forked: int) -> NoReturn:

@@ -1,49 +1,113 @@
 """The signals that ask a launcher to stop, as an exception in its main thread.
 
-torchelastic handles them the same way, but only from the first start of workers on.
+torchelastic handles them the same way, but only from the first start of workers on. Which ones they are is
+said by torchrun's ``--signals-to-handle``, and kept where torchelastic looks for it, too.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from swift_ft.errors import UsageError
+
 __all__ = [
+    "FOR_WORKERS",
     "SignalException",
+    "choose_stop_signals",
     "default_stop_signals",
     "ignore_stop_signals",
+    "leave_to_the_launcher",
     "raise_stop_signals",
+    "signal_of_end",
+    "stop_signals",
     "stopped_by",
+    "undo_ignoring",
 ]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers send to a launcher for its workers (`launch/passed_signals.py`)."""
+
+_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+_NOT_TO_BE_HANDLED = {signal.SIGKILL, signal.SIGSTOP}
+
+
+def choose_stop_signals(names: str) -> None:
+    """From now on these signals ask this process, and those that it forks, to stop.
+
+    Args:
+        names: as for ``--signals-to-handle``, with commas in between.
+
+    Raises:
+        UsageError: if one of them cannot be handled.
+    """
+    chosen = [name.strip() for name in names.split(",")]
+    for name in chosen:
+        if name not in signal.Signals.__members__:
+            raise UsageError(f"--signals-to-handle: {name!r} is no signal; write them as in {_DEFAULT}.")
+        if signal.Signals[name] in _NOT_TO_BE_HANDLED:
+            raise UsageError(f"--signals-to-handle: no process can handle {name}: leave it out.")
+    os.environ[_VARIABLE] = ",".join(chosen)
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask this process to stop."""
+    return tuple(signal.Signals[name] for name in os.environ.get(_VARIABLE, _DEFAULT).split(","))
 
 
 def raise_stop_signals() -> None:
     """From now on each of the signals raises a :class:`SignalException` in the main thread."""
-    for number in _SIGNALS:
+    for number in stop_signals():
         signal.signal(number, _raise)
 
 
 def ignore_stop_signals() -> None:
     """From now on the launcher cleans up undisturbed. Only another Ctrl-C ends it, at once."""
-    for number in _SIGNALS:
+    for number in {*stop_signals(), *FOR_WORKERS}:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
 
 
 def default_stop_signals() -> None:
     """From now on the signals end this process at once, even while it waits in C++."""
-    for number in _SIGNALS:
+    for number in stop_signals():
         signal.signal(number, signal.SIG_DFL)
+
+
+def leave_to_the_launcher() -> dict[signal.Signals, object]:
+    """In a process that a launcher decides about: ignore what a scheduler sends to all of them.
+
+    Returns:
+        What was done about each of these signals before, for :func:`undo_ignoring`.
+    """
+    default = [signal.Signals[name] for name in _DEFAULT.split(",")]
+    return {
+        number: signal.signal(number, signal.SIG_IGN) for number in {*default, *stop_signals(), *FOR_WORKERS}
+    }
+
+
+def undo_ignoring(before: Mapping[signal.Signals, object]) -> None:
+    """For a worker: what the user's shell has ignored is still ignored, and nothing else."""
+    for number, handler in before.items():
+        signal.signal(number, signal.SIG_IGN if handler == signal.SIG_IGN else signal.SIG_DFL)
 
 
 def stopped_by(number: int) -> str:
     """What is said of such an end."""
     return f"stopped by {signal.Signals(number).name}"
+
+
+def signal_of_end(reason: str, exit_code: int) -> signal.Signals:
+    """What the workers get when the run ends: the signal that has ended it; SIGTERM after any other end."""
+    for number in signal.Signals:
+        if exit_code == 128 + number and reason == stopped_by(number):
+            return number
+    return signal.SIGTERM
 
 
 def _raise(number: int, _frame: object) -> NoReturn:

@@ -22,6 +22,7 @@ from swift_ft.addresses import endpoint, listen_address, split_endpoint
 from swift_ft.coordination.runs import close_after_run, is_ended
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, first_line
+from swift_ft.launch.stop_signals import leave_to_the_launcher
 from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.connections import connections_to, tcp_connections
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore, serve_store
@@ -67,8 +68,7 @@ class StoreService:
             os.close(report_r)
             os.close(self._lifeline)
             os.setsid()
-            for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(name, signal.SIG_IGN)  # no machine shall lose the store too early
+            leave_to_the_launcher()  # no machine shall lose the store too early
             if until_over is None:
                 _serve_child(host, port, report_w, lambda _: os.read(lifeline_r, 1))
             _keep_serving(host, port, report_w, until_over)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from abc import abstractmethod
 from typing import Any
 
@@ -57,10 +58,14 @@ class ElasticAgent(LocalElasticAgent):
         """
         self._initialize_workers(self._worker_group)
 
-    def stop_workers(self) -> None:
-        """Stop the workers, if any run."""
+    def stop_workers(self, by: signal.Signals = signal.SIGTERM) -> None:
+        """Ask the workers to end, if any run, and end those that do not in time.
+
+        Args:
+            by: the signal that asks them.
+        """
         if self._pcontext is not None:
-            self._stop_workers(self._worker_group)
+            self._shutdown(by, timeout=self._shutdown_timeout)
         self._pcontext = None
 
     def torch_env(self, worker: Worker, local_rank: int) -> dict[str, str]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import pytest
 
+from swift_ft.launch.passed_signals import handles
 from tests.support.cluster import (
     EXAMPLES,
     SLOW_UNTIL_TOLD,
     ClusterRun,
     assert_identical,
+    processes_of,
     run_cluster,
     training,
 )
 from tests.support.hosts import Hosts
+from tests.support.waiting import wait_until
 
 SENDS_SIGNALS = Path(__file__).parent / "scripts" / "sends_signals.py"
 
@@ -103,3 +108,85 @@ def test_the_last_stopped_launcher_ends_the_run(hosts: Hosts) -> None:
     for process in hosts.processes.values():
         process.send_signal(signal.SIGTERM)
     assert hosts.end() == {"first": 143, "second": 143}
+
+
+def handling(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, **handles: dict[str, list[int]]) -> None:
+    """The workers' own handlers: see ``scripts/handles_signals.py``."""
+    monkeypatch.setenv("EXAMPLE", "handles_signals")
+    monkeypatch.setenv("HANDLES", json.dumps(handles))
+    hosts.script = training(hosts.folder, SLOW_UNTIL_TOLD, iterations=60)
+
+
+def start_on_one_host(hosts: Hosts, *flags: str) -> Popen[str]:
+    shape = ["--standalone", "--machines", "2", "--log-dir", str(hosts.folder / "logs")]
+    launcher = hosts.start_command("all", hosts.module, *shape, *flags, *hosts.script)
+    hosts.wait_for("iteration 2:", "all")
+    return launcher
+
+
+def test_a_signal_for_workers_reaches_those_that_handle_it(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And ends nobody: neither who passes it on, nor who ignores it."""
+    handling(hosts, monkeypatch, notes={"SIGUSR1": [0]})
+    launcher = start_on_one_host(hosts)
+    launcher.send_signal(signal.SIGUSR1)
+    hosts.wait_for("SIGUSR1 is ignored: the script of worker 1 does not handle it\n", "all")
+    wait_until((hosts.folder / "SIGUSR1-0").exists, "the handler of worker 0")
+    workers = {(hosts.folder / f"worker-{rank}").read_text() for rank in range(2)}
+    others = {line.partition(":")[0] for line in processes_of(hosts.folder)} - workers
+    assert len(others) >= 6  # the launcher, its console and its store, two agents, two standbys
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        for pid in others:
+            os.kill(int(pid), number)
+    hosts.wait_for("SIGUSR2 is ignored: the script of worker 0 does not handle it\n", "all")
+    (hosts.folder / "go").touch()
+    assert hosts.end() == {"all": 0}
+    assert "is lost" not in hosts.output("all")
+
+
+def test_the_signals_to_handle_are_the_users(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers get the very signal that stops the launcher. One that the shell ignores stays ignored."""
+    handling(hosts, monkeypatch, ends={"SIGUSR1": [0, 1]})
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        launcher = start_on_one_host(hosts, "--signals-to-handle", "SIGTERM, SIGUSR1")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    os.killpg(launcher.pid, signal.SIGHUP)
+    for rank in range(2):
+        os.kill(int((hosts.folder / f"worker-{rank}").read_text()), signal.SIGHUP)
+    launcher.send_signal(signal.SIGUSR1)
+    assert hosts.end() == {"all": 128 + signal.SIGUSR1}
+    assert {path.name for path in hosts.folder.glob("SIG*")} == {"SIGUSR1-0", "SIGUSR1-1"}
+    assert hosts.output("all").splitlines()[-1] == "swift-run: stopped by SIGUSR1"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_torch_is_imported_ends_a_launcher_with_a_line(number: int, hosts: Hosts) -> None:
+    launcher = hosts.start("first", 0)
+    wait_until(lambda: handles(launcher.pid, signal.SIGUSR1), "the first handlers")
+    launcher.send_signal(number)
+    assert hosts.end() == {"first": 128 + number}
+    assert hosts.output("first") == f"swift-run: stopped by {signal.Signals(number).name}\n"
+
+
+@pytest.mark.parametrize("names", ["SIGTERM,SIGURS1", "SIGKILL"])
+def test_signals_that_cannot_be_handled_are_named(names: str, hosts: Hosts) -> None:
+    hosts.start("first", 0, "--signals-to-handle", names)
+    assert hosts.end() == {"first": 2}
+    (line,) = hosts.output("first").splitlines()
+    assert line.startswith("swift-run: --signals-to-handle: ")
+    assert names.rpartition(",")[2] in line
+
+
+def test_a_signal_to_all_processes_at_once_is_a_stop(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a scheduler sends it: the workers get it before their agents, and from these once more."""
+    handling(hosts, monkeypatch, ends={"SIGTERM": [0, 1]})
+    launcher = start_on_one_host(hosts)
+    for line in processes_of(hosts.folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(line.partition(":")[0]), signal.SIGTERM)
+    assert launcher.wait(60) == 143
+    assert hosts.end() == {"all": 143}
+    assert hosts.output("all").splitlines()[-1] == "swift-run: stopped by SIGTERM"
