@@ -33,3 +33,12 @@ def test_replicas(habit: str, tmp_path: Path) -> None:
         habit,
         inject=FAULTS,
     )
+
+
+@pytest.mark.parametrize(
+    "habit", ["linear", "tensor rate", "average", "one index", "betas at the top", "clamp"]
+)
+def test_a_pipeline(habit: str, tmp_path: Path) -> None:
+    """The stage that lives repeats the step, and the other one is replayed from a checkpoint."""
+    fault = "kill machine=0 iteration=4 point=backward microbatch=1 committed=3"
+    assert_put_back(tmp_path, SCRIPT, habit, "pipeline", inject=fault)

@@ -1,6 +1,6 @@
-"""Replicas whose script changes rates, decay, momentum or an average around `with step:`.
+"""Replicas, or stages of a pipeline, whose script changes rates, decay, betas or an average around the step.
 
-rates.py STORE HABIT
+rates.py STORE HABIT [pipeline]
 """
 
 import sys
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -18,13 +19,14 @@ import swift_ft
 from tests.support.habits import leave
 
 STORE, HABIT = sys.argv[1:3]
+PIPELINE = sys.argv[3:] == ["pipeline"]
 ITERATIONS = 8
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
-model = DistributedDataParallel(net)
+torch.manual_seed(rank if PIPELINE else 0)
+net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 6))
+model: nn.Module = net if PIPELINE else DistributedDataParallel(net)
 tensor_rate = HABIT == "tensor rate"
 optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2) if tensor_rate else 1e-2)
 if HABIT != "plain optimizer":
@@ -45,7 +47,13 @@ if ema is not None:
     state["ema"] = ema
 
 session = swift_ft.Session(state, store=STORE, checkpoint_every=3)
-session.attach_ddp(model)
+schedule: Any = None
+if PIPELINE:
+    stage = PipelineStage(net, rank, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
+    session.attach_pipeline(schedule)
+else:
+    session.attach_ddp(model)
 for step in session.steps(ITERATIONS):
     group = optimizer.param_groups[0]
     if HABIT == "at the top" and step.index == 4:
@@ -53,11 +61,19 @@ for step in session.steps(ITERATIONS):
     if HABIT == "betas at the top":
         group["betas"] = (group["betas"][0] * 0.98, group["betas"][1])
     with step:
-        generator = torch.Generator().manual_seed(10 * step.index + rank)
+        generator = torch.Generator().manual_seed(10 * step.index + (0 if PIPELINE else rank))
         x = torch.randn(4, 6, generator=generator)
-        model(x).square().mean().backward()
+        if not PIPELINE:
+            model(x).square().mean().backward()
+        elif rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=x)
         optimizer.step()
         optimizer.zero_grad()
+        if HABIT == "clamp":
+            for parameter in net.parameters():
+                parameter.data.clamp_(-0.3, 0.3)
     if scheduler is not None:
         scheduler.step()
     if ema is not None:
