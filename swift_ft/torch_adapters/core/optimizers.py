@@ -72,7 +72,16 @@ def plain_step(kind: type[Optimizer]) -> Callable[..., Any]:
 
 def makes_same_state(kind: type[Optimizer], parent: type[Optimizer]) -> bool:
     """Whether a class makes its state as its parent does."""
-    return getattr(kind, "_init_group", None) is getattr(parent, "_init_group", None)
+    return _uncompiled(getattr(kind, "_init_group", None)) is _uncompiled(
+        getattr(parent, "_init_group", None)
+    )
+
+
+def _uncompiled(method: Any) -> Any:
+    """A method without what ``torch.compile`` puts around it, in each of torch's own classes apart."""
+    while getattr(method, "__globals__", {}).get("__name__", "").startswith("torch._dynamo."):
+        method = method.__wrapped__
+    return method
 
 
 def is_patched_by_scheduler(step: Callable[..., Any]) -> bool:

@@ -71,6 +71,12 @@ def test_which_classes_make_the_same_state() -> None:
     assert not makes_same_state(SGD, Adam)
 
 
+def test_classes_make_the_same_state_after_something_was_compiled() -> None:
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert AdamW._init_group is not Adam._init_group  # what torch has done
+    test_which_classes_make_the_same_state()
+
+
 def test_a_scheduler_patches_a_step_once_and_notices_its_calls() -> None:
     optimizer = SGD([nn.Parameter(torch.zeros(2))], lr=1.0)
     StepLR(optimizer, 1)
