@@ -1,6 +1,6 @@
 """A small training that uses one or more features of torch, in one kind of parallelism.
 
-    supports.py PARALLELISM FEATURES STORE     FEATURES are joined by "+"
+    supports.py PARALLELISM FEATURES STORE [DROPOUT]     FEATURES are joined by "+"
 
 Each worker writes the state that it ends with.
 """
@@ -30,6 +30,7 @@ import swift_ft
 from tests.support.copies import wait_for_copy
 
 PARALLELISM, FEATURES, STORE = sys.argv[1], set(sys.argv[2].split("+")), sys.argv[3]
+DROPOUT = float(sys.argv[4]) if len(sys.argv) > 4 else 0.2
 ITERATIONS, CHECKPOINT_EVERY, MICROBATCHES = 5, 2, 2
 SIZES = {  # of pp, dp_replicate, dp_shard, tp
     "pipeline": (2, 1, 1, 1),
@@ -50,7 +51,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-        self.dropout = nn.Dropout(0.2)
+        self.dropout = nn.Dropout(DROPOUT)
 
     def compute(self, x: Tensor) -> Tensor:
         y: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.norm(x)))))

@@ -1,0 +1,108 @@
+"""What scripts get in place of :class:`swift_ft.Session` under plain torchrun: a loop, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+import swift_ft
+from swift_ft.determinism import seed_step
+from swift_ft.worker_context import WorkerContext
+from tests.support import copies
+
+__all__ = ["PlainSession", "PlainStep", "put_in_place"]
+
+
+class PlainStep(contextlib.nullcontext[None]):
+    """An iteration that nothing can interrupt."""
+
+    replayed = False
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+
+class PlainSession:
+    """The methods of a session, without its work. Steps draw the random numbers that those of a session do.
+
+    In a pipeline a session derives numbers for each microbatch, too: a script that is compared has no dropout
+    there.
+    """
+
+    def __init__(self, state: object, *, seed: int = 0, **_: object) -> None:
+        self.iteration = 0
+        self._seed, self._parts = seed, list[tuple[Callable[[], Any], int, Callable[[Any], object] | None]]()
+        self._pipeline: Any = None
+        self._replicated = self._stopped = False
+        self._tied: list[nn.Parameter] = []
+
+    def attach_pipeline(self, schedule: Any, **_: object) -> None:
+        self._pipeline = schedule
+
+    def attach_ddp(self, model: object) -> None:
+        self._replicated = True
+
+    def attach_fsdp(self, model: object) -> None:
+        self._replicated = True
+
+    def tie(self, parameter: nn.Parameter, stages: Sequence[int]) -> None:
+        assert len(stages) == self._pipeline._stage.group_size, "all stages have to share it"
+        self._tied.append(parameter)
+
+    def sum_tied_gradients(self) -> None:
+        """By the all-reduce that a script has without a session."""
+        for parameter in self._tied:
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad, group=self._pipeline._stage.group)
+
+    def between(
+        self,
+        function: Callable[[], Any],
+        *,
+        every: int = 1,
+        then: Callable[[Any], object] | None = None,
+        **_: object,
+    ) -> None:
+        self._parts.append((function, every, then))
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def steps(self, iterations: int) -> Iterator[PlainStep]:
+        alike = self._pipeline is not None and not self._replicated
+        while self.iteration < iterations and not self._stopped:
+            seed_step(self._seed, self.iteration, None if alike else dist.get_rank())
+            yield PlainStep(self.iteration)
+            self.iteration += 1
+            for function, every, then in self._parts:
+                if self.iteration % every == 0:
+                    result = function()
+                    if then is not None:
+                        then(result)
+
+
+def _unwrapped(optimizer: Any, **_: object) -> Any:
+    return optimizer
+
+
+def _never_restarted() -> object:
+    return types.SimpleNamespace(started_in=1)
+
+
+def _no_copies(session: object, completed: int) -> None:
+    pass
+
+
+def put_in_place() -> None:
+    """In this process, for what is imported from now on."""
+    names: dict[str, Any] = {"Session": PlainSession, "wrap_optimizer": _unwrapped}
+    vars(swift_ft).update(names)
+    replaced: Any = WorkerContext
+    replaced.from_env = staticmethod(_never_restarted)
+    vars(copies)["wait_for_copy"] = _no_copies
