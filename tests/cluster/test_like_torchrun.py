@@ -69,9 +69,7 @@ def trainer(*sizes: str, workers: int = 1) -> Script:
     return Script(f"the trainer {sizes}", command, 4 // workers, workers)
 
 
-TABLE = [
-    place(case.parallelism, case.feature) for case in CASES if not case.impossible and not case.refused
-]
+TABLE = [place(case.parallelism, case.feature) for case in CASES if not case.impossible and not case.refused]
 SCRIPTS = {
     "habits": [
         habit("rates", "exponential"),

@@ -1,6 +1,6 @@
-"""Scripts under plain torchrun, one after the other in forks of the same workers: imports take most of the time.
+"""Scripts under plain torchrun, one after the other in forks of the same workers: imports take the time.
 
-    python -m torch.distributed.run ... -m tests.support.plain_run JOBS
+python -m torch.distributed.run ... -m tests.support.plain_run JOBS
 """
 
 from __future__ import annotations

@@ -43,15 +43,19 @@ class PlainSession:
         self._tied: list[nn.Parameter] = []
 
     def attach_pipeline(self, schedule: Any, **_: object) -> None:
+        """Steps of its workers are alike."""
         self._pipeline = schedule
 
     def attach_ddp(self, model: object) -> None:
+        """Steps of its replicas have numbers of their own."""
         self._replicated = True
 
     def attach_fsdp(self, model: object) -> None:
+        """As for DDP."""
         self._replicated = True
 
     def tie(self, parameter: nn.Parameter, stages: Sequence[int]) -> None:
+        """All stages share it."""
         assert len(stages) == self._pipeline._stage.group_size, "all stages have to share it"
         self._tied.append(parameter)
 
@@ -69,12 +73,15 @@ class PlainSession:
         then: Callable[[Any], object] | None = None,
         **_: object,
     ) -> None:
+        """Whenever it is due, after a step."""
         self._parts.append((function, every, then))
 
     def stop(self) -> None:
+        """No further step."""
         self._stopped = True
 
     def steps(self, iterations: int) -> Iterator[PlainStep]:
+        """One after the other, and what is between them."""
         alike = self._pipeline is not None and not self._replicated
         while self.iteration < iterations and not self._stopped:
             seed_step(self._seed, self.iteration, None if alike else dist.get_rank())

@@ -20,7 +20,14 @@ import xxhash
 from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder
 from swift_ft.checkpoint.state_payload import pack
-from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_fixed, read_state, write_state
+from swift_ft.checkpoint.step.kinds import (
+    CONTAINERS,
+    GENERATORS,
+    is_copied,
+    is_fixed,
+    read_state,
+    write_state,
+)
 from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.loop_frame import loop_frame, set_variables
@@ -162,7 +169,7 @@ def _frozen(value: Any, is_protected: Callable[[torch.Tensor], bool] = lambda _:
     if value is MISSING or is_fixed(value):
         return value
     if isinstance(value, torch.Tensor):
-        may = value.grad_fn is None and value.nbytes <= _MOST_BYTES and not is_protected(value)
+        may = is_copied(value, _MOST_BYTES) and not is_protected(value)
         return value.detach().clone() if may else _UNKNOWN
     if isinstance(value, np.ndarray):
         return value.copy() if value.nbytes <= _MOST_BYTES else _UNKNOWN

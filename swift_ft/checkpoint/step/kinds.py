@@ -23,6 +23,7 @@ from swift_ft.own_code import is_own_class, is_own_module
 __all__ = [
     "CONTAINERS",
     "GENERATORS",
+    "is_copied",
     "is_fixed",
     "is_namespace",
     "is_understood",
@@ -61,6 +62,11 @@ def is_understood(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(is_understood, value))
     return isinstance(value, (*_FIXED, np.ndarray, *CONTAINERS, *GENERATORS)) or is_namespace(value)
+
+
+def is_copied(tensor: torch.Tensor, most_bytes: int) -> bool:
+    """Whether a tensor is noted by a copy: none of a graph, no large one, and no sparse one."""
+    return tensor.grad_fn is None and tensor.layout == torch.strided and tensor.nbytes <= most_bytes
 
 
 def is_fixed(value: Any) -> bool:

@@ -8,7 +8,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_understood, read_state, write_state
+from swift_ft.checkpoint.step.kinds import (
+    CONTAINERS,
+    GENERATORS,
+    is_copied,
+    is_understood,
+    read_state,
+    write_state,
+)
 
 __all__ = ["MOST_BYTES", "Leaf", "leaf_of"]
 
@@ -28,7 +35,7 @@ class Leaf(Protocol):
 def leaf_of(value: Any, most_bytes: int = MOST_BYTES) -> Leaf | None:
     """A value that changes in place, copied now. None for any other, and for one that is too large."""
     if isinstance(value, torch.Tensor):
-        return _Tensor(value) if value.grad_fn is None and value.nbytes <= most_bytes else None
+        return _Tensor(value) if is_copied(value, most_bytes) else None
     if isinstance(value, CONTAINERS):
         return _Container(value)
     if isinstance(value, GENERATORS):

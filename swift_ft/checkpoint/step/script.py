@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from swift_ft.checkpoint.step.kinds import is_understood
+from swift_ft.checkpoint.step.kinds import is_copied, is_understood
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, leaf_of
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.training_state import TrainingState
@@ -200,5 +200,5 @@ class ScriptVariables:
 
 def _is_small(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return value.grad_fn is None and value.nbytes <= _OF_LOOP_BYTES
+        return is_copied(value, _OF_LOOP_BYTES)
     return is_understood(value)

@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for trial in _campaign(args, folder).run():
             counts[trial.outcome] += 1
             said = f": {trial.reason}" if trial.reason else ""
-            console.print(f"{trial.outcome:9}  {trial.plan}{said}", markup=False)
+            habits = f"({', '.join(trial.habits)}) " if trial.habits else ""
+            console.print(f"{trial.outcome:9}  {habits}{trial.plan}{said}", markup=False)
             if trial.outcome != Outcome.IDENTICAL:
                 console.print(f"           see {trial.folder}/output.log", markup=False)
     except SwiftError as error:
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--iterations", type=int, default=8, metavar="N", help="of the script, default: 8")
     made.add_argument("--microbatches", type=int, default=1, metavar="N", help="of its pipeline, default: 1")
     made.add_argument("--copies", action="store_true", help="faults strike memory checkpoints, too")
+    made.add_argument("--habits", action="store_true", help="plant habits of scripts into it, by the seed")
     made.add_argument("--store", default="{folder}/store", help="the script's store, default: %(default)s")
     made.add_argument("--deadline", type=float, default=300.0, metavar="S", help="of a run, default: 300")
     made.add_argument("--keep", type=Path, metavar="DIR", help="where runs keep their files")
@@ -78,7 +80,7 @@ def _campaign(args: argparse.Namespace, folder: Path) -> Campaign:
         (*launch, *limits, *args.launch.split()), tuple(args.script), args.store, args.deadline
     )
     shape = Shape(args.machines, args.workers, args.iterations, args.microbatches, args.faults, args.copies)
-    return Campaign(training, shape, folder, args.seed, args.plans, args.parallel)
+    return Campaign(training, shape, folder, args.seed, args.plans, args.parallel, args.habits)
 
 
 if __name__ == "__main__":

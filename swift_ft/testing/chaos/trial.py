@@ -14,11 +14,13 @@ from pathlib import Path
 
 from swift_ft.faults import Fault
 from swift_ft.testing.chaos.comparison import last_state
+from swift_ft.testing.chaos.habits import Habit
 
 __all__ = ["Outcome", "Training", "Trial", "run_trial"]
 
 _GRACE_S = 20.0
 _MARK = "SWIFT_CHAOS_FOLDER"
+_PLANTED = str(Path(__file__).with_name("planted.py"))
 
 
 class Outcome(StrEnum):
@@ -45,12 +47,19 @@ class Training:
         script: the script and its arguments; ``{folder}`` stands for a folder of each run's own.
         store: the run's store, with ``{folder}``.
         deadline_s: seconds after which a run counts as hung.
+        habits: that are planted into the script.
     """
 
     launch: tuple[str, ...]
     script: tuple[str, ...]
     store: str
     deadline_s: float
+    habits: tuple[Habit, ...] = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The script with its habits, and its arguments."""
+        return (_PLANTED, ",".join(self.habits), *self.script) if self.habits else self.script
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,7 @@ class Trial:
         reason: the line with which it ended; empty if it ended well.
         state: digest of each value in the last checkpoint, by worker and name.
         folder: where its output is.
+        habits: of the script.
     """
 
     plan: str
@@ -72,6 +82,7 @@ class Trial:
     reason: str
     state: dict[str, str]
     folder: Path
+    habits: tuple[Habit, ...] = ()
 
 
 def run_trial(
@@ -100,14 +111,14 @@ def run_trial(
     else:
         same = expected is None or state == expected
         outcome = Outcome.IDENTICAL if same and state else Outcome.WRONG
-    return Trial(text, outcome, code, reason, state, folder)
+    return Trial(text, outcome, code, reason, state, folder, training.habits)
 
 
 def _run(training: Training, folder: Path, inject: str) -> tuple[int | None, str]:
     launcher = [sys.executable, "-m", "swift_ft.cli.run", *training.launch]
     launcher += ["--log-dir", str(folder / "logs"), "--events-out", str(folder / "events.json")]
     launcher += ["--inject", inject]
-    script = [argument.replace("{folder}", str(folder)) for argument in training.script]
+    script = [argument.replace("{folder}", str(folder)) for argument in training.command]
     environment = {**os.environ, _MARK: str(folder), "OMP_NUM_THREADS": "1"}
     with (folder / "console").open("w+", errors="replace") as console:
         process = subprocess.Popen(

@@ -132,3 +132,18 @@ def test_a_group_of_parameters_that_no_module_has(one: Process, other: Process) 
     one.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     with pytest.raises(TopologyMismatchError, match=r"groups of \[2, 1\] parameters when it was saved"):
         other.state.take_over(one.saved())
+
+
+def test_a_sparse_tensor_stays_where_it_is(one: Process, other: Process) -> None:
+    """A copy of its elements would be none of it. What is beside it travels."""
+    sparse = torch.eye(2).to_sparse()
+    vars(one.net).update(gradient=sparse, gradients={"newest": sparse})
+    one.net.history.append(1.0)
+    one.rollback.begin(0)
+    saved = one.saved()
+    one.net.history.append(2.0)
+    vars(one.net)["gradient"] = torch.zeros(2, 2).to_sparse()
+    one.rollback.back()
+    assert vars(one.net)["gradient"] is sparse
+    other.state.take_over(saved)
+    assert other.net.history == [1.0]
