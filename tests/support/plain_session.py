@@ -12,6 +12,7 @@ from torch import nn
 
 import swift_ft
 from swift_ft.determinism import seed_step
+from swift_ft.torch_adapters.ddp import trial_forward
 from swift_ft.worker_context import WorkerContext
 from tests.support import copies
 
@@ -43,8 +44,19 @@ class PlainSession:
         self._tied: list[nn.Parameter] = []
 
     def attach_pipeline(self, schedule: Any, **_: object) -> None:
-        """Steps of its workers are alike."""
+        """Steps of its workers are alike.
+
+        torch learns shapes from a forward pass, for which DDP expects a backward pass: it averages the first
+        microbatch's gradients alone then, or ends with an internal error. Neither is what is compared.
+        """
         self._pipeline = schedule
+        original = schedule._initialize_stage
+
+        def initialize(*args: Any) -> None:
+            with trial_forward(schedule._stage.submod):
+                original(*args)
+
+        schedule._initialize_stage = initialize
 
     def attach_ddp(self, model: object) -> None:
         """Steps of its replicas have numbers of their own."""

@@ -142,6 +142,7 @@ class ScriptVariables:
             f"{namespace.path}.{name}": value
             for (namespace, name), value in zip(self.slots, values, strict=True)
             if isinstance(value, torch.Tensor)
+            and value.layout == torch.strided  # a sparse one has no size in bytes
             and value.nbytes > MOST_BYTES
             and namespace.of_module
             and value.grad_fn is None

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
 import swift_ft
 from swift_ft.testing.chaos.habits import Habit
@@ -140,7 +139,15 @@ def _draw(module: Any, inputs: object, output: Any) -> Any:
 
 
 def _scaled(output: Any, factor: float) -> Any:
-    return tree_map(lambda t: t * factor if isinstance(t, Tensor) and t.is_floating_point() else t, output)
+    """A tensor, or those in lists, tuples and dictionaries of any class."""
+    if isinstance(output, Tensor):
+        return output * factor if output.is_floating_point() else output
+    if type(output) in (list, tuple):
+        return type(output)(_scaled(element, factor) for element in output)
+    if isinstance(output, dict):
+        for key, value in output.items():
+            output[key] = _scaled(value, factor)
+    return output
 
 
 def _trained(optimizer: Optimizer) -> Iterator[Tensor]:
