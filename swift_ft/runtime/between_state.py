@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_adapters.core.buffers import BufferCopies
@@ -86,18 +87,12 @@ class ChangeableState:
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         self._small = state.snapshot()
-        self._groups = _hyper_parameters(state)
+        self._groups = HyperParameters(state.optimizers.values())
 
     def restore(self) -> None:
         """As it was."""
         self._state.restore(self._small)
-        for name, optimizer in self._state.optimizers.items():
-            for group, saved in zip(optimizer.param_groups, self._groups[name], strict=True):
-                for key, value in saved.items():
-                    if isinstance(group.get(key), torch.Tensor):
-                        group[key].copy_(value)
-                    else:
-                        group[key] = copy.deepcopy(value)
+        self._groups.put_back()
 
 
 def _hyper_parameters(state: TrainingState) -> dict[str, list[dict[str, Any]]]:
