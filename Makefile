@@ -78,6 +78,7 @@ bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against 
 	$(BIN)/python -m benchmarks.recovery.verify
 	$(BIN)/python -m benchmarks.recovery.memory
 	$(BIN)/python -m benchmarks.recovery.imports
+	$(BIN)/python -m benchmarks.recovery.step
 	$(BIN)/python -m benchmarks.elastic.change
 	$(BIN)/python -m benchmarks.elastic.forecast
 	$(BIN)/python -m benchmarks.elastic.straggler
