@@ -102,8 +102,8 @@ class Session:
         check_step: in which steps all bits of parameters are compared before and after each optimizer's step,
             to find those that the script changes elsewhere (a momentum encoder, weight noise, a clamp): they
             are copied at the beginning of each step then. ``"first"``: in the first three, and in the 16th,
-            the 32nd, the 64th and so on; in others a sample of elements is compared. ``"always"``;
-            ``"never"``: only a sample.
+            the 32nd, the 64th and so on; after a loss, a sample of elements is compared. ``"always"``;
+            ``"never"``: only after a loss.
         verify: ``"digest"`` compares digests of parameters and optimizer state at each checkpoint boundary:
             of replicas with each other's, of a rebuilt worker with the lost one's, and wherever state is
             loaded or received. If replicas differ, the job ends with an error that names them and the

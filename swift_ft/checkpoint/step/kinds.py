@@ -22,6 +22,7 @@ from swift_ft.own_code import is_own_class, is_own_module
 
 __all__ = [
     "CONTAINERS",
+    "FIXED_EXACTLY",
     "GENERATORS",
     "is_copied",
     "is_fixed",
@@ -46,7 +47,8 @@ _FIXED: tuple[type, ...] = (
         timedelta,
     ),
 )
-_FIXED_EXACTLY = frozenset({bool, int, float, str, type(None)})  # the common ones, asked first
+FIXED_EXACTLY = frozenset({bool, int, float, str, type(None)})
+"""The most common types of values that never change in themselves: asked first."""
 CONTAINERS = (list, dict, set, deque, bytearray)
 """What changes in place, and is copied."""
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -55,7 +57,7 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 
 def is_understood(value: Any) -> bool:
     """Whether a variable with this value may be given its earlier one instead."""
-    if type(value) in _FIXED_EXACTLY:
+    if type(value) in FIXED_EXACTLY:
         return True
     if isinstance(value, torch.Tensor):
         return value.grad_fn is None  # else it belongs to the graph of one step
@@ -71,7 +73,7 @@ def is_copied(tensor: torch.Tensor, most_bytes: int) -> bool:
 
 def is_fixed(value: Any) -> bool:
     """Whether a value never changes in itself."""
-    if type(value) in _FIXED_EXACTLY:
+    if type(value) in FIXED_EXACTLY:
         return True
     return all(map(is_fixed, value)) if isinstance(value, tuple) else isinstance(value, _FIXED)
 

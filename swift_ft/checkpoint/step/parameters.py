@@ -185,12 +185,15 @@ class ParameterWatch:
         """A step is complete: what has changed outside of optimizers is copied from the next one on."""
         if self._expected is None:
             return
-        differing = self._differing()
-        if self._digests is None:
-            # Of what an optimizer has updated, a sample cannot tell what else has changed it.
-            stepped = {p for p, owner in self._owners.items() if id(owner) in self._stepped}
-            differing = [tensor for tensor in differing if tensor not in stepped]
-        self._note(differing)
+        if self._digests is not None:
+            self._note(self._differing())
+            return
+        # Of what an optimizer has updated, nothing tells now what else has changed it. Of all others, no
+        # element is read: that would wait for a device in each step.
+        stepped = {p for p, owner in self._owners.items() if id(owner) in self._stepped}
+        if len(stepped) < len(self._names):
+            moved = [self._expected.tensors[index] for index in self._expected.moved()]
+            self._note(tensor for tensor in moved if tensor not in stepped)
 
     def forget(self) -> None:
         """The tensors are others from now on."""

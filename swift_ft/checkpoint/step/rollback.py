@@ -39,9 +39,9 @@ class CheckStep(StrEnum):
     ALWAYS = "always"
     """In each step."""
     FIRST = "first"
-    """In the first steps of a process, and in its 16th, 32nd, 64th and so on; in others a sample."""
+    """In the first steps of a process, and in its 16th, 32nd, 64th and so on; else a sample after a loss."""
     NEVER = "never"
-    """In none: a sample is compared."""
+    """In none: only a sample after a loss."""
 
 
 @dataclass

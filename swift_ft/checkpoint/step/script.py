@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from swift_ft.checkpoint.step.kinds import is_copied, is_understood
+from swift_ft.checkpoint.step.kinds import FIXED_EXACTLY, is_copied, is_understood
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, leaf_of
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.training_state import TrainingState
@@ -151,6 +151,8 @@ class ScriptVariables:
 
     def _copy(self, values: Iterable[Any], most_bytes: int, leaves: dict[int, Leaf]) -> None:
         for value in values:
+            if type(value) in FIXED_EXACTLY:
+                continue
             if id(value) in leaves or (isinstance(value, torch.Tensor) and self.is_protected(value)):
                 continue
             if (leaf := leaf_of(value, most_bytes)) is not None:

@@ -41,6 +41,15 @@ class Fingerprint:
     versions: Sequence[int]
     samples: Sequence[tuple[Sequence[int], torch.Tensor]]
 
+    def moved(self) -> list[int]:
+        """Positions of the tensors that are elsewhere now, or whose count of changes is another one.
+
+        It reads no element, so it waits for no device.
+        """
+        now = zip(_places(self.tensors), map(version_of, self.tensors), strict=True)
+        noted = zip(self.places, self.versions, strict=True)
+        return [index for index, (one, other) in enumerate(zip(now, noted, strict=True)) if one != other]
+
     def differing(self, other: Fingerprint) -> list[int]:
         """Positions of the tensors that were written to, or are elsewhere, at the other moment."""
         found = {
@@ -70,10 +79,9 @@ class Sampler:
     @torch.no_grad()
     def take(self, tensors: Sequence[torch.Tensor]) -> Fingerprint:
         """The fingerprint of some tensors now. Waits for no device."""
-        here = [local(tensor) for tensor in tensors]
-        places = [tensor.data_ptr() if tensor.layout == torch.strided else 0 for tensor in here]
+        places = _places(tensors)
         if places != self._places:
-            self._look_at(here)
+            self._look_at([local(tensor) for tensor in tensors])
             self._places = places
         samples = []
         for which, views, room in self._kinds:
@@ -96,6 +104,11 @@ class Sampler:
             )
             for (device, dtype, elements), which in kinds.items()
         ]
+
+
+def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
+    here = (local(tensor) for tensor in tensors)
+    return [tensor.data_ptr() if tensor.layout == torch.strided else 0 for tensor in here]
 
 
 def _sampled(tensor: torch.Tensor, elements: int) -> torch.Tensor:

@@ -31,6 +31,17 @@ def test_a_change(change: Callable[[torch.Tensor], object], dtype: torch.dtype) 
 
 
 @torch.no_grad()
+def test_what_moved_is_known_without_reading_an_element() -> None:
+    tensors = [torch.randn(3) for _ in range(4)]
+    noted = Sampler().take(tensors)
+    assert noted.moved() == []
+    tensors[0].data.add_(1)  # only a sample tells
+    tensors[1].add_(1)
+    tensors[2].data = tensors[2].data.clone()
+    assert noted.moved() == [1, 2]
+
+
+@torch.no_grad()
 def test_tensors_of_any_layout() -> None:
     base = torch.randn(8, 6)
     tensors = [base.t(), base[:, ::2], torch.zeros(0), torch.zeros(()), torch.randn(2, 3).to_sparse()]
