@@ -53,6 +53,7 @@ from swift_ft.runtime.settings import (
 )
 from swift_ft.runtime.state_proof import Verify
 from swift_ft.runtime.steps import Step, steps
+from swift_ft.runtime.unprotected_steps import UnprotectedSteps
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.worker_context import WorkerContext
 
@@ -167,6 +168,8 @@ class Session:
         self._attached: set[str] = set()
         self._has_groups = groups is not None
         self._has_snapshots = snapshot_every is not None
+        self._steps_begun = False
+        self._unprotected = UnprotectedSteps(protected.optimizers.values())
         if port := context.config.worker_metrics_port:
             address = context.config.metrics_listen_address(context.address)
             serve_worker_metrics(address, port, context.rank, self.metrics)
@@ -370,8 +373,23 @@ class Session:
 
         After a loss, a replaced worker gets the iterations since its checkpoint as replayed steps, and the
         others get the interrupted one. Ends when every worker has completed the last iteration.
+
+        Args:
+            iterations: of the whole run, all epochs together.
+
+        Raises:
+            UsageError: it is called a second time.
         """
         self._check_attached()
+        if self._steps_begun:
+            raise UsageError(
+                "session.steps() yields the iterations of the whole run, and the script calls it a second "
+                "time. For epochs write `for step in session.steps(epochs * len(loader)):`, and in it "
+                "`epoch, batch = divmod(step.index, len(loader))`.",
+                alike=True,
+            )
+        self._steps_begun = True
+        self._unprotected.close()
         self._assembly.status.steps = iterations
         if self._iterations is None:
             refuse_loaders_that_communicate()
@@ -430,5 +448,6 @@ class Session:
     def close(self) -> None:
         """Release the session, so that another one can be made in this process."""
         global _active
+        self._unprotected.close()
         if _active is self:
             _active = None

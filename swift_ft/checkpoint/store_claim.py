@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from torch.distributed import DistError
 
 from swift_ft.checkpoint.folder import CheckpointFolder
@@ -47,6 +48,7 @@ _LOG_ROOT = "log"
 _JOURNAL = "journal"
 _WORKERS = "workers"
 _OF_REPORT_TIMEOUT = 0.8
+_SEEN_WITHIN_S = 10.0
 
 
 def log_directory(rank: int) -> str:
@@ -109,6 +111,8 @@ def claim_store(
                 rendezvous.wait([CLAIMED], timedelta(seconds=timeout_s))
         except (DistError, RuntimeError) as error:
             raise GaveUpError(f"Worker 0 did not claim {store.url} within {timeout_s:g} s.") from error
+        if context.started_in == 1:  # later a store may be lost, which ends no run
+            _check_shared(store, context)
         store.anchor(RECORD)
         return ()
     if rendezvous.check([CLAIMED]):  # by an earlier worker 0, which may have died before it reported this
@@ -119,6 +123,29 @@ def claim_store(
         rendezvous.set(CLAIMED, json.dumps({"checkpoints": checkpoints}))
     store.anchor(RECORD)
     return checkpoints
+
+
+def _check_shared(store: Store, context: WorkerContext) -> None:
+    """Whether worker 0 has claimed this very store, and not one of its own.
+
+    A network's file system may show a new file some seconds later than it was written.
+
+    Raises:
+        UsageError: this worker's store does not have the run.
+    """
+    tries = Retrying(
+        stop=stop_after_delay(_SEEN_WITHIN_S),
+        wait=wait_fixed(0.2),
+        retry=retry_if_result(lambda run_id: run_id != context.run_id),
+        retry_error_callback=lambda _: None,
+    )
+    with waiting(f"the store {store.url} to show what worker 0 has written", _SEEN_WITHIN_S):
+        found = tries(lambda: (read_record(store) or {}).get("run_id"))
+    if found is None:
+        raise UsageError(
+            f"{store.url} does not have what worker 0 has written into its store: give all workers one "
+            "store, which each machine reaches, in Session(store=...)."
+        )
 
 
 def store_of_run(url: str, run_id: str, patience_s: float) -> Store | None:
