@@ -141,6 +141,7 @@ REASONS = {
         "runtime/pipeline/published_shapes.py:PublishedShapes.find",
         "runtime/pipeline/script_partners.py:ScriptPartners._of",
         "runtime/program_check.py:check_program",
+        "runtime/replicas/own_variables.py:OwnVariables._noted",
         "runtime/replicas/replicas.py:Replicas.reset",
         "runtime/state_proof.py:StateProof._compare_with_predecessor",
     ),

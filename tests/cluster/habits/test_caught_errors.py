@@ -38,8 +38,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     [
         ("ddp", "the body", "reduce", "replica"),
         ("ddp", "the passes", "reduce", "replica"),  # and an update, which is undone
-        ("ddp", "a plain optimizer", "reduce", "fallback"),
-        ("ddp", "an undo that rounds", "reduce", "fallback"),
+        ("ddp", "a plain optimizer", "reduce", "restart"),
+        ("ddp", "an undo that rounds", "reduce", "restart"),
         ("ddp", "another error", "reducing", "replica"),
         ("ddp", "from none", "reduce", "replica"),
         ("ddp", "its own collective", "optimizer", "replica"),
