@@ -71,6 +71,6 @@ def test_a_rebuilt_state_that_differs_is_given_up(
     run = run_flipped(tmp_path, monkeypatch, fault, *LONG, **flip)
     (failed,) = run.events("ReplayFailed")
     assert f"worker 0 after iteration {iteration} is not what the lost worker had saved" in failed["reason"]
-    assert run.recoveries[0]["mode"] == "fallback"
+    assert run.recoveries[0]["mode"] == "restart"
     undisturbed = run_flipped(tmp_path / "undisturbed", monkeypatch, "", *LONG, **{**flip, "rank": 9})
     assert_identical(run, undisturbed)

@@ -22,7 +22,7 @@ def run_several(folder: Path, kind: str, die: str = "") -> ClusterRun:
         ("accumulate", "middle:5:1", "replica"),
         ("two optimizers", "middle:5:0", "replica"),
         ("two updates", "middle:5:1", "replica"),
-        ("two updates", "end:5:1", "fallback"),  # only the last update can be undone
+        ("two updates", "end:5:1", "restart"),  # only the last update can be undone
         ("gan", "middle:5:1", "replica"),
         ("teacher", "before:5:0", "replica"),
         ("reduced late", "end:5:1", "replica"),

@@ -9,6 +9,7 @@ machines, ranks, paths.
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,7 +20,6 @@ import xxhash
 
 from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder
-from swift_ft.checkpoint.state_payload import pack
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     GENERATORS,
@@ -42,6 +42,8 @@ _UNKNOWN: Any = object()
 _MOST_ELEMENTS = 1024
 _MOST_BYTES = 2**26
 _GENERATOR = "swift_ft.generator"
+_UNSAVED = "swift_ft.unsaved"
+"""In the place of a value that has changed and cannot be saved: what there is stays."""
 
 Place = tuple[str, str]
 """A path, and the name of a variable there. The loop's own variables have the path of :data:`_LOOP`."""
@@ -78,15 +80,15 @@ class CarriedVariables:
             if value is before and is_fixed(value):
                 continue
             now = self._now(value)
-            if now is _UNKNOWN or _equal(now, before) or not _is_plain(now):
+            if (now is _UNKNOWN and before is _UNKNOWN) or _equal(now, before):
                 continue
-            changed.setdefault(path, {})[name] = now
+            changed.setdefault(path, {})[name] = now if self._is_plain(now) else {_UNSAVED: True}
         return changed
 
     def digests(self) -> dict[str, int]:
         """A digest of each value that is not that of the start, by path and name, a line feed between."""
         return {
-            f"{path}\n{name}": xxhash.xxh3_64_intdigest(pack(value))
+            f"{path}\n{name}": xxhash.xxh3_64_intdigest(self._variables.state.pack(value))
             for path, values in self.to_save().items()
             for name, value in values.items()
         }
@@ -108,14 +110,16 @@ class CarriedVariables:
         places = dict(self._values())
         for path, values in saved.items():
             for name, value in values.items():
-                if (path, name) in self.own:
+                if (path, name) in self.own or (isinstance(value, dict) and _UNSAVED in value):
                     continue
                 self._put((path, name), places.get((path, name), MISSING), value)
         for place, value in places.items():
             before = self._start.get(place, _UNKNOWN)
             in_saved = place[1] in saved.get(place[0], ())
-            kept = in_saved or place in self.own
-            if before is not _UNKNOWN and not kept and not _equal(self._now(value), before):
+            if before is _UNKNOWN or in_saved or place in self.own:
+                continue
+            now = self._now(value)
+            if now is not _UNKNOWN and not _equal(now, before):
                 self._put(place, value, before)
 
     def _put(self, place: Place, now: Any, value: Any) -> None:
@@ -149,13 +153,25 @@ class CarriedVariables:
             extra={"event": "variable_missing", "variable": ".".join(place)},
         )
 
+    def _is_plain(self, value: Any) -> bool:
+        """Whether a checkpoint can hold it, and it can be read back."""
+        if value is _UNKNOWN:
+            return False
+        try:
+            Encoder(self._variables.state.known).encode(value)
+        except NotPlainError:
+            return False
+        return True
+
     def _now(self, value: Any) -> Any:
         return _frozen(value, self._variables.is_protected)
 
     def _values(self) -> Iterator[tuple[Place, Any]]:
         variables = self._variables
+        small = variables.state.small.keys()  # they say themselves what is their state
         for namespace, name in variables.slots:
-            yield (namespace.path, name), namespace.variables.get(name, MISSING)
+            if _root_of(namespace.path) not in small:
+                yield (namespace.path, name), namespace.variables.get(name, MISSING)
         for path, cell in variables.cells:
             yield (_CELLS, path), content_of(cell)
         for name, value in variables.of_loop().items():
@@ -249,10 +265,6 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a checkpoint can hold it, and it can be read back."""
-    try:
-        Encoder().encode(value)
-    except NotPlainError:
-        return False
-    return True
+def _root_of(path: str) -> str:
+    """The name from which a path begins."""
+    return re.split(r"[.\[]", path, maxsplit=1)[0]

@@ -45,10 +45,11 @@ class OwnVariables:
         self._steps = 0
         self._ours: Mapping[str, int] | None = None  # until they were compared
 
-    def begin(self, replicas: Sequence[int]) -> None:
+    def begin(self, iteration: int, replicas: Sequence[int]) -> None:
         """A step begins, live.
 
         Args:
+            iteration: which one.
             replicas: ranks of this worker and its replicas.
 
         Raises:
@@ -61,9 +62,9 @@ class OwnVariables:
             self._carried.note_generators()
         elif self._steps == _NOTED_AT:
             if self._rendezvous.check([_key(self._rank)]):
-                return  # an earlier worker of this rank did, in the same iteration as all others
+                return  # an earlier worker of this rank did
             self._ours = self._carried.digests()
-            self._writer.set(_key(self._rank), json.dumps(self._ours))
+            self._writer.set(_key(self._rank), json.dumps([iteration, self._ours]))
         elif self._ours is not None and self._rendezvous.check([_key(rank) for rank in replicas]):
             self._refuse_generators(replicas)
             self._ours = None
@@ -78,14 +79,14 @@ class OwnVariables:
             self._carried.own = frozenset()
 
     def _unlike(self, replicas: Sequence[int]) -> frozenset[Place]:
-        noted = [self._noted(rank) for rank in replicas if self._rendezvous.check([_key(rank)])]
+        noted = self._noted([rank for rank in replicas if self._rendezvous.check([_key(rank)])])
         every = {name for one in noted for name in one}
         unlike = (name for name in every if len({one.get(name) for one in noted}) > 1)
         return frozenset(_place(name) for name in unlike)
 
     def _refuse_generators(self, replicas: Sequence[int]) -> None:
-        for rank in replicas:
-            theirs, ours = self._noted(rank), self._ours or {}
+        ours = self._ours or {}
+        for rank, theirs in zip(replicas, self._noted(replicas), strict=False):
             first, last = sorted((rank, self._rank))
             for name in sorted(ours.keys() & theirs.keys()):
                 if ours[name] != theirs[name] and self._carried.goes_on(_place(name)):
@@ -97,8 +98,10 @@ class OwnVariables:
                         "own, which is seeded by (seed, iteration, rank)."
                     )
 
-    def _noted(self, rank: int) -> dict[str, int]:
-        return dict(json.loads(self._rendezvous.get(_key(rank))))
+    def _noted(self, ranks: Sequence[int]) -> list[dict[str, int]]:
+        """What workers have noted; nothing if a loss came between, so that they did in unlike iterations."""
+        notes = [json.loads(self._rendezvous.get(_key(rank))) for rank in ranks]
+        return [note for _, note in notes] if len({iteration for iteration, _ in notes}) == 1 else []
 
 
 def _key(rank: int) -> str:

@@ -186,7 +186,7 @@ class Replicas:
         self._iteration = iteration
         self._prepared = None
         if self.own_variables is not None:
-            self.own_variables.begin(self.ranks)
+            self.own_variables.begin(iteration, self.ranks)
         self._undone.clear()
         if self._hook is not None:
             self._hook.begin(iteration)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -106,6 +108,51 @@ def test_back_to_a_state_of_before(one: Process) -> None:
     assert net.history == []
     assert not net.table.any()
     assert net.noise.get_state().equal(torch.Generator().manual_seed(1).get_state())
+
+
+class Phase(enum.Enum):
+    WARM, HOT = range(2)
+
+
+class Meter:
+    """A part of the state, with variables of its own."""
+
+    def __init__(self) -> None:
+        self.value: Any = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def test_a_value_that_cannot_be_saved_stays_as_it_is(one: Process, other: Process) -> None:
+    """It is not taken for one that has not changed."""
+    vars(one.net)["handle"] = None
+    vars(other.net)["handle"] = None
+    for process in (one, other):
+        process.rollback.watch()
+    vars(one.net)["handle"] = threading.Lock()
+    vars(other.net)["handle"] = lock = threading.Lock()
+    other.state.take_over(one.saved())
+    assert vars(other.net)["handle"] is lock
+    other.state.take_over(Process(2).saved())
+    assert vars(other.net)["handle"] is lock
+
+
+def test_parts_of_the_state_say_themselves_what_is_their_state() -> None:
+    meter = Meter()
+    model = nn.Linear(2, 2)
+    vars(model)["phase"] = Phase.WARM
+    state = TrainingState({"model": model, "meter": meter})
+    Rollback(state).watch()
+    meter.value, vars(model)["phase"] = Phase.HOT, Phase.HOT
+    saved = state.to_save()
+    meter.value, vars(model)["phase"] = 7, Phase.WARM
+    state.take_over(saved)
+    assert meter.value is Phase.HOT
+    assert vars(model)["phase"] is Phase.HOT
 
 
 def test_groups_that_were_added_and_held(one: Process, other: Process) -> None:
