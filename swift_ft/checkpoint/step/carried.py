@@ -129,7 +129,7 @@ class CarriedVariables:
         if isinstance(value, dict) and _GENERATOR in value:
             self._say_missing(place)
             return
-        value = _thawed(value)
+        value = _frozen(value)
         if path == _FLAGS:
             if (parameter := self._variables.state.named_parameters().get(name)) is not None:
                 parameter.requires_grad_(value)
@@ -212,11 +212,6 @@ def _seeding(generator: Any) -> tuple[int, int]:
     return id(generator), seed
 
 
-def _thawed(value: Any) -> Any:
-    """A copy for the script to change."""
-    return _frozen(value)
-
-
 def _put_into(now: Any, value: Any) -> bool:
     """Put a value into what is in its place, which others hold. False if that is of another kind."""
     if isinstance(value, dict) and _GENERATOR in value:
@@ -229,16 +224,16 @@ def _put_into(now: Any, value: Any) -> bool:
             now.copy_(value)
         return bool(alike)
     if isinstance(now, list) and isinstance(value, list):
-        now[:] = _thawed(value)
+        now[:] = _frozen(value)
     elif isinstance(now, dict) and isinstance(value, dict):
         now.clear()
-        now.update(_thawed(value))
+        now.update(_frozen(value))
     elif isinstance(now, set) and isinstance(value, set):
         now.clear()
         now.update(value)
     elif isinstance(now, deque) and isinstance(value, deque):
         now.clear()
-        now.extend(_thawed(value))
+        now.extend(_frozen(value))
     else:
         return False
     return True

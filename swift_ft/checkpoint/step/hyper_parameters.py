@@ -15,8 +15,6 @@ from torch.optim import Optimizer
 
 __all__ = ["HyperParameters"]
 
-_FIXED = (int, float, bool, str, type(None))
-
 
 class HyperParameters:
     """The groups of some optimizers at one moment.
@@ -65,8 +63,6 @@ class _Group:
 
 def _copy(value: Any) -> tuple[Any, Any]:
     """A value and its copy. Of a list of parameters the list is new, and the parameters are the same."""
-    if isinstance(value, _FIXED):
-        return value, value
     if isinstance(value, torch.Tensor):
         return value, value.detach().clone()
     if isinstance(value, list | tuple | dict | set):

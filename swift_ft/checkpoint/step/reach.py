@@ -91,17 +91,15 @@ class Reach:
     cells: list[tuple[str, CellType]]
 
 
-def reach(roots: Iterable[tuple[str, Any]], variables: Mapping[str, Any] | None) -> Reach:
+def reach(roots: Iterable[tuple[str, Any]]) -> Reach:
     """Look for all that there is.
 
     Args:
-        roots: of the session's state, by name.
-        variables: of the function that runs the loop. They are no namespace here.
+        roots: by name. What holds them is no namespace here.
     """
     found = Reach([], [], [])
     seen: dict[int, Any] = {}
     todo: deque[tuple[str, Any, bool]] = deque((name, value, False) for name, value in roots)
-    todo.extend((name, value, False) for name, value in (variables or {}).items())
     while todo and len(found.namespaces) < _MOST_NAMESPACES:
         path, value, in_container = todo.popleft()
         if id(value) in seen:

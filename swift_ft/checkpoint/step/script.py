@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CellType
+from types import CellType, FrameType
 from typing import Any
 
 import torch
@@ -172,24 +172,20 @@ class ScriptVariables:
     def look(self) -> None:
         """Look for all that the script can reach: some milliseconds."""
         frame = loop_frame()
-        variables: dict[str, Any] = {}
-        if frame is not None:
-            variables = frame.f_globals if frame.f_locals is frame.f_globals else dict(frame.f_locals)
-        self._reach = reach(self._roots(), variables)
+        self._reach = reach(self._roots(frame))
         if frame is not None:
             self._reach.namespaces.append(Namespace("", frame.f_globals))
-            inner = reach(((n, v) for n, v in frame.f_globals.items() if not n.startswith("__")), None)
-            known = {id(n.variables) for n in self._reach.namespaces}
-            self._reach.namespaces += [n for n in inner.namespaces if id(n.variables) not in known]
-            self._reach.leaves += inner.leaves
-            self._reach.cells += inner.cells
         self._protected = {storage_id(tensor) for tensor in self._large()}
         self._note_slots()
 
-    def _roots(self) -> Iterator[tuple[str, Any]]:
+    def _roots(self, frame: FrameType | None) -> Iterator[tuple[str, Any]]:
+        """The state's parts first: what they reach has their names."""
         yield from self.state.modules.items()
         yield from self.state.optimizers.items()
         yield from self.state.small.items()
+        if frame is not None:
+            yield from frame.f_locals.items()
+            yield from ((name, value) for name, value in frame.f_globals.items() if not name.startswith("__"))
 
     def _large(self) -> Iterator[torch.Tensor]:
         yield from self.state.tensors()
