@@ -109,7 +109,7 @@ def claimed(
     folder: CheckpointFolder, rendezvous: Rendezvous, rank: int, mode: str = "resume"
 ) -> tuple[int, ...]:
     config = RunConfig(resume=mode == "resume", fresh=mode == "fresh")
-    context = SimpleNamespace(rank=rank, run_id="second", config=config)
+    context = SimpleNamespace(rank=rank, started_in=1, run_id="second", config=config)
     return claim.claim_store(
         folder.store, cast(WorkerContext, context), cast(Any, rendezvous), {"machines": 2}, 1.0
     )
