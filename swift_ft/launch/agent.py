@@ -176,7 +176,8 @@ class MachineAgent(ElasticAgent):
             if number == signal.SIGINT:
                 state, left = membership.follower.append(ending), reason
             else:
-                state = membership.follower.append(ev.MachineLost(machine=membership.machine, reason=reason))
+                left_by = ev.MachineLost(machine=membership.machine, reason=reason, stopped_by=number)
+                state = membership.follower.append(left_by)
                 if not state.membership.members and not state.membership.spares:  # no machine is left
                     state = membership.follower.append(ending)
             self.run_is_over = state.phase == Phase.ENDED

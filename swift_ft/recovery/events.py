@@ -99,7 +99,8 @@ class MachineLost:
     up may still report others; such a report is ignored. ``on_request`` marks a machine that leaves because
     it was asked to (:class:`DrainRequested`), which is no failure. ``silent`` marks one of which nothing was
     heard, though its connection lived: it may only have been frozen, and come back. ``out_of_memory`` marks
-    one in which the kernel has ended a process for want of memory.
+    one in which the kernel has ended a process for want of memory. ``stopped_by`` is the number of the signal
+    that its launcher was stopped by, if it was.
     """
 
     machine: str
@@ -108,6 +109,7 @@ class MachineLost:
     on_request: bool = False
     silent: bool = False
     out_of_memory: bool = False
+    stopped_by: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,6 +225,7 @@ class Tries:
         no_helpers_reason: why no worker helps in replays, until all are live.
         strangers: machines refused since the last committed checkpoint because what they computed differed.
         replay_targets: by rank, the iteration up to which the last plan replays, until all are live.
+        stopped: how the job ends if scripts end because of a signal that a launcher got, until all are live.
     """
 
     restarts_left: int = 0
@@ -236,6 +237,7 @@ class Tries:
     no_helpers_reason: str | None = None
     strangers: int = 0
     replay_targets: Map[int, int] = field(default_factory=Map)
+    stopped: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True)

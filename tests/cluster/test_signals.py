@@ -190,3 +190,19 @@ def test_a_signal_to_all_processes_at_once_is_a_stop(hosts: Hosts, monkeypatch: 
     assert launcher.wait(60) == 143
     assert hosts.end() == {"all": 143}
     assert hosts.output("all").splitlines()[-1] == "swift-run: stopped by SIGTERM"
+
+
+def test_scripts_that_end_at_a_signal_on_other_hosts_are_no_early_end(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler signals all processes, and one launcher has not heard of it yet."""
+    handling(hosts, monkeypatch, ends={"SIGTERM": [0, 1]})
+    for node, name in enumerate(("first", "second")):
+        hosts.start(name, node)
+    hosts.wait_for("iteration 2:", "second")
+    hosts.processes["first"].send_signal(signal.SIGTERM)
+    os.kill(int((hosts.folder / "worker-1").read_text()), signal.SIGTERM)
+    assert hosts.end() == {"first": 143, "second": 143}
+    assert (hosts.folder / "SIGTERM-1").exists()
+    assert (hosts.folder / "SIGTERM-0").exists() or (hosts.folder / "agrees-0").exists()
+    assert hosts.output("second").splitlines()[-1] == "swift-run: stopped by SIGTERM"

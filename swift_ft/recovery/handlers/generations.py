@@ -13,7 +13,7 @@ from swift_ft.recovery.maps import without
 from swift_ft.recovery.membership import Membership, Spare
 from swift_ft.recovery.values import replace
 
-__all__ = ["end_job", "fill_slots", "open_generation", "restart_all", "vacate"]
+__all__ = ["end_job", "end_too_early", "fill_slots", "open_generation", "restart_all", "vacate"]
 
 
 def fill_slots(state: State) -> State:
@@ -81,8 +81,8 @@ def open_generation(state: State, started: Collection[int] = ()) -> State:
     Who has reported since the last plan is not asked again. A worker whose script has ended cannot answer.
     The job ends at once, since the others need it.
     """
-    if reason := why_too_early(state):
-        return end_job(state, reason)
+    if (ended := end_too_early(state)) is not None:
+        return ended
     generation = state.generation + 1
     membership = replace(
         state.membership,
@@ -140,3 +140,15 @@ def end_job(state: State, reason: str, exit_code: int = 1) -> State:
         round=replace(state.round, plan=None),
         verdict=Verdict(False, reason, exit_code),
     )
+
+
+def end_too_early(state: State) -> State | None:
+    """End the job if it cannot go on without workers whose script has ended. None if it can.
+
+    Scripts that save and end at a signal may do so on all machines before each launcher has said that it got
+    one. Then the signal has ended the job, and not the script.
+    """
+    if not (reason := why_too_early(state)):
+        return None
+    stopped = state.tries.stopped
+    return end_job(state, reason) if stopped is None else end_job(state, stopped.reason, stopped.exit_code)

@@ -8,10 +8,10 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import DEADLINE, MAX_TRIES
-from swift_ft.recovery.early_ends import why_incomplete, why_too_early
+from swift_ft.recovery.early_ends import why_incomplete
 from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.handlers.failures import note_failure, note_machine
-from swift_ft.recovery.handlers.generations import end_job, fill_slots, restart_all, vacate
+from swift_ft.recovery.handlers.generations import end_job, end_too_early, fill_slots, restart_all, vacate
 from swift_ft.recovery.handlers.guests import guest_declined, relieve_guests
 from swift_ft.recovery.handlers.newcomers import (
     is_newcomer,
@@ -94,6 +94,9 @@ def machine_lost(state: State, event: ev.MachineLost) -> State:
         if event.silent:
             membership = membership.fell_silent(event.machine)
         state = replace(state, membership=membership)
+    if event.stopped_by and event.machine in state.membership.slots:
+        stopped = Verdict(False, event.reason, 128 + event.stopped_by)
+        state = replace(state, tries=replace(state.tries, stopped=stopped))
     before, generation = state, state.generation
     if not event.on_request:
         before = note_machine(state, event.machine, event.reason, out_of_memory=event.out_of_memory)
@@ -138,8 +141,8 @@ def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
             f"{failures} machines were lost since the last checkpoint, "
             f"more than the limit of {limit} (the last one: {event.reason})",
         )
-    if not state.all_finished and (why := why_too_early(state)):
-        return end_job(state, why)
+    if not state.all_finished and (ended := end_too_early(state)) is not None:
+        return ended
     if membership.exited or state.all_finished:
         return end_job(state, why_incomplete(state, f"machine {event.machine} was lost", event.reason))
     if why := state.tries.attempts.out_of_memory():
@@ -203,8 +206,8 @@ def script_exited(state: State, event: ev.ScriptExited) -> State:
     if state.phase == Phase.LIVE:  # no worker has to wait for this worker's last iteration
         finished = state.round.finished.update(dict.fromkeys(ranks))
         return replace(state, round=replace(state.round, finished=finished))
-    if not state.membership.restart_all and (why := why_too_early(state)):
-        return end_job(state, why)
+    if not state.membership.restart_all and (too_early := end_too_early(state)) is not None:
+        return too_early
     return state
 
 

@@ -9,10 +9,9 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import COMMUNICATION, STATE, Way
-from swift_ft.recovery.early_ends import why_too_early
 from swift_ft.recovery.handlers.checkpoints import give_up_checkpoint
 from swift_ft.recovery.handlers.failures import note_failure
-from swift_ft.recovery.handlers.generations import end_job, open_generation, restart_all
+from swift_ft.recovery.handlers.generations import end_job, end_too_early, open_generation, restart_all
 from swift_ft.recovery.handlers.layouts import in_layout, placed, with_new_layout
 from swift_ft.recovery.handlers.newcomers import (
     MAX_STRANGERS,
@@ -46,8 +45,8 @@ def status_reported(state: State, event: ev.StatusReported) -> State:
         return state
     statuses = state.round.statuses.set(event.rank, status_that_counts(state, event))
     state = replace(state, has_sessions=True, round=replace(state.round, statuses=statuses))
-    if why := why_too_early(state):
-        return end_job(state, why)
+    if (ended := end_too_early(state)) is not None:
+        return ended
     return state if len(statuses) < state.world_size else _decide(state)
 
 
@@ -303,6 +302,7 @@ def _live_if_ready(state: State) -> State:
         fallback_reason=None,
         no_helpers_reason=None,
         replay_targets=Map(),
+        stopped=None,
     )
     live = replace(state, phase=Phase.LIVE, tries=tries, round=replace(state.round, awaiting=Map()))
     if (layout := state.plan.new_layout) is None:
@@ -350,8 +350,8 @@ def _diverged(state: State, event: ev.ReplayFailed) -> State:
     nothing proves may be what diverged: an older one is.
     """
     why = f"worker {event.rank} cannot replay: {event.reason}"
-    if too_early := why_too_early(state):
-        return end_job(state, too_early)
+    if (ended := end_too_early(state)) is not None:
+        return ended
     state = note_failure(state, STATE, why)
     if event.doubts is not None and event.doubts == state.checkpoints.committed:
         why += f" (the checkpoint of iteration {event.doubts}, which it began from, cannot be verified)"

@@ -57,6 +57,7 @@ def _setup(line: Line) -> tuple[str, ...]:
 def _lost(line: Line, _: State) -> list[ev.Event]:
     reporter = line.option("by") or ""
     on_request, silent, starved = (line.flag(name) for name in ("on-request", "silent", "out-of-memory"))
+    stopped_by = line.number("signal", 0)
     machine, reason = line.take(), line.text("was killed")
     return [
         ev.MachineLost(
@@ -66,6 +67,7 @@ def _lost(line: Line, _: State) -> list[ev.Event]:
             on_request=on_request,
             silent=silent,
             out_of_memory=starved,
+            stopped_by=stopped_by,
         )
     ]
 
