@@ -142,7 +142,7 @@ MEANINGS = {
     "source_changed": "A file of the program was edited. The run goes on with what it began with.",
     "source_lost": "A main file that could not be kept was edited: no machine here can replace a lost one.",
     "statistics_lost": "A worker goes on with a replica's running statistics, because its own are lost.",
-    "wait_over": "A wait that was announced is over.",
+    "wait_over": "A wait that was announced is over, or given up.",
     "waiting": "A wait takes more than 10 s: what for, how long already, and until when.",
     "store_waited_for": "The store is full, not writable, gone, or does not answer, and is tried again.",
     "worker_history_not_written": "What a worker did is not in the store yet. It is tried again later.",

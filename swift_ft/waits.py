@@ -78,6 +78,8 @@ def _rounded(seconds: float) -> str:
 def waiting(what: str | Callable[[], str], limit_s: float | None = None, *, flag: str = "") -> Iterator[None]:
     """Announce the wait in the block, if it takes long, and its end, if it was announced.
 
+    One that an exception ends is said to be given up: what it waited for did not come.
+
     Args:
         what: completes "waits for"; a callable is asked at each announcement, in the announcing thread.
         limit_s: the limit of the wait in the block; None or infinite if it has none.
@@ -87,8 +89,10 @@ def waiting(what: str | Callable[[], str], limit_s: float | None = None, *, flag
     number = speaker.begin(_Wait(what, limit_s, flag))
     try:
         yield
-    finally:
-        speaker.end(number)
+    except BaseException:
+        speaker.end(number, "given up")
+        raise
+    speaker.end(number, "over")
 
 
 @dataclass(slots=True)
@@ -104,9 +108,9 @@ class _Wait:
         text = wait_in_words(self.announced, now - self.announcements.since, self.limit_s, flag=self.flag)
         _logger.warning("%s", text, extra={"event": "waiting"})
 
-    def announce_end(self, now: float) -> None:
+    def announce_end(self, now: float, how: str) -> None:
         waited = _rounded(now - self.announcements.since)
-        text = f"the wait for {self.announced} is over after {waited}"
+        text = f"the wait for {self.announced} is {how} after {waited}"
         _logger.info("%s", text, extra={"event": "wait_over"})
 
 
@@ -132,11 +136,11 @@ class _Speaker:
                 self._changed.notify()
         return number
 
-    def end(self, number: int) -> None:
+    def end(self, number: int, how: str) -> None:
         with self._changed:
             wait = self._waits.pop(number)
         if wait.announced:
-            wait.announce_end(time.monotonic())
+            wait.announce_end(time.monotonic(), how)
 
     def _run(self) -> None:
         while True:

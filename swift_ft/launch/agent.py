@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -26,7 +27,7 @@ from swift_ft.launch.agent_settings import AgentSettings
 from swift_ft.launch.agent_status import AgentStatus, WorkerFacts
 from swift_ft.launch.guests import Guests
 from swift_ft.launch.neighbour_watch import NeighbourWatch
-from swift_ft.launch.passed_signals import PassedSignals
+from swift_ft.launch.passed_signals import PassedSignals, handles
 from swift_ft.launch.processes import StandbyContext
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.run_end import RunEnd
@@ -43,6 +44,7 @@ from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.spans import recorder
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
+from swift_ft.waits import waiting
 
 __all__ = ["MachineAgent"]
 
@@ -112,6 +114,7 @@ class MachineAgent(ElasticAgent):
         )
         self._guests = Guests(standby, spec.rdzv_handler, settings.config.elastic_wait_s)
         self._sessionless_in = 0
+        self._stopping = False  # by a signal
         self._prepared = False  # workers that wait for a slot
         self._forming_since: float | None = None
         self._rejoin_at: float | None = None
@@ -176,6 +179,7 @@ class MachineAgent(ElasticAgent):
             if number == signal.SIGINT:
                 state, left = membership.follower.append(ending), reason
             else:
+                self._let_scripts_end(number)
                 left_by = ev.MachineLost(machine=membership.machine, reason=reason, stopped_by=number)
                 state = membership.follower.append(left_by)
                 if not state.membership.members and not state.membership.spares:  # no machine is left
@@ -187,6 +191,30 @@ class MachineAgent(ElasticAgent):
             self._end(ended)
         self.verdict = Verdict(False, left, 128 + number)
         return self._result(ok=False)
+
+    def _let_scripts_end(self, number: signal.Signals) -> None:
+        """Pass a signal on that stops this launcher, and wait for scripts that handle it.
+
+        They may save, or agree with the others to end after a step, as they do under torchrun. Once the
+        journal calls the machine lost its workers end in the middle of that, so it hears of it afterwards.
+        """
+        self._stopping = True
+        running = self._processes.running() if self._processes is not None else {}
+        handled = {local_rank: pid for local_rank, pid in running.items() if handles(pid, number)}
+        for pid in handled.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        what, limit_s = f"the scripts here to end, which handle {number.name}", self._settings.shutdown_s
+        deadline = time.monotonic() + limit_s
+        lost = contextlib.suppress(ConnectionAbortedError, ChildProcessError)  # the workers end with these
+        with waiting(what, limit_s), lost:
+            while self._processes is not None and (left := handled.keys() & self._processes.running().keys()):
+                if (left_s := deadline - time.monotonic()) <= 0:
+                    for local_rank in left:
+                        self._processes.kill(local_rank)
+                    return
+                for key, _ in self._selector.select(timeout=left_s):
+                    self._handle(key.fileobj, key.data)
 
     def _end(self, state: State) -> None:
         """The job has ended, and this machine's workers have."""
@@ -370,7 +398,7 @@ class MachineAgent(ElasticAgent):
         if "stopped" in report:
             self._watch.stopped()
         local_rank = self._processes.note(report)
-        if local_rank is None:
+        if local_rank is None or self._stopping:
             return
         self._heard.read(local_rank)  # those that it sent before it ended
         rank, code = self.workers[local_rank].global_rank, self._processes.exit_codes[local_rank]

@@ -293,6 +293,17 @@ def test_a_long_wait_and_its_end_are_announced(spoken: Spoken) -> None:
     assert ended[1].startswith("the wait for a machine is over after ")
 
 
+def test_a_wait_that_fails_is_not_called_over(spoken: Spoken) -> None:
+    def wait_in_vain() -> None:
+        with waiting("a store"):
+            assert spoken.spoke.wait(30.0)
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        wait_in_vain()
+    assert spoken.messages[-1][1].startswith("the wait for a store is given up after ")
+
+
 def test_a_short_wait_is_silent(spoken: Spoken) -> None:
     for _ in range(100):
         with waiting("what is there already"):
