@@ -85,7 +85,7 @@ MEANINGS = {
     "copy_not_held": "A copy of a state did not reach the machine that holds it. The one before it stays.",
     "copy_request_failed": "A worker could not answer a request for a copy that it holds.",
     "checkpoint_damaged": "A part of a checkpoint is not what was saved. All workers return to an older one.",
-    "archive_failed": "The journal cannot be archived in the store now. It is tried again later.",
+    "archive_failed": "The end of the run cannot be written into its store, or tidied, now.",
     "archive_left_to_agent": "A worker ends before it has archived the journal's end. Its agent does.",
     "layers_received": "A worker has taken layers that moved to it: how many bytes, in how many seconds.",
     "batch_position_unknown": "A resumed script ignores `step.index`. It may begin with its first batch.",

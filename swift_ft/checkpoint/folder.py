@@ -7,7 +7,7 @@ checkpoints/00000020/committed.json       names all parts; without it the checkp
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,7 +24,7 @@ __all__ = ["CheckpointFolder", "Part"]
 
 _ROOT = "checkpoints"
 _MARKER = "committed.json"
-_PART = re.compile(r"rank-\d{5}\.g(\d{5})")
+_PART = re.compile(r"rank-(?P<rank>\d{5})\.g(?P<generation>\d{5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,13 @@ class CheckpointFolder:
         for iteration in self.committed():
             self._delete_orphans(iteration)
 
+    def sweep_drafts(self, ranks: Collection[int]) -> None:
+        """Delete what workers that have ended were writing into their parts."""
+        for name in self._all():
+            for part in self.store.list(f"{_ROOT}/{name}"):
+                if (found := _PART.fullmatch(part)) and int(found["rank"]) in ranks:
+                    self.store.sweep(f"{_ROOT}/{name}/{part}")
+
     def uncommitted(self) -> list[str]:
         """The folders of checkpoints that are being saved, or that were never complete."""
         folders = (f"{_ROOT}/{name}" for name in self._all())
@@ -238,4 +245,4 @@ def _names(marker: Mapping[str, Any]) -> set[str]:
 def _generation(name: str) -> int:
     """In which a part was saved; 0 for other files."""
     found = _PART.fullmatch(name)
-    return int(found[1]) if found else 0
+    return int(found["generation"]) if found else 0

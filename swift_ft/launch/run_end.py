@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.store_claim import store_of_run
+from swift_ft.checkpoint.worker_history import sweep_histories
 from swift_ft.coordination.archive import JournalArchive, end_of
 from swift_ft.errors import first_line
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
-from swift_ft.storage.store import TEMPORARY_SUFFIX
+from swift_ft.storage.store import TEMPORARY_SUFFIX, Store
 
 __all__ = ["RunEnd"]
 
@@ -77,8 +79,13 @@ class RunEnd:
         """
         archives = slot is None or slot in sorted(state.membership.members)[:_ARCHIVING_SLOTS]
 
+        ranks = state.ranks_of(slot) if slot is not None else range(0)
+        succeeded = state.verdict is not None and state.verdict.ok
+
         def tidy() -> None:
             self._sweep_logs()
+            if not succeeded and ranks:
+                self._in_store(lambda store: self._sweep_drafts(store, state, ranks), limit_s, "tidied")
             if archives:
                 self._archive(limit_s)
 
@@ -94,22 +101,35 @@ class RunEnd:
                 with contextlib.suppress(OSError):
                     leftover.unlink()
 
+    def _sweep_drafts(self, store: Store, state: State, ranks: range) -> None:
+        """Workers of other machines may be writing theirs."""
+        CheckpointFolder(store).sweep_drafts(ranks)
+        ended = dict.fromkeys(ranks, state.generation + 1)
+        sweep_histories(store, self._run_id, ended, state.membership.slots)
+
     def _archive(self, limit_s: float) -> None:
+        self._in_store(self._write_tail, limit_s, "archived")
+
+    def _write_tail(self, store: Store) -> None:
+        archive = JournalArchive(store, self._run_id)
+        end = end_of(archive.spans())
+        with self._lock:
+            new = [entry for entry in self._tail if entry.position >= end]
+        if new:
+            archive.write(new)
+
+    def _in_store(self, act: Callable[[Store], None], limit_s: float, done: str) -> None:
+        """Do something in the run's store, which may be gone, or of another run by now."""
         if not self._store:
             return
         try:
             store = store_of_run(self._store, self._run_id, limit_s)
-            if store is None:
-                return
-            archive = JournalArchive(store, self._run_id)
-            end = end_of(archive.spans())
-            with self._lock:
-                new = [entry for entry in self._tail if entry.position >= end]
-            if new:
-                archive.write(new)
+            if store is not None:
+                act(store)
         except Exception as error:
             _logger.warning(
-                "The end of the journal could not be archived: %s",
+                "The end of the run could not be %s in its store: %s",
+                done,
                 first_line(error),
                 extra={"event": "archive_failed"},
             )

@@ -19,7 +19,7 @@ from swift_ft.launch.run_end import RunEnd
 from swift_ft.offline.archive import read_journal
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.job_state import JobShape, Phase, State, Verdict
 from swift_ft.recovery.membership import Membership
 from swift_ft.storage.store import Store
 
@@ -268,6 +268,21 @@ def test_an_agent_writes_in_no_other_store(archive: JournalArchive, tmp_path: Pa
     run_end(archive, journal(4)).archive(30.0)
     run_end(archive, journal(4), store="").archive(30.0)
     assert files(archive) == []
+
+
+@pytest.mark.parametrize("ok", [False, True])
+def test_what_its_workers_were_writing_goes_where_a_run_fails(archive: JournalArchive, ok: bool) -> None:
+    """Not what workers of another machine may be writing still, and nothing that is whole."""
+    run, part = f"runs/{RUN}/workers", "checkpoints/00000004/rank-0000{}.g00003"
+    own = [f"{run}/rank-00001.g0003.json.ab.tmp", f"{part.format(1)}/.metadata.tmp"]
+    others = [f"{run}/rank-00000.g0003.json.ab.tmp", f"{part.format(0)}/.metadata.tmp"]
+    whole = [f"{run}/rank-00001.g0002.json", f"{part.format(1)}/data.distcp"]
+    for path in (*own, *others, *whole):
+        archive.store.write_json(path, {})
+    state = replace(ended(0, 1), shape=JobShape(machines=2), verdict=Verdict(ok, "", 1), generation=3)
+    run_end(archive, journal(2)).tidy(state, 1, 30.0)
+    left = {path for path in (*own, *others, *whole) if archive.store.exists(path)}
+    assert left == {*others, *whole, *(own if ok else ())}
 
 
 def test_begun_segments_go(archive: JournalArchive, tmp_path: Path) -> None:
