@@ -1,7 +1,7 @@
 """Which errors say that a signal has ended a process that a script had started: no error of the script.
 
 Private parts used (tested on torch 2.13): the words in which a ``DataLoader`` tells of the end of one of its
-processes, and the name ``failed_workers`` under which it holds those that it finds dead.
+processes, and the iterator that it makes, which holds them in ``_workers``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ import signal
 import traceback
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 __all__ = ["killed_child"]
 
 _KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: (?P<signal>[^.]+)")
 _FOUND_DEAD = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
+_ENDS_WITHIN_S = 1.0
+"""A process closes its files a little before it has ended."""
 
 
 def killed_child(error: BaseException) -> str:
@@ -25,7 +30,9 @@ def killed_child(error: BaseException) -> str:
             return "a process of a pool ended abruptly"
         if isinstance(one, RuntimeError) and (killed := _KILLED.match(str(one))):
             return f"a process of a data loader was killed by a signal ({killed['signal'].strip()})"
-        if isinstance(one, RuntimeError) and _FOUND_DEAD.match(str(one)) and (number := _signal_of_dead(one)):
+        # A batch that it has announced is fetched from it: that fails before the loader finds it dead.
+        found_dead = isinstance(one, OSError | EOFError) or _FOUND_DEAD.match(str(one))
+        if found_dead and (number := _signal_of_dead(one)):
             return f"a process of a data loader was killed by {signal.Signals(number).name}"
     return ""
 
@@ -39,10 +46,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
-def _signal_of_dead(error: RuntimeError) -> int:
-    """The signal that has ended one of a loader's processes. 0 if all have ended by themselves."""
+def _signal_of_dead(error: BaseException) -> int:
+    """The signal that has ended a process of the loader that an error comes from. 0 if none has."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        for process in frame.f_locals.get("failed_workers", ()):
-            if (process.exitcode or 0) < 0:
-                return -int(process.exitcode)
+        loader = frame.f_locals.get("self")
+        if isinstance(loader, _MultiProcessingDataLoaderIter):
+            wait([process.sentinel for process in loader._workers], _ENDS_WITHIN_S)
+            return -min((0, *(process.exitcode or 0 for process in loader._workers)))
     return 0

@@ -6,12 +6,14 @@ import os
 import signal
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from swift_ft.torch_adapters.killed_children import killed_child
+from tests.support.waiting import wait_until
 
 
 class Rows(Dataset[int]):
@@ -49,6 +51,47 @@ def test_a_killed_process_of_a_loader(number: int) -> None:
 
 def _raise_from(error: BaseException) -> NoReturn:
     raise ValueError("no batch") from error
+
+
+class Slow(Dataset[torch.Tensor]):
+    """Its second row never comes."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 1:
+            signal.pause()
+        return torch.zeros(4)
+
+
+@pytest.mark.parametrize("found_dead", [True, False])
+def test_a_process_that_is_killed_after_it_has_announced_a_batch(found_dead: bool) -> None:
+    """The batch lies in shared memory, whose descriptor comes from the process.
+
+    The connection may break before the loader can find the process dead.
+    """
+    loader: Any = iter(DataLoader(Slow(), batch_size=None, num_workers=1))
+    wait_until(lambda: not loader._worker_result_queue.empty(), "the first batch")
+    (process,) = loader._workers
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises at any line
+    try:
+        process.kill()
+        process.join(60)
+        if not found_dead:
+            process.is_alive = lambda: True
+        with pytest.raises(RuntimeError if found_dead else (OSError, EOFError)) as raised:
+            next(loader)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        vars(process).pop("is_alive", None)
+    assert killed_child(raised.value) == "a process of a data loader was killed by SIGKILL"
+
+
+def test_another_file_that_is_missing_is_the_scripts() -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        open("/nowhere")  # noqa: SIM115, PTH123 (it does not open)
+    assert killed_child(raised.value) == ""
 
 
 @pytest.mark.parametrize("number", [0, -3])
