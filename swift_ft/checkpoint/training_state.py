@@ -20,6 +20,7 @@ from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tenso
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.errors import TopologyMismatchError
 from swift_ft.torch_adapters.core.model_state import is_extra, load_model_state, model_state
+from swift_ft.torch_adapters.core.module_tree import ModuleTree
 from swift_ft.torch_adapters.core.shards import Description, describe, local, note_changed, rebuilt
 from swift_ft.torch_adapters.core.tensors import same_bits
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
@@ -47,6 +48,7 @@ class TrainingState:
     Attributes:
         parameters: all parameters of all optimizers, each with its optimizer; the index in this list is what
             events and plans mean by a parameter.
+        tree: all modules within those of the state.
         carried: the variables of the script, once the session has started.
     """
 
@@ -55,6 +57,7 @@ class TrainingState:
         self.modules = {name: unwrapped_model(model) for name, model in models.items()}
         optimizers = {name: part for name, part in parts.items() if isinstance(part, Optimizer)}
         self.optimizers = {name: unwrapped_optimizer(optimizer) for name, optimizer in optimizers.items()}
+        self.tree = ModuleTree(self.modules)
         self.carried: Carried | None = None
         large = self.modules.keys() | self.optimizers.keys()
         self.small = {name: part for name, part in parts.items() if name not in large}
@@ -78,12 +81,8 @@ class TrainingState:
         return names
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Each parameter of a module once, by a name that a user knows."""
-        found: dict[nn.Parameter, str] = {}
-        for part, module in self.modules.items():
-            for name, parameter in module.named_parameters():
-                found.setdefault(parameter, f"{part}.{name.removeprefix('module.')}")
-        return {name: parameter for parameter, name in found.items()}
+        """Each parameter of a module once, by a name that a user knows. Not to be changed."""
+        return self.tree.named_parameters()
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """All large state: of modules with their gradients, and of optimizers."""

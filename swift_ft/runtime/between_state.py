@@ -29,11 +29,10 @@ class ModuleModes:
     """
 
     def __init__(self, state: TrainingState) -> None:
-        self._modules = list(state.modules.values())
         self._training: list[tuple[nn.Module, bool]] = [
-            (module, module.training) for part in self._modules for module in part.modules()
+            (module, module.training) for module in state.tree.modules()
         ]
-        self._buffers = BufferCopies(self._modules, None)
+        self._buffers = BufferCopies(state.tree.modules())
         self._random = host_random_state()
 
     def restore(self, *, buffers: bool) -> None:
@@ -51,7 +50,7 @@ class FixedState:
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         self._parameters: dict[str, tuple[int, int]] = self._versions()
-        self._buffers = BufferCopies(state.modules.values(), None)
+        self._buffers = BufferCopies(state.tree.modules())
         self._small = state.snapshot()["parts"]
         self._groups = _hyper_parameters(state)
 
@@ -61,7 +60,7 @@ class FixedState:
             if version != self._parameters.get(place, version):
                 return str(place)
         for name, module in self._state.modules.items():
-            if self._buffers.differs_from(BufferCopies([module], None), module):
+            if self._buffers.differs_from(BufferCopies(module.modules()), module):
                 return f"the buffers of {name}"
         now = self._state.snapshot()["parts"]
         for name, before in self._small.items():

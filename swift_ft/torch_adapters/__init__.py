@@ -8,7 +8,7 @@ file                                    what it uses of torch                   
 ======================================  ==========================================  ==========================
 core/tensors.py                         version counters, sparse parts, storages    core/test_tensors.py
 core/buffers.py                         a module's own buffers, copies of many      core/test_buffers.py
-core/fingerprints.py                    copies of many small samples                core/test_fingerprints.py
+core/module_tree.py                     where a module keeps what is in it          core/test_module_tree.py
 core/model_state.py                     how a module loads its state                core/test_model_state.py
 core/shards.py                          local tensors and specs of DTensors         core/test_shards.py
 core/optimizers.py                      step hooks, Muon's kernels, scheduler marks core/test_optimizers.py
@@ -44,7 +44,7 @@ pipelining/shared_step.py               what a step takes and leaves behind     
 pipelining/stage_metadata.py            the exchange of shapes                      test_pipelining.py
 ======================================  ==========================================  ==========================
 
-``dcp/errors.py``, ``layer_stack.py``, ``link_times.py``,
+``core/fingerprints.py``, ``dcp/errors.py``, ``layer_stack.py``, ``link_times.py``,
 ``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
 ``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py``, ``script_operations.py`` and
 ``step_failures.py`` use public parts only. ``core/`` stands on the ground floor, because ``undo/`` and

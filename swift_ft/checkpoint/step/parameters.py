@@ -122,19 +122,22 @@ class ParameterWatch:
         self._digests: dict[str, int] | None = None  # of all bits, in a step that is looked at closely
         self._stepped: set[int] = set()  # optimizers that have stepped in this step, by id()
         self._windows: dict[UndoableOptimizer, int] = {}  # opened before this step
+        self._named: Mapping[str, torch.Tensor] | None = None
         self._names: dict[torch.Tensor, str] = {}
-        self._owners: dict[torch.Tensor, Optimizer] = {}
 
     @property
     def found(self) -> bool:
         """Whether there are such parameters."""
         return bool(self._kinds)
 
-    def begin(self, named: Mapping[str, torch.Tensor], *, closely: bool) -> ParameterCopies:
+    def begin(
+        self, named: Mapping[str, torch.Tensor], large: Mapping[str, torch.Tensor], *, closely: bool
+    ) -> ParameterCopies:
         """A step begins.
 
         Args:
-            named: all parameters, by name.
+            named: all parameters, by name: the same mapping as long as these are the same.
+            large: other tensors that are too large to copy without need.
             closely: look at all bits, and at each optimizer's step. Otherwise an interruption looks at a
             sample.
         """
@@ -142,11 +145,13 @@ class ParameterWatch:
         self._stepped.clear()
         undoable = (o for o in self._state.optimizers.values() if isinstance(o, UndoableOptimizer))
         self._windows = {optimizer: optimizer.windows_opened for optimizer in undoable}
-        self._owners = {parameter: optimizer for optimizer, parameter in self._state.parameters}
-        self._names = {parameter: name for name, parameter in named.items()}
-        self._kinds = {tensor: kind for tensor, kind in self._kinds.items() if tensor in self._names}
+        if named is not self._named or large or len(self._names) > len(named):
+            self._named = named
+            self._names = {tensor: name for name, tensor in (*named.items(), *large.items())}
+            self._kinds = {tensor: kind for tensor, kind in self._kinds.items() if tensor in self._names}
         self._expect([*self._names], closely=closely)
-        return ParameterCopies([_Copy.of(p, kind, self._owners.get(p)) for p, kind in self._kinds.items()])
+        owners = self._owners() if self._kinds else {}
+        return ParameterCopies([_Copy.of(p, kind, owners.get(p)) for p, kind in self._kinds.items()])
 
     def look(self) -> None:
         """In the middle of a step: where it is looked at closely, note what has changed."""
@@ -190,14 +195,14 @@ class ParameterWatch:
             return
         # Of what an optimizer has updated, nothing tells now what else has changed it. Of all others, no
         # element is read: that would wait for a device in each step.
-        stepped = {p for p, owner in self._owners.items() if id(owner) in self._stepped}
-        if len(stepped) < len(self._names):
+        stepped = {p for owner, p in self._state.parameters if id(owner) in self._stepped}
+        if not self._names.keys() <= stepped:
             moved = [self._expected.tensors[index] for index in self._expected.moved()]
             self._note(tensor for tensor in moved if tensor not in stepped)
 
     def forget(self) -> None:
         """The tensors are others from now on."""
-        self._expected, self._digests = None, None
+        self._expected, self._digests, self._named = None, None, None
         self._kinds.clear()
 
     def _expect(self, tensors: Sequence[torch.Tensor], *, closely: bool) -> None:
@@ -214,8 +219,10 @@ class ParameterWatch:
         return [tensors[index] for index in sorted(found)]
 
     def _note(self, tensors: Iterable[torch.Tensor]) -> None:
+        owners: dict[torch.Tensor, Optimizer] | None = None
         for tensor in tensors:
-            owner = self._owners.get(tensor)
+            owners = owners or self._owners()
+            owner = owners.get(tensor)
             kind = _Kind.AFTER if owner is not None and id(owner) in self._stepped else _Kind.BEFORE
             if kind > self._kinds.get(tensor, 0):
                 if tensor not in self._kinds:
@@ -227,6 +234,9 @@ class ParameterWatch:
                         extra={"event": "parameter_copied", "parameter": self._names[tensor]},
                     )
                 self._kinds[tensor] = kind
+
+    def _owners(self) -> dict[torch.Tensor, Optimizer]:
+        return {parameter: optimizer for optimizer, parameter in self._state.parameters}
 
     @staticmethod
     def _all_bits(tensors: Sequence[torch.Tensor]) -> dict[str, int]:

@@ -139,7 +139,7 @@ class Rollback:
             HyperParameters(self._state.optimizers.values()),
             self._copies(before),
             variables,
-            self._parameters.begin({**named, **variables.large}, closely=closely),
+            self._parameters.begin(named, variables.large, closely=closely),
         )
 
     def completed(self) -> None:
@@ -245,7 +245,7 @@ class Rollback:
         return self._check == CheckStep.ALWAYS
 
     def _copies(self, before: BufferCopies | None) -> BufferCopies:
-        return BufferCopies(self._state.modules.values(), before)
+        return BufferCopies(self._state.tree.modules(), before)
 
     def _before_forward(self, *_: object) -> None:
         if not torch.compiler.is_compiling():  # it would become a part of the graph

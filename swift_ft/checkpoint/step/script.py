@@ -119,17 +119,22 @@ class ScriptVariables:
         raw = [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
         loop = self.of_loop()
         cells = [(cell, content_of(cell)) for _, cell in self.cells]
+        others = [index for index, value in enumerate(raw) if type(value) not in FIXED_EXACTLY]
+        values = raw.copy()
+        for index in others:
+            if raw[index] is not MISSING and not is_understood(raw[index]):
+                values[index] = _OPAQUE
         leaves: dict[int, Leaf] = {}
-        in_place = [*raw, *(value for _, value in cells), *self._reach.leaves]
-        for values, most_bytes in ((in_place, MOST_BYTES), (loop.values(), _OF_LOOP_BYTES)):
-            self._copy(values, most_bytes, leaves)
+        in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
+        self._copy(in_place, MOST_BYTES, leaves)
+        self._copy(loop.values(), _OF_LOOP_BYTES, leaves)
         return NotedVariables(
             slots=self.slots,
-            values=[value if value is MISSING or is_understood(value) else _OPAQUE for value in raw],
+            values=values,
             cells=[(cell, value) for cell, value in cells if value is not MISSING and is_understood(value)],
             loop=loop,
             leaves=[*leaves.values()],
-            large=self._large_of(raw),
+            large=self._large_of([(*self.slots[index], raw[index]) for index in others]),
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
         )
 
@@ -137,10 +142,10 @@ class ScriptVariables:
         """The one that has a path; None if there is none."""
         return next((one for one in self._reach.namespaces if one.path == path), None)
 
-    def _large_of(self, values: list[Any]) -> dict[str, torch.Tensor]:
+    def _large_of(self, found: list[tuple[Namespace, str, Any]]) -> dict[str, torch.Tensor]:
         return {
             f"{namespace.path}.{name}": value
-            for (namespace, name), value in zip(self.slots, values, strict=True)
+            for namespace, name, value in found
             if isinstance(value, torch.Tensor)
             and value.layout == torch.strided  # a sparse one has no size in bytes
             and value.nbytes > MOST_BYTES

@@ -29,14 +29,13 @@ class BufferCopies:
     """The buffers of some modules at one moment.
 
     Args:
-        modules: with all modules inside of them.
+        modules: each of them, and none that is only inside of one.
         before: an earlier copy of the same modules; shares the copies of large buffers that are unchanged.
     """
 
     def __init__(self, modules: Iterable[nn.Module], before: BufferCopies | None = None) -> None:
-        within = {id(inner): inner for module in modules for inner in module.modules()}
         self._places: list[tuple[Any, dict[str, torch.Tensor | None]]] = [
-            (module, dict(module._buffers)) for module in within.values()
+            (module, module._buffers.copy()) for module in modules
         ]
         self._copies: dict[torch.Tensor, torch.Tensor] = {}
         small: list[torch.Tensor] = []

@@ -2,10 +2,6 @@
 
 ``tensor.data = other`` and a write through ``tensor.data`` move no version counter. The first one moves the
 address, and the second one moves elements.
-
-Private parts used (tested on torch 2.13):
-
-- ``torch._foreach_copy_``: one call for the samples of all tensors.
 """
 
 from __future__ import annotations
@@ -74,7 +70,7 @@ class Sampler:
 
     def __init__(self) -> None:
         self._places: list[int] = []
-        self._kinds: list[tuple[tuple[int, ...], list[torch.Tensor], torch.Tensor]] = []
+        self._kinds: list[tuple[tuple[int, ...], list[torch.Tensor]]] = []
 
     @torch.no_grad()
     def take(self, tensors: Sequence[torch.Tensor]) -> Fingerprint:
@@ -84,10 +80,8 @@ class Sampler:
             self._look_at([local(tensor) for tensor in tensors])
             self._places = places
         samples = []
-        for which, views, room in self._kinds:
-            sample = room.clone()
-            torch._foreach_copy_([*sample.unbind()], views)
-            samples.append((which, sample))
+        for which, views in self._kinds:
+            samples.append((which, torch.cat(views).view(len(which), -1)))
         return Fingerprint(tensors, places, [version_of(tensor) for tensor in tensors], samples)
 
     def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -97,12 +91,8 @@ class Sampler:
                 elements = min(_ELEMENTS, tensor.numel())
                 kinds.setdefault((tensor.device, tensor.dtype, elements), []).append(index)
         self._kinds = [
-            (
-                tuple(which),
-                [_sampled(tensors[index], elements) for index in which],
-                torch.empty(len(which), elements, device=device, dtype=dtype),
-            )
-            for (device, dtype, elements), which in kinds.items()
+            (tuple(which), [_sampled(tensors[index], elements) for index in which])
+            for (*_, elements), which in kinds.items()
         ]
 
 

@@ -32,6 +32,7 @@ from swift_ft.determinism import random_state
 from swift_ft.errors import CannotHelpError
 from swift_ft.logging import THROUGH_PIPELINE, Direction, checksum_of
 from swift_ft.torch_adapters.core.buffers import BufferCopies
+from swift_ft.torch_adapters.core.module_tree import all_within
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route, receives, sends
 from swift_ft.torch_adapters.pipelining.schedule_order import ComputeOrder
 
@@ -279,7 +280,7 @@ class StageChain:
         return results
 
     def _buffers(self) -> BufferCopies:
-        return BufferCopies(stage.submod for stage in self.stages.values())
+        return BufferCopies(all_within(stage.submod for stage in self.stages.values()))
 
     def _forward(
         self, stage: PipelineStage, microbatch: int, inputs: Inputs, result: Computed

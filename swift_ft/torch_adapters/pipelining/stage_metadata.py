@@ -25,6 +25,7 @@ from torch.distributed.pipelining.stage import PipelineStage, _PipelineStage, _P
 
 from swift_ft.errors import UnsupportedError
 from swift_ft.torch_adapters.core.buffers import BufferCopies
+from swift_ft.torch_adapters.core.module_tree import all_within
 from swift_ft.torch_adapters.ddp import trial_forward
 from swift_ft.torch_adapters.lasting_group import unintercepted
 
@@ -70,7 +71,7 @@ class ShapeExchange:
             known = self.known
             # To learn shapes, torch runs the modules on uninitialised memory: statistics must not count it,
             # nor what a module keeps in attributes.
-            buffers = BufferCopies(stage.submod for stage in stages) if not known else None
+            buffers = BufferCopies(all_within(stage.submod for stage in stages)) if not known else None
             put_back = self.note() if not known else None
             with ExitStack() as trials:
                 for stage in stages:
