@@ -6,8 +6,8 @@ the object that it got stays the same. What changes is the group of torch to whi
 torch asks a subclass of ``ProcessGroup`` for each operation, from C++ as well: DDP's reducer, functional
 collectives and autograd find the methods below.
 
-Private parts used (tested on torch 2.13): the methods of ``ProcessGroup`` that have an underscore;
-``getGroupName`` and ``getGroupDesc``, which C++ looks up on subclasses.
+Private parts used (tested on torch 2.13 and 2.14): the methods of ``ProcessGroup`` and of ``Work`` that have
+an underscore; ``getGroupName`` and ``getGroupDesc``, which C++ looks up on subclasses.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from swift_ft.errors import UnsupportedError
 from swift_ft.spans import recorder
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.script_operations import (
@@ -32,23 +33,33 @@ from swift_ft.torch_adapters.script_operations import (
     OperationInterceptor,
 )
 from swift_ft.torch_adapters.step_failures import step_failures
+from swift_ft.torch_adapters.versions.group_hooks import WHEN, GroupHooks
+from swift_ft.torch_adapters.versions.group_methods import those_of
 
-__all__ = ["FORWARDED", "OF_WORK", "LastingGroup", "LastingWork", "unintercepted"]
+__all__ = ["FORWARDED", "OF_WORK", "REFUSED", "LastingGroup", "LastingWork", "unintercepted"]
 
 FORWARDED = (
     *("_start_coalescing", "_end_coalescing", "_enable_collectives_timing", "_has_hooks"),
     *("_get_backend", "_backend_id", "_register_backend", "_get_backend_name", "_id"),
     *("_get_sequence_number_for_group", "_set_sequence_number_for_group", "_register_on_completion_hook"),
     *("_set_default_backend", "_wait_for_pending_works", "split_group", "merge_remote_group"),
-    *("get_group_store", "set_timeout", "name"),
+    *("get_backend", "get_group_store", "set_timeout", "name", "_add_ephemeral_timeout"),
 )
-"""Other methods of the group beneath."""
+"""Other methods of the group beneath. Not every torch has all of them."""
+
+REFUSED = {
+    "new_window": "memory that others write into cannot be logged",
+    "reconfigure": "its groups are formed anew after each loss, without the script",
+    "get_reconfigure_handle": "its groups are formed anew after each loss, without the script",
+}
+"""Methods that a session has no use for, and why."""
 
 OF_WORK = (
     *("is_completed", "is_success", "exception", "result", "synchronize", "block_current_stream"),
     *("source_rank", "_source_rank", "get_future_result", "_get_duration", "_get_op_type"),
+    "_get_sequence_number",
 )
-"""Methods of an operation under way, apart from the waits."""
+"""Methods of an operation under way, apart from the waits. Not every torch has all of them."""
 
 
 class LastingGroup(dist.ProcessGroup):
@@ -61,6 +72,7 @@ class LastingGroup(dist.ProcessGroup):
         interceptor: decides about each operation, on all groups; None before training begins.
         waits: where the training thread waits for operations on the host, so that an abort ends the wait.
             None until a session is made.
+        hooks: of the script, on the group.
 
     Raises:
         RuntimeError: from an operation, if there is no group beneath: its generation has ended.
@@ -68,6 +80,7 @@ class LastingGroup(dist.ProcessGroup):
 
     interceptor: ClassVar[OperationInterceptor | None] = None
     waits: ClassVar[AbortableWaits | None] = None
+    supports_window = supports_reconfigure = False
 
     def __init__(self, native: dist.ProcessGroup) -> None:
         super().__init__(native.rank(), native.size())  # type: ignore[call-arg]  # the stub lacks it
@@ -75,6 +88,7 @@ class LastingGroup(dist.ProcessGroup):
         self._name, self._description = native.group_name, native.group_desc
         self._devices = native._device_types
         self._bound_device = native.bound_device_id
+        self.hooks = GroupHooks()
 
     @property
     def native(self) -> dist.ProcessGroup:
@@ -90,6 +104,7 @@ class LastingGroup(dist.ProcessGroup):
 
     def renew(self, native: dist.ProcessGroup) -> None:
         """Pass all further calls to another group of the same workers."""
+        self.hooks.give(native)
         self._native = native
 
     def end(self) -> dist.ProcessGroup | None:
@@ -167,6 +182,12 @@ class LastingWork(dist.Work):
         with recorder.while_waiting():
             waits.call_or_abort(partial(_wait, self._native, timeout))
         return True
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long it may take."""
+        native: Any = self._native
+        return native.timeout  # type: ignore[no-any-return]  # since torch 2.14
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Completed at its end."""
@@ -277,9 +298,32 @@ def _of_work(name: str) -> Any:
     return forward
 
 
-for _name in (*ALIKE, *PERSONAL, *POINT_TO_POINT):
+def _refused(name: str, why: str) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise UnsupportedError(f"A session has no place for a process group's {name}(): {why}.")
+
+    refuse.__name__ = name
+    return refuse
+
+
+def _hooked(when: str) -> tuple[Any, Any]:
+    def register(self: LastingGroup, hook_id: int, hook: Callable[..., None]) -> None:
+        self.hooks.register(self.native, when, hook_id, hook)
+
+    def unregister(self: LastingGroup, hook_id: int) -> None:
+        self.hooks.unregister(self.native, when, hook_id)
+
+    return register, unregister
+
+
+for _name in those_of(dist.ProcessGroup, (*ALIKE, *PERSONAL, *POINT_TO_POINT)):
     setattr(LastingGroup, _name, _operation(_name))
-for _name in FORWARDED:
+for _name in those_of(dist.ProcessGroup, FORWARDED):
     setattr(LastingGroup, _name, _forwarded(_name))
-for _name in OF_WORK:
+for _name in those_of(dist.ProcessGroup, tuple(REFUSED)):
+    setattr(LastingGroup, _name, _refused(_name, REFUSED[_name]))
+for _when in WHEN:
+    for _name, _method in zip(("register", "unregister"), _hooked(_when), strict=True):
+        setattr(LastingGroup, f"{_name}_{_when}_hook", _method)
+for _name in those_of(dist.Work, OF_WORK):
     setattr(LastingWork, _name, _of_work(_name))

@@ -15,10 +15,11 @@ ALIKE = (
     *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),
     *("all_gather_single", "all_gather_single_coalesced"),
 )
-"""Collectives that give the same tensors to all members of a group."""
+"""Collectives that give the same tensors to all members of a group. Not every torch has all of them."""
 
 PERSONAL = (
-    *("reduce", "gather", "scatter", "alltoall", "alltoall_base", "all_to_all_single"),
+    *("reduce", "gather", "gather_single", "gather_into_tensor", "scatter"),
+    *("alltoall", "alltoall_base", "all_to_all_single"),
     *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
     *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
 )

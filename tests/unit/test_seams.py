@@ -173,16 +173,18 @@ def test_the_test_leaves_other_names_alone(source: str) -> None:
     assert not list(private_parts(source))
 
 
-def test_the_table_names_every_adapter_and_its_test() -> None:
-    adapters = PACKAGE / "torch_adapters"
+@pytest.mark.parametrize("room", ["", "versions"])
+def test_the_table_of_a_room_names_every_file_and_its_test(room: str) -> None:
+    adapters, tests = PACKAGE / "torch_adapters" / room, ROOT / "tests/unit/torch_adapters" / room
     table = ast.get_docstring(ast.parse((adapters / "__init__.py").read_text())) or ""
     for path in adapters.rglob("*.py"):
-        assert path.name == "__init__.py" or str(path.relative_to(adapters)) in table, path
+        file = path.relative_to(adapters)
+        of_room = path.name != "__init__.py" and (room or file.parts[0] != "versions")
+        assert not of_room or str(file) in table, path
     rows = re.findall(r"^(\S+\.py) .*?((?:core/)?test_\w+\.py)", table, re.MULTILINE)
     assert rows
     for file, test in rows:
-        if (adapters / file).exists():
-            assert (ROOT / "tests/unit/torch_adapters" / test).exists(), test
+        assert not (adapters / file).exists() or (tests / test).exists(), test
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import torch.distributed as dist
-
-from swift_ft.torch_adapters import lasting_group
-from swift_ft.torch_adapters.lasting_group import LastingGroup, LastingWork
-from swift_ft.torch_adapters.script_operations import ALIKE, PERSONAL, POINT_TO_POINT
-
 SCRIPT = """
 import os, sys, threading
 import torch
@@ -147,31 +141,3 @@ def test_all_handles_work_in_each_generation() -> None:
     assert "make all groups before session.steps()" in late
     assert "ended with its generation" in ended
     assert last == two
-
-
-def test_every_method_of_a_group_of_torch_is_known() -> None:
-    """One that a new version of torch adds would act on the handle, and not on the group beneath."""
-    own = {
-        "rank",
-        "size",
-        "shutdown",
-        "abort",
-        "group_name",
-        "group_desc",
-        "bound_device_id",
-        "_device_types",
-    }
-    not_asked_for = {"boxed", "unbox", "BackendType", "_set_group_name", "_set_group_desc"}
-    not_asked_for |= {"use_pg_for_symm_mem_rendezvous", "_pybind11_conduit_v1_"}
-    constants = {"CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL"}
-    methods = {name for name in dir(dist.ProcessGroup) if not name.startswith("__")}
-    forwarded = {*ALIKE, *PERSONAL, *POINT_TO_POINT, *lasting_group.FORWARDED}
-    assert methods - own - not_asked_for - constants == forwarded
-    assert all(name in vars(LastingGroup) for name in forwarded | own - {"rank", "size"})
-
-
-def test_every_method_of_an_operation_is_known() -> None:
-    methods = {name for name in dir(dist.Work) if not name.startswith("__")}
-    own = {"wait", "get_future"}
-    assert methods - own - {"boxed", "unbox", "_pybind11_conduit_v1_"} == {*lasting_group.OF_WORK}
-    assert all(name in vars(LastingWork) for name in {*lasting_group.OF_WORK, *own})
