@@ -42,5 +42,5 @@ def is_own_module(name: str) -> bool:
 
 
 def is_own_class(kind: type) -> bool:
-    """Whether a class was defined in a file of the user's own."""
-    return is_own_module(kind.__module__)
+    """Whether a class was defined in a file of the user's own, or made of one that was (``fully_shard``)."""
+    return any(is_own_module(base.__module__) for base in kind.__mro__)

@@ -177,25 +177,25 @@ class Attachments:
                 f"attach_fsdp() takes a model after torch.distributed.fsdp.fully_shard, not a {type(model)}."
             )
         self.sharded.begin()
-        place, stages = replicas_of([model]), self.pipeline.modules.values() if self.pipeline else ()
+        replicas, stages = replicas_of([model]), self.pipeline.modules.values() if self.pipeline else ()
         if any(stage is not model for stage in stages):
             raise UnsupportedError(
                 "In a pipeline, attach_fsdp() takes the module of this worker's stage, and there must be no "
                 "second one: leave it out, and the workers of a sharded stage replay together."
             )
-        if place[1] == 1 and stages:
+        if len(replicas) == 1 and stages:
             raise UnsupportedError(
                 "Each shard of the stage is on one worker only: leave attach_fsdp() out. The workers of the "
                 "stage replay together. Shards within replicas (HSDP) would come from one another."
             )
-        if place[1] == 1:
+        if len(replicas) == 1:
             raise UnsupportedError(
                 "The model is sharded over all workers, so no other one holds what a lost one held: shard it "
                 "within replicas (HSDP), as in fully_shard(model, mesh=init_device_mesh(device, (2, "
                 'workers // 2), mesh_dim_names=("dp_replicate", "dp_shard"))). Or '
                 "attach nothing, and Session(snapshot_every=...) keeps shards in another machine's memory."
             )
-        self.replicas.attach_fsdp(model, place)
+        self.replicas.attach_fsdp(model, replicas)
         self.completeness.attach("the FSDP model", model)
         if self.settings.check_data and self.pipeline is None:
             self.replicas.watch_inputs(self.batches.given)

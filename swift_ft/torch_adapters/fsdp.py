@@ -164,21 +164,20 @@ def place_of(modules: Iterable[nn.Module]) -> str:
     return ", ".join(places)
 
 
-def replicas_of(modules: Iterable[nn.Module]) -> tuple[int, int]:
-    """The number of this worker among those that hold the same shards, and how many these are.
+def replicas_of(modules: Iterable[nn.Module]) -> list[int]:
+    """Ranks of the workers that hold the same shards as this one, which is among them, in a mesh's order.
 
-    Of the parameter that the fewest workers hold. ``(0, 1)`` if it is on no other worker.
+    Of the parameter that the fewest workers hold. Empty if nothing is sharded.
     """
-    found: list[tuple[int, int]] = []
+    found: list[list[int]] = []
     for parameter in (p for module in modules for p in module.parameters()):
         if not isinstance(parameter, DTensor):
             continue
-        copied = [i for i, p in enumerate(parameter.placements) if isinstance(p, Replicate)]
-        number, coordinate = 0, _coordinate(parameter.device_mesh)
-        for dimension in copied:
-            number = number * parameter.device_mesh.size(dimension) + coordinate[dimension]
-        found.append((number, math.prod(parameter.device_mesh.size(i) for i in copied)))
-    return min(found, key=lambda place: place[1], default=(0, 1))
+        mesh = parameter.device_mesh
+        here = zip(parameter.placements, _coordinate(mesh), strict=True)
+        held = tuple(slice(None) if isinstance(p, Replicate) else coordinate for p, coordinate in here)
+        found.append(mesh.mesh[held].flatten().tolist())
+    return min(found, key=len, default=[])
 
 
 def _coordinate(mesh: DeviceMesh) -> list[int]:

@@ -13,7 +13,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-__all__ = ["unwrapped_model", "unwrapped_optimizer"]
+__all__ = ["is_torchs_wrapper", "unwrapped_model", "unwrapped_optimizer"]
+
+
+def is_torchs_wrapper(module: nn.Module) -> bool:
+    """Whether a module is one of torch that communicates for the module in it, such as DDP.
+
+    What ``fully_shard`` was applied to is none: it is the script's module, with a class of torch's making.
+    """
+    of_torch = type(module).__module__.startswith(("torch.nn.parallel", "torch.distributed"))
+    return of_torch and not any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
 
 
 def unwrapped_model(module: nn.Module) -> nn.Module:

@@ -23,6 +23,7 @@ from torch.optim import SGD, Optimizer
 
 from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_namespace
 from swift_ft.torch_adapters.core.optimizers import BOOKKEEPING
+from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
 
 __all__ = ["MISSING", "Namespace", "Reach", "reach"]
 
@@ -136,7 +137,7 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
         yield path, value.__defaults__, True
     if isinstance(value, nn.Module):
         # A wrapper of torch's own that communicates keeps there what a recovery makes anew.
-        wraps = type(value).__module__.startswith(("torch.nn.parallel", "torch.distributed"))
+        wraps = is_torchs_wrapper(value)
         if not wraps:
             found.namespaces.append(Namespace(path, value, _hidden_in_modules()))
         for name, child in value._modules.items():
@@ -151,7 +152,9 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
     if found.namespaces and found.namespaces[-1].path == path:
         namespace = found.namespaces[-1]
         yield from ((f"{path}.{name}", namespace.variables[name], False) for name in namespace.names())
-    if not isinstance(value, ModuleType | FunctionType | type):
+    if isinstance(value, type):
+        yield from ((base.__name__, base, False) for base in value.__bases__)
+    elif not isinstance(value, ModuleType | FunctionType):
         yield type(value).__name__, type(value), False  # what objects of a class share
 
 

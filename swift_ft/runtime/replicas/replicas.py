@@ -74,7 +74,7 @@ class Replicas:
         proof: StateProof,
         rank: int,
     ) -> None:
-        self.first = rank
+        self._rank = self.first = rank
         self._state = state
         self._rendezvous = rendezvous
         self._group = group
@@ -83,7 +83,7 @@ class Replicas:
         self._own_buffers_published = False
         self._hook: DataParallelHook | None = None
         self._sharded: nn.Module | None = None
-        self._place = (0, 1)  # of this worker among those with the same shards
+        self._holders: list[int] = []  # ranks of those that have the same shards, with this worker
         self._iteration = 0
         self._windows: dict[str, int] = {}
         self._undone: set[int] = set()
@@ -117,14 +117,14 @@ class Replicas:
         inner: nn.Module = self._hook.model.module
         return inner
 
-    def attach_fsdp(self, model: nn.Module, place: tuple[int, int]) -> None:
+    def attach_fsdp(self, model: nn.Module, ranks: list[int]) -> None:
         """See :meth:`swift_ft.Session.attach_fsdp`.
 
         Args:
             model: sharded, and nothing of it gathered.
-            place: the number of this worker among those that hold the same shards, and how many these are.
+            ranks: of the workers that hold the same shards, this one among them.
         """
-        self._sharded, self._place = model, place
+        self._sharded, self._holders = model, ranks
 
     def watch_inputs(self, on_batch: Callable[[Any], None]) -> None:
         """Show what the script gives to the model, before each forward."""
@@ -142,17 +142,21 @@ class Replicas:
     @property
     def replica(self) -> int:
         """The place of this worker among its replicas, from 0."""
-        return self._hook.replica if self._hook is not None else self._place[0]
+        if self._hook is not None:
+            return self._hook.replica
+        return self._holders.index(self._rank) if self._holders else 0
 
     @property
     def ranks(self) -> list[int]:
-        """Of this worker and the replicas of its DDP model; empty without one."""
-        return dist.get_process_group_ranks(self._hook.group) if self._hook is not None else []
+        """Of this worker and its replicas, or of all that have the same shards; empty without a model."""
+        if self._hook is not None:
+            return dist.get_process_group_ranks(self._hook.group)
+        return self._holders
 
     @property
     def count(self) -> int:
         """How many replicas there are, with this worker."""
-        return self._hook.group.size() if self._hook is not None else self._place[1]
+        return self._hook.group.size() if self._hook is not None else max(1, len(self._holders))
 
     @property
     def model(self) -> nn.Module:

@@ -32,6 +32,15 @@ def test_replicas(habit: str, tmp_path: Path) -> None:
     assert_put_back(tmp_path, SCRIPT, habit, inject=faults)
 
 
+@pytest.mark.parametrize("habit", ["centre, made anew", "counter of a class", "list", "torch.Generator"])
+def test_replicas_by_fsdp(habit: str, tmp_path: Path) -> None:
+    """Its class is one that torch has made, and its attributes are the script's."""
+    faults = (
+        "kill machine=1 iteration=4 point=optimizer committed=3; kill machine=0 iteration=5 point=between"
+    )
+    assert_put_back(tmp_path, SCRIPT, habit, "shards", inject=faults)
+
+
 @pytest.mark.parametrize("habit", HABITS)
 def test_a_pipeline(habit: str, tmp_path: Path) -> None:
     """The lost stage is replayed from a checkpoint; the other one repeats the step."""

@@ -11,10 +11,18 @@ from tests.support.habits import assert_put_back, refusal
 SCRIPT = Path(__file__).parent / "scripts" / "own_variables.py"
 
 
+LOSS = "kill machine=1 iteration=6 point=reduce committed=5"
+
+
 @pytest.mark.parametrize("habit", ["a name and a loss", "seeded in each step", "made anew in each step"])
 def test_what_is_its_own_stays_its_own(habit: str, tmp_path: Path) -> None:
     """A replacement writes into the file of its own rank, also in its first step."""
-    assert_put_back(tmp_path, SCRIPT, habit, inject="kill machine=1 iteration=6 point=reduce committed=5")
+    assert_put_back(tmp_path, SCRIPT, habit, inject=LOSS)
+
+
+def test_what_a_replica_of_a_shard_has_stays_its_own(tmp_path: Path) -> None:
+    loss = "kill machine=1 iteration=6 point=optimizer committed=5"
+    assert_put_back(tmp_path, SCRIPT, "a name and a loss", "sharded", inject=loss, machines=4)
 
 
 @pytest.mark.parametrize("habit", ["torch.Generator", "NumPy's generator"])
@@ -22,3 +30,8 @@ def test_a_generator_of_its_own(habit: str, tmp_path: Path) -> None:
     line = refusal(tmp_path, SCRIPT, habit)
     assert "goes on from step to step, and its state is not the same on workers 0 and 1" in line
     assert "model.noise" in line or "model.choices" in line
+
+
+def test_a_generator_of_a_replica_of_a_shard(tmp_path: Path) -> None:
+    line = refusal(tmp_path, SCRIPT, "torch.Generator", "sharded", machines=4)
+    assert "The generator model.noise goes on from step to step, and its state is not the same on" in line

@@ -26,9 +26,9 @@ class Parts:
         self.completeness = SimpleNamespace(attach=lambda what, _: self.attached.append(what))
         self.settings = SimpleNamespace(check_data=False)
 
-    def _attach(self, _: nn.Module, place: tuple[int, int]) -> None:
+    def _attach(self, _: nn.Module, ranks: list[int]) -> None:
         self.replicas.sharded = True
-        self.attached.append(f"replica {place[0]} of {place[1]}")
+        self.attached.append(f"the shards of {ranks}")
 
     @property
     def attachments(self) -> Attachments:
@@ -55,7 +55,7 @@ def test_the_stage_of_a_pipeline() -> None:
         module = stage(mesh)
         parts = Parts(module)
         Attachments.attach_fsdp(parts.attachments, module)
-        assert parts.attached == ["replica 1 of 2", "the FSDP model"]
+        assert parts.attached == ["the shards of [1, 3]", "the FSDP model"]
 
 
 def test_the_pipeline_comes_first() -> None:

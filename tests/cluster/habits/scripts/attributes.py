@@ -1,6 +1,6 @@
-"""Replicas, or the stages of a pipeline, whose state is in attributes, extra states and generators.
+"""Replicas (by DDP or FSDP2), or the stages of a pipeline, with state in attributes and generators.
 
-attributes.py STORE HABIT [pipeline]
+attributes.py STORE HABIT [pipeline | shards]
 """
 
 import io
@@ -12,14 +12,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 import swift_ft
 from tests.support.habits import leave
 
 STORE, HABIT = sys.argv[1:3]
-PIPELINE = sys.argv[3:] == ["pipeline"]
+KIND = "".join(sys.argv[3:])
 ITERATIONS = 8
 
 
@@ -109,16 +113,24 @@ def batch(index: int) -> Tensor:
 
 def train_replicas() -> Any:
     torch.manual_seed(0)
-    model = DistributedDataParallel(centred())
+    inner = centred()
+    model: nn.Module = inner
+    if KIND == "shards":  # of which each replica has all
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
+    else:
+        model = DistributedDataParallel(model)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
     session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
-    session.attach_ddp(model)
+    if KIND == "shards":
+        session.attach_fsdp(model)
+    else:
+        session.attach_ddp(model)
     for step in session.steps(ITERATIONS):
         with step:
             model(batch(step.index)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    return model.module.state_dict(), optimizer.state_dict()
+    return inner.state_dict(), optimizer.state_dict()
 
 
 def train_stage() -> Any:
@@ -142,7 +154,9 @@ def train_stage() -> Any:
 
 
 dist.init_process_group("gloo")
-model_state, optimizer_state = train_stage() if PIPELINE else train_replicas()
+model_state, optimizer_state = train_stage() if KIND == "pipeline" else train_replicas()
 kept = {k: v for k, v in model_state.items() if not isinstance(v, io.BytesIO)}
-leave(dist.get_rank(), {"model": kept, "optimizer": optimizer_state})
+leave(
+    dist.get_rank(), tree_map_only(DTensor, DTensor.to_local, {"model": kept, "optimizer": optimizer_state})
+)
 dist.destroy_process_group()

@@ -1,6 +1,6 @@
 """Replicas that have variables of their own: generators, means of losses, names of files.
 
-own_variables.py STORE HABIT
+own_variables.py STORE HABIT [sharded]
 """
 
 import sys
@@ -10,12 +10,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 import swift_ft
 from tests.support.habits import leave
 
 STORE, HABIT = sys.argv[1:3]
+SHARDED = sys.argv[3:] == ["sharded"]
 ITERATIONS = 9
 
 
@@ -49,15 +54,23 @@ class Augmented(nn.Module):
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
-model = DistributedDataParallel(Augmented(rank))
+inner = Augmented(rank)
+model: nn.Module = inner
+if SHARDED:  # two replicas of two shards
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard")))
+else:
+    model = DistributedDataParallel(model)
 optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=5)
-session.attach_ddp(model)
+if SHARDED:
+    session.attach_fsdp(model)
+else:
+    session.attach_ddp(model)
 files = Path(STORE).with_name("files")
 files.mkdir(exist_ok=True)
 for step in session.steps(ITERATIONS):
-    if model.module.file:
-        (files / f"{rank}.of").write_text(model.module.file.partition("-")[0])
+    if inner.file:
+        (files / f"{rank}.of").write_text(inner.file.partition("-")[0])
     with step:
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step.index + rank))
         model(x, step.index).square().mean().backward()
@@ -65,5 +78,6 @@ for step in session.steps(ITERATIONS):
         optimizer.zero_grad()
 
 written = (files / f"{rank}.of").read_text()
-leave(rank, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "file": written})
+state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "file": written}
+leave(rank, tree_map_only(DTensor, DTensor.to_local, state))
 dist.destroy_process_group()

@@ -43,6 +43,17 @@ class Net(nn.Module):
         self.lock: Any = None
 
 
+class Counted(Helper):
+    """What it counts is a variable of the class that it derives from."""
+
+
+class MadeByALibrary(Counted):
+    """Of the script's own class, as ``fully_shard`` makes one."""
+
+
+MadeByALibrary.__module__ = "torch.distributed.fsdp"
+
+
 @pytest.fixture
 def net() -> Net:
     return Net()
@@ -51,6 +62,17 @@ def net() -> Net:
 @pytest.fixture
 def rollback(net: Net) -> Rollback:
     return Rollback(TrainingState({"model": net}))
+
+
+@pytest.mark.parametrize("kind", [Counted, MadeByALibrary])
+def test_variables_of_base_classes(kind: type[Helper], net: Net, rollback: Rollback) -> None:
+    net.lock = kind()
+    rollback.begin(0)
+    Helper.shared += 1
+    net.lock.count += 1
+    rollback.back()
+    assert Helper.shared == 0
+    assert net.lock.count == 0
 
 
 def test_attributes_of_modules(net: Net, rollback: Rollback) -> None:
