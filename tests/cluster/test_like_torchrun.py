@@ -86,6 +86,11 @@ SCRIPTS = {
         habit("saved_values", "values", "pipeline"),
         habit("catches", "fsdp", "the body"),
         habit("hidden_state", "counter"),
+        habit("attributes", "centre, in place"),
+        habit("attributes", "counter", "shards"),
+        habit("parameters", "clamp, on data", "shards"),
+        habit("flags", "evaluation mode of a layer"),
+        habit("own_variables", "seeded in each step"),
     ],
     "habits of replicas of shards": [
         habit("skips_updates", "some iterations", "none", workers=2),

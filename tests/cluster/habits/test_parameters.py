@@ -32,6 +32,13 @@ def test_replicas(habit: str, tmp_path: Path) -> None:
     assert_put_back(tmp_path, SCRIPT, habit, inject=BETWEEN_THE_PASSES)
 
 
+@pytest.mark.parametrize("habit", ["clamp, in place", "clamp, on data", "clip of one weight, by data"])
+def test_replicas_by_fsdp(habit: str, tmp_path: Path) -> None:
+    first = "kill machine=1 iteration=4 point=optimizer committed=3"
+    faults = f"{first}; kill machine=0 iteration=5 point=between"
+    assert_put_back(tmp_path, SCRIPT, habit, "shards", inject=faults)
+
+
 def test_a_habit_that_begins_late(tmp_path: Path) -> None:
     """In the very iteration in which it begins, and in the next one."""
     faults = "kill machine=1 iteration=2 point=reduce; kill machine=1 iteration=4 point=reduce committed=3"

@@ -1,21 +1,27 @@
-"""Replicas whose script changes parameters outside of an optimizer's step.
+"""Replicas, by DDP or by FSDP2, whose script changes parameters outside of an optimizer's step.
 
-parameters.py STORE HABIT
+parameters.py STORE HABIT [shards]
 """
 
 import contextlib
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 import swift_ft
 from tests.support.habits import leave
 
 STORE, HABIT = sys.argv[1:3]
+SHARDS = sys.argv[3:] == ["shards"]
 ITERATIONS = 8
 
 
@@ -52,7 +58,11 @@ class Contrast(nn.Module):
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
-model = DistributedDataParallel(Contrast())
+model: Any = Contrast()
+if SHARDS:  # of which each replica has all
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
+else:
+    model = DistributedDataParallel(model)
 trained = [p for p in model.parameters() if p.requires_grad]
 optimizer: torch.optim.Optimizer
 if HABIT.startswith("SAM"):
@@ -109,10 +119,14 @@ def train_step(index: int) -> None:
 
 
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
-session.attach_ddp(model)
+if SHARDS:
+    session.attach_fsdp(model)
+else:
+    session.attach_ddp(model)
 for step in session.steps(ITERATIONS):
     with step:
         train_step(step.index)
 
-leave(rank, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+leave(rank, tree_map_only(DTensor, DTensor.to_local, state))
 dist.destroy_process_group()
