@@ -135,6 +135,7 @@ MEANINGS = {
     "strays_stay": "Processes that a dead worker had started do not end: they wait for a disk or a device.",
     "script_misused": "The user can fix it in the script or the flags. The message says how.",
     "signal_ignored": "SIGUSR1 or SIGUSR2 came to a launcher, and these workers' scripts do not handle it.",
+    "torch_is_newer": "torch is newer than those that all tests were run on: what is not protected with it.",
     "file_request_failed": "A worker that serves its files could not answer a request.",
     "store_keys_replaced": "An S3 store refused the keys. The machine has other ones by now, and uses them.",
     "segments_not_deleted": "Old segments could not be deleted. The next checkpoint tries again.",

@@ -54,6 +54,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Verdict
 from swift_ft.store_address import ETCD, TCP, StoreAddress
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
+from swift_ft.torch_adapters.seams import warn_if_newer
 
 __all__ = ["main", "parser", "run_and_exit"]
 
@@ -161,6 +162,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    warn_if_newer()
     config = config_from(args)
     if not args.no_python and not args.module and not is_readable_file(args.training_script):
         hint = " To scale a running job: swift-recover scale." if args.training_script == "scale" else ""

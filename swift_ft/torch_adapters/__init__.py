@@ -7,6 +7,7 @@ releases is in ``versions/``, which has a table of its own.
 ======================================  ==========================================  ==========================
 file                                    what it uses of torch                       tests/unit/torch_adapters/
 ======================================  ==========================================  ==========================
+seams.py                                looks for all of these, by name          test_seams.py
 core/tensors.py                         version counters, sparse parts, storages    core/test_tensors.py
 core/buffers.py                         a module's own buffers, copies of many      core/test_buffers.py
 core/module_tree.py                     where a module keeps what is in it          core/test_module_tree.py
