@@ -1,12 +1,11 @@
 """Point-to-point operations as torch's pipeline schedules begin them and wait for them.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.13 and 2.14):
 
 - ``schedules._batch_p2p``, ``schedules._wait_batch_p2p``: how a schedule begins operations and waits for
   them. All waits of this project go the same way, because :class:`.abortable_waits.AbortableWaits` replaces
   ``_wait_batch_p2p``; it is looked up at each call for that reason.
 - ``ProcessGroup._device_types``: the devices that a group's backends serve.
-- ``ProcessGroup._get_backend(device)``: the backend of a device, for its name.
 """
 
 from __future__ import annotations
@@ -50,5 +49,11 @@ def travels_in_place(tensor: torch.Tensor, device: torch.device) -> bool:
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
-    """The name of the backend that serves a device: ``"gloo"``, ``"nccl"``."""
-    return group._get_backend(device).name()
+    """The name of the backend that serves a device: ``"gloo"``, ``"nccl"``; empty if none does.
+
+    Args:
+        group: as the script has it.
+        device: of which the kind counts.
+    """
+    pairs = (pair.partition(":") for pair in dist.get_backend_config(group).split(","))
+    return next((name for kind, _, name in pairs if kind == device.type), "")

@@ -36,7 +36,7 @@ from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.versions.group_hooks import WHEN, GroupHooks
 from swift_ft.torch_adapters.versions.group_methods import those_of
 
-__all__ = ["FORWARDED", "OF_WORK", "REFUSED", "LastingGroup", "LastingWork", "unintercepted"]
+__all__ = ["FORWARDED", "OF_WORK", "REFUSED", "LastingGroup", "LastingWork", "beneath", "unintercepted"]
 
 FORWARDED = (
     *("_start_coalescing", "_end_coalescing", "_enable_collectives_timing", "_has_hooks"),
@@ -143,6 +143,15 @@ class LastingGroup(dist.ProcessGroup):
         return self._bound_device
 
     bound_device_id = property(_bound_device_id)
+
+
+def beneath(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The group of torch that carries what is no operation of the script.
+
+    Raises:
+        RuntimeError: it has ended with its generation.
+    """
+    return group.native if isinstance(group, LastingGroup) else group
 
 
 class LastingWork(dist.Work):

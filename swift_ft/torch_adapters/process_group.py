@@ -1,8 +1,7 @@
 """The process groups of a generation: formed, left, and aborted from another thread.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.13 and 2.14):
 
-- ``distributed_c10d._set_pg_timeout``.
 - ``distributed_c10d.ProcessGroupGloo``: torch looks it up there when it makes a group.
 - ``TORCH_GLOO_LAZY_INIT``: whether gloo connects at once or with the first message.
 """
@@ -95,14 +94,14 @@ class GenerationGroup:
     def follow(
         self,
         group: dist.ProcessGroup,
-        on_renew: Callable[[dist.ProcessGroup], None],
+        on_renew: Callable[[dist.ProcessGroup], None] = lambda _: None,
         on_abort: Callable[[], None] = lambda: None,
     ) -> None:
-        """Be given what is beneath a group of the script, in each generation.
+        """Have a group of the script formed in each generation and for each replay.
 
         Args:
             group: the default group, or one of some workers (of a ``DeviceMesh``, say).
-            on_renew: called with each new group of torch.
+            on_renew: called with each new group of torch beneath.
             on_abort: called in any thread when the group was aborted.
         """
         assert isinstance(group, LastingGroup)
@@ -286,7 +285,7 @@ class GenerationGroup:
         """
         if not dist.is_initialized() or script_groups.default.ended:
             return False
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_SHORT_TIMEOUT_S))
+        script_groups.default.native.set_timeout(timedelta(seconds=_SHORT_TIMEOUT_S))
         return True
 
     def abort(self) -> None:

@@ -107,7 +107,7 @@ class LoggedPipeline:
             self.shared_layers = SharedLayers(self.stack, self._hook, self._interceptor, group)
         self.tied = TiedParameters(self._hook, self._interceptor)
         self.tied_layers = TiedLayers(self.stack, self.tied) if self.stack is not None else None
-        group.follow(self._hook.group, self._hook.renew)
+        group.follow(self._hook.handle)
         self._partners = partners
         self.script = ScriptCommunication(
             context.rank, self._group_of, log.messages, script_log_limit_bytes, self._announce

@@ -1,9 +1,9 @@
-"""The hook on torch's pipeline stages (private parts tested on torch 2.13).
+"""The hook on torch's pipeline stages (private parts tested on torch 2.13 and 2.14).
 
 Every schedule asks a stage for the operations of each microbatch (``get_fwd_send_ops`` and three more).
 Wrapping those four on the stage instance shows each message with its key and leaves communication as it was.
-In a replay, receives are served and sends are dropped. The process group is not wrapped, because torch takes
-its coalesced NCCL path only for the plain class.
+In a replay, receives are served and sends are dropped. The stage keeps the group that the script gave it; its
+messages go over the group of torch beneath, where nothing takes them for the script's own.
 
 Private parts used:
 
@@ -34,6 +34,7 @@ from swift_ft.errors import CannotHelpError, UnsupportedError, UsageError
 from swift_ft.logging import THROUGH_PIPELINE, Direction
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.communication import backend_name
+from swift_ft.torch_adapters.lasting_group import beneath
 from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInterceptor
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.pipelining.microbatch import Computed, SharedSteps, why_not_apart
@@ -58,6 +59,7 @@ class PipelineHook:
         in_step: whether the script is inside of a step.
 
     Attributes:
+        handle: the group of the pipeline, as the script has it: one of a ``DeviceMesh``, or the default one.
         stage_indices: the stages on this worker.
         shapes: of the messages.
         calls_completed: of the schedule, in the last complete step.
@@ -86,8 +88,11 @@ class PipelineHook:
             raise UnsupportedError(
                 f"attach_pipeline() takes a schedule of torch.distributed.pipelining, not a {type(schedule)}."
             )
+        handle = self.stages[0].group or dist.group.WORLD
+        assert handle is not None
+        self.handle = handle
         self._check_backend()
-        self._ranks = dist.get_process_group_ranks(self.group)
+        self._ranks = dist.get_process_group_ranks(self.handle)
         self._schedule: _PipelineSchedule = schedule
         self._interceptor = interceptor
         self._on_batch = on_batch
@@ -113,7 +118,7 @@ class PipelineHook:
 
     def _check_backend(self) -> None:
         """Over gloo, messages in device memory fail like a lost connection: a socket gets their address."""
-        if self.device.type != "cpu" and backend_name(self.group, self.device) == "gloo":
+        if self.device.type != "cpu" and backend_name(self.handle, self.device) == "gloo":
             raise UnsupportedError(
                 f"gloo cannot send messages from {self.device}: use init_process_group('nccl'), or stages "
                 "whose inputs and outputs are in host memory."
@@ -126,15 +131,18 @@ class PipelineHook:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The group of the pipeline: one of a ``DeviceMesh``, or the default one."""
-        group = self.stages[0].group or dist.group.WORLD
-        assert group is not None
-        return group
+        """What carries the pipeline's messages in the current generation."""
+        return beneath(self.handle)
 
-    def renew(self, group: dist.ProcessGroup) -> None:
-        """Continue with another group of the same workers."""
-        for stage in self.stages:
-            stage.group = group
+    def _carried(self, operation: dist.P2POp) -> dist.P2POp:
+        """A message of a stage goes its own way, past what decides about the script's operations."""
+        if operation.group is not self.handle:
+            raise UnsupportedError(
+                "A stage sends its messages over a group of its own, which does not live on after a loss: "
+                "leave torch.distributed.config.pipeline_per_direction_p2p False."
+            )
+        operation.group = self.group
+        return operation
 
     @property
     def pipeline(self) -> int:
@@ -269,11 +277,11 @@ class PipelineHook:
     ) -> Callable[[int], list[Any]]:
         def get_recv_ops(microbatch: int) -> list[Any]:
             if self._aside:
-                return original(microbatch)
+                return [self._carried(operation) for operation in original(microbatch)]
             self._check_schedule()
             pairs = zip(original(microbatch), receives(stage, microbatch, direction), strict=True)
             operations = [
-                operation
+                self._carried(operation)
                 for operation, (route, buffer) in pairs
                 if self._interceptor.on_recv(self.message(stage, microbatch, route, buffer))
             ]
@@ -289,11 +297,11 @@ class PipelineHook:
     ) -> Callable[[int], list[Any]]:
         def get_send_ops(microbatch: int) -> list[Any]:
             if self._aside:
-                return original(microbatch)
+                return [self._carried(operation) for operation in original(microbatch)]
             self._check_schedule()
             pairs = zip(original(microbatch), sends(stage, direction), strict=True)
             return [
-                operation
+                self._carried(operation)
                 for operation, route in pairs
                 if self._interceptor.on_send(self.message(stage, microbatch, route, operation.tensor))
             ]
