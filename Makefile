@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-gpu coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs site recording pictures figures clean
+.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-torch test-gpu coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,28 @@ test-support: $(VENV)/.installed-dev  ## run all of docs/support.md (half an hou
 
 test-trainer: $(VENV)/.installed-dev  ## kill the trainer that is like torchtitan's at all points
 	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_trainer.py
+
+# An environment of its own: torch first, then all else but torch, so that no other torch takes its place.
+TORCH ?= 2.14.1
+TORCH_VENV := build/torch-$(TORCH)-$(notdir $(PYTHON))
+TORCH_BIN := $(TORCH_VENV)/bin
+
+$(TORCH_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_BIN)/pip install --quiet --disable-pip-version-check torch==$(TORCH)
+	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
+	echo torch==$(TORCH) >> $(TORCH_VENV)/constraints.txt
+	$(TORCH_BIN)/pip install --quiet --disable-pip-version-check -c $(TORCH_VENV)/constraints.txt -e ".[test,plot]"
+	@touch $@
+
+test-torch: $(TORCH_VENV)/.installed  ## run what depends on torch with TORCH=2.14.1 [PYTHON=python3.12]
+	OMP_NUM_THREADS=1 $(TORCH_BIN)/python -m pytest -n 2 tests/unit/torch_adapters tests/unit/undo \
+		tests/unit/runtime tests/unit/checkpoint tests/unit/test_package.py
+	$(TORCH_BIN)/python -m pytest -n 2 --dist loadfile $(addprefix tests/cluster/test_, support.py kills.py \
+		failures.py replicas.py hybrid.py sharded.py sharded_stages.py tensor_parallel.py layouts.py \
+		layer_replicas.py memory_checkpoints.py parallel_recovery.py script_communication.py guests.py)
+	$(TORCH_BIN)/python -m examples.demo
+	$(TORCH_BIN)/python -m examples.demo_elastic
 
 test-gpu: $(VENV)/.installed-dev  ## run the tests that need a GPU; without one they are skipped
 	$(BIN)/python -m pytest tests/gpu
