@@ -210,9 +210,7 @@ class Attachments:
         if (
             not torch.compiler.is_compiling()
             and self.phases.phase == Phase.OUTSIDE
-            and model.require_forward_param_sync
-            and model.forward_sync_buffers
-            and any(True for _ in model.module.buffers())
+            and model.will_sync_module_buffers()
         ):
             self.phases.refuse("the DDP model, which synchronises its buffers,")
 

@@ -20,6 +20,7 @@ from swift_ft.recovery.timeline import lost_statistics
 from swift_ft.runtime.collaborators import Collaborators
 from swift_ft.runtime.report import failure_event, status_report
 from swift_ft.spans import recorder
+from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
 
 __all__ = ["Executor"]
 
@@ -249,9 +250,10 @@ class Executor:
         if (source := lost_statistics(plan, state.round.statuses).get(self._rank)) is not None:
             _logger.warning(
                 "Worker %d loses its own running statistics (BatchNorm) and goes on with those of worker %d. "
-                "With forward_sync_buffers=True, DDP keeps them equal on all replicas, except in pipelines.",
+                "With %s=True, DDP keeps them equal on all replicas, except in pipelines.",
                 self._rank,
                 source,
+                BUFFER_SYNC,
                 extra={"event": "statistics_lost"},
             )
         if self._repartition is not None and self._status.known:

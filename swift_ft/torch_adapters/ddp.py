@@ -7,8 +7,9 @@ bucket an element lies.
 Private parts used (tested on torch 2.13):
 
 - of a DDP model: ``_build_debug_param_to_name_mapping``, ``_ddp_init_helper``, ``parameters_to_ignore``,
-  ``_has_rebuilt_buckets``, ``_comm_hooks``, ``_bucket_config``, ``reducer``, ``require_forward_param_sync``,
-  ``static_graph``.
+  ``_has_rebuilt_buckets``, ``_comm_hooks``, ``reducer``, ``require_forward_param_sync``, ``static_graph``,
+  ``bucket_bytes_cap``, ``bucket_bytes_cap_default``, ``bucket_bytes_cap_list``.
+- ``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``.
 - ``torch.distributed._compute_bucket_assignment_by_size``, which DDP looks up there.
 - ``GradBucket`` of ``torch._C._distributed_c10d``.
 - ``_sync_buffers`` of a DDP model, in which its buffers travel.
@@ -349,11 +350,9 @@ class DataParallelHook:
         order = self._order[-len(parameters) :]  # of this backward: earlier ones averaged nothing
         if model.find_unused_parameters or {*order} != {*range(len(parameters))}:
             return  # DDP keeps the buckets that it began with
-        config = model._bucket_config
-        _, limits = config.compute_bucket_size_limits(
-            static_graph=False, find_unused_parameters=model.find_unused_parameters
-        )
-        limits = limits or [config.first_bucket_bytes_cap, model.bucket_bytes_cap]
+        cap = model.bucket_bytes_cap
+        first = dist._DEFAULT_FIRST_BUCKET_BYTES if model.bucket_bytes_cap_default else cap
+        limits = model.bucket_bytes_cap_list or [first, cap]
         layout, _ = _torch._compute_bucket_assignment_by_size(
             [parameters[i] for i in order], limits, sparse, order
         )

@@ -7,8 +7,7 @@ from them, such as an average of the model (EMA), has to be the same on all repl
 
 Private parts used (tested on torch 2.13):
 
-- of a DDP model: ``forward_sync_buffers``, ``require_forward_param_sync``, ``parameters_to_ignore``,
-  ``buffer_hook``.
+- of a DDP model: ``require_forward_param_sync``, ``parameters_to_ignore``, ``buffer_hook``.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from swift_ft.torch_adapters.core.buffers import copy_all
+from swift_ft.torch_adapters.versions.buffer_sync import keeps_buffers_equal
 
 __all__ = ["BufferSync"]
 
@@ -62,7 +62,7 @@ class BufferSync:
         buffers = [b for n, b in model.module.named_buffers() if n not in model.parameters_to_ignore]
         # After a forward pass without DDP's synchronisation, as in a pipeline, the flag is False.
         self.equal = bool(
-            model.forward_sync_buffers
+            keeps_buffers_equal(model)
             and model.require_forward_param_sync
             and not hasattr(model, "buffer_hook")
             and group.size() > 1

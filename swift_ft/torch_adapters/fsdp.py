@@ -4,14 +4,13 @@ FSDP keeps where it is in an iteration: what is gathered, what still travels, wh
 interrupts it anywhere. :meth:`ShardedModels.reset` brings it back to the beginning: all parameters sharded,
 nothing under way, no gradient kept. Its groups live on behind their handles (`lasting_group.py`).
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.13), besides those of `versions/fsdp_groups.py` and
+`versions/fsdp_reset.py`:
 
 - of an ``FSDPModule``: ``_get_fsdp_state()``.
-- of that state: ``_is_root``, ``_fsdp_param_groups``, ``_state_ctx.is_last_backward``, and
-  ``_reset_iter_state()``, which is :meth:`FSDPModule.reset_iter_state` for all roots.
-- of a parameter group: ``mesh_info.mesh``, ``_all_gather_result``,
-  ``_to_sharded()``, ``is_sharded``, ``fsdp_params``, and the
-  switches in ``_SWITCHES``.
+- of that state: ``_is_root``, ``_state_ctx.is_last_backward``.
+- of a parameter group: ``mesh_info.mesh``, ``_all_gather_result``, ``_to_sharded()``, ``is_sharded``,
+  ``fsdp_params``, and the switches in ``_SWITCHES``.
 - of its parameters: ``_unsharded_param``, ``unsharded_accumulated_grad``, ``grad_offload_event``.
 """
 
@@ -27,6 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from swift_ft.errors import UnsupportedError
+from swift_ft.torch_adapters.versions.fsdp_groups import groups_of
+from swift_ft.torch_adapters.versions.fsdp_reset import reset_iteration
 
 __all__ = ["ShardedModels", "is_sharded", "place_of", "refuse_wrapped_shards", "replicas_of"]
 
@@ -36,7 +37,7 @@ _SWITCHES = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
 
 def is_sharded(module: nn.Module) -> bool:
     """Whether ``fully_shard`` was applied to a module, or to any inside of it."""
-    return any(True for _ in _fsdp_states([module]))
+    return any(True for _ in _sharded_modules([module]))
 
 
 def refuse_wrapped_shards(what: str, model: Any) -> None:
@@ -61,11 +62,11 @@ class ShardedModels:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._states = list(_fsdp_states(modules))
+        self._modules = list(_sharded_modules(modules))
         self._switches: list[tuple[Any, str, Any]] = []
 
     def __bool__(self) -> bool:
-        return bool(self._states)
+        return bool(self._modules)
 
     @property
     def number(self) -> int:
@@ -96,16 +97,16 @@ class ShardedModels:
                 )
         self._switches = [
             *((group, name, getattr(group, name)) for group in self._groups() for name in _SWITCHES),
-            *((state._state_ctx, "is_last_backward", True) for state in self._states),
+            *((m._get_fsdp_state()._state_ctx, "is_last_backward", True) for m in self._modules),
         ]
 
     def reset(self) -> None:
         """Back to the beginning of the step, after it was interrupted and its communication has ended."""
         for group in self._groups():
             group._all_gather_result = None  # else it would be waited for, and that has failed
-        for state in self._states:
-            if state._is_root:  # None before its first forward pass, which prepares all
-                state._reset_iter_state()
+        for module in self._modules:
+            if module._get_fsdp_state()._is_root:  # None before its first forward pass, which prepares all
+                reset_iteration(module)
         for group in self._groups():
             if not group.is_sharded:
                 group._to_sharded()
@@ -118,12 +119,12 @@ class ShardedModels:
             setattr(owner, name, value)
 
     def _groups(self) -> Iterator[Any]:
-        for state in self._states:
-            yield from state._fsdp_param_groups
+        for module in self._modules:
+            yield from groups_of(module._get_fsdp_state())
 
 
-def _fsdp_states(modules: Iterable[nn.Module]) -> Iterator[Any]:
-    """The state of each module that ``fully_shard`` was applied to. Those of a list of modules share one."""
+def _sharded_modules(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    """Modules that ``fully_shard`` was applied to; of a list of them, which share a state, the first."""
     seen: set[int] = set()
     for module in modules:
         for inner in module.modules():
@@ -133,7 +134,7 @@ def _fsdp_states(modules: Iterable[nn.Module]) -> Iterator[Any]:
             state = fsdp._get_fsdp_state()
             if id(state) not in seen:
                 seen.add(id(state))
-                yield state
+                yield fsdp
 
 
 def _kept_gradients(group: Any) -> Iterator[torch.Tensor | None]:

@@ -380,8 +380,9 @@ class PipelineHook:
             return_outputs: bool = True,
             loss_kwargs: dict[str, Any] | None = None,
         ) -> None:
+            more = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}  # not before torch 2.13
             if self._aside:
-                original(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
+                original(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, **more)
                 return
             self._begin_call()
             first, last = (any(getattr(s, end) for s in self.stages) for end in ("is_first", "is_last"))
@@ -392,7 +393,7 @@ class PipelineHook:
             if self.shared is None:
                 self._running = True
                 try:
-                    original(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
+                    original(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, **more)
                 finally:
                     self._running = False
                 if self.averages is not None:

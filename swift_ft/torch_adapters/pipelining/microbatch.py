@@ -69,7 +69,7 @@ class Inputs:
         args: of the first stage; empty for the owner of others.
         kwargs: of this worker's stages.
         targets: of the loss; None where the script gave none, or this is not the last stage's owner.
-        loss_kwargs: for the loss function.
+        loss_kwargs: for the loss function; None where the script gave none, as torch before 2.13 takes none.
         outputs: whether the script asked for the last stage's outputs.
         begun: stages whose parameters already have gradients.
         autocast: the dtype by device type, where the script computes with automatic mixed precision.
@@ -299,7 +299,8 @@ class StageChain:
         if stage.is_last:
             targets = inputs.targets
             target = targets[microbatch] if targets is not None else None
-            loss: torch.Tensor = self._loss(output, target, inputs.loss_kwargs)
+            more = () if inputs.loss_kwargs is None else (inputs.loss_kwargs,)
+            loss: torch.Tensor = self._loss(output, target, *more)
             result.loss = loss.detach()
             result.output = output if inputs.outputs else None
             return loss

@@ -1,8 +1,8 @@
 """Which tensors a stage receives and sends for a microbatch.
 
 Private parts used (tested on torch 2.13): of ``_PipelineStageBase``, ``args_recv_info``, ``grad_recv_info``,
-``act_send_info``, ``grad_send_info``, ``_create_grad_send_info`` and ``_get_grad_send_meta``; of the tracer's
-``_PipelineStage``, ``pipe_info.graph``.
+``act_send_info``, ``grad_send_info`` and ``_create_grad_send_info``; of the tracer's ``_PipelineStage``,
+``pipe_info.graph``; ``_RecvInfo``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch.distributed.pipelining.stage import _PipelineStage, _PipelineStageBase
+from torch.distributed.pipelining.stage import _PipelineStage, _PipelineStageBase, _RecvInfo
 
 from swift_ft.logging import Direction, MessageKey
+from swift_ft.torch_adapters.versions.gradient_sends import gradient_destinations
 
 __all__ = ["Route", "receives", "sends", "skips"]
 
@@ -49,7 +50,8 @@ def receives(
     sources: list[int] = []
     buffers: list[torch.Tensor] = []
     for info in infos[microbatch]:
-        if not info.is_root_arg and info.buffer is not None and info.source is not None:
+        # An argument of the pipeline itself has no buffer.
+        if isinstance(info, _RecvInfo) and info.buffer is not None and info.source is not None:
             sources.append(info.source)
             buffers.append(info.buffer)
     here = stage.stage_index
@@ -67,11 +69,7 @@ def sends(stage: _PipelineStageBase, direction: Direction) -> list[Route]:
         return []
     if stage.grad_send_info is None:  # torch makes it when it first sends
         stage.grad_send_info = stage._create_grad_send_info(stage.args_recv_info[0])
-    to = [
-        place
-        for number, place in enumerate(stage.grad_send_info)
-        if place is not None and stage._get_grad_send_meta(number) is not None
-    ]
+    to = gradient_destinations(stage, stage.grad_send_info)
     return [_route(direction, here, place, slot) for place, slot in _slots(to)]
 
 

@@ -2,12 +2,10 @@
 
 torch exchanges them once, live, before the first message.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.13), besides those of
+:mod:`swift_ft.torch_adapters.versions.stage_shapes`:
 
-- ``torch.distributed.pipelining._utils``: ``InferenceMode``, ``_StageMeta``, ``_TensorMeta``.
 - ``_PipelineStage``, the stage of torch's tracer.
-- of a stage: ``_stage_meta``, ``_user_meta``, ``_inference_mode``, ``_prepare_forward_infra``,
-  ``_prepare_backward_infra``.
 - of a schedule: ``_initialize_stage(s)``, ``_stage(s)_forward_initialized``,
   ``_stage(s)_backward_initialized``, ``_n_microbatches``, ``_has_backward``.
 """
@@ -18,8 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-from torch.distributed.pipelining._utils import InferenceMode, _StageMeta, _TensorMeta
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, _PipelineSchedule
 from torch.distributed.pipelining.stage import PipelineStage, _PipelineStage, _PipelineStageBase
 
@@ -28,13 +24,13 @@ from swift_ft.torch_adapters.core.buffers import BufferCopies
 from swift_ft.torch_adapters.core.module_tree import all_within
 from swift_ft.torch_adapters.ddp import trial_forward
 from swift_ft.torch_adapters.lasting_group import unintercepted
+from swift_ft.torch_adapters.versions.first_messages import connect_to_others_only
+from swift_ft.torch_adapters.versions.stage_shapes import described, fresh, prepare
 
 __all__ = ["ShapeExchange", "Undo", "prepare_stage", "shapes_of"]
 
 Undo = Callable[[], None]
 """Puts something back."""
-
-_FIELDS = ("inputs", "outputs", "input_grads", "output_grads")
 
 
 class ShapeExchange:
@@ -58,6 +54,9 @@ class ShapeExchange:
         self.note: Callable[[], Undo] = lambda: lambda: None
         self._schedule: Any = schedule
         self._stages = stages
+        self._fresh = [fresh(stage) for stage in stages]
+        for stage in stages:
+            connect_to_others_only(stage)
         self._metadata: dict[int, dict[str, Any]] | None = None
         self._aside = False
         self._plural = "" if isinstance(schedule, PipelineScheduleSingle) else "s"
@@ -123,12 +122,8 @@ class ShapeExchange:
                 "schedule.eval() needs stages whose messages are plain tensors: evaluate in a step of its "
                 "own, by schedule.step() and without optimizer.step()."
             )
-        stages: list[Any] = [stage for stage in self._stages if isinstance(stage, PipelineStage)]
-        modes = [(stage._user_meta, stage._inference_mode) for stage in stages]
         self.adopt(self._metadata)
         setattr(self._schedule, self._flag("backward"), bool(self._schedule._has_backward))
-        for stage, mode in zip(stages, modes, strict=True):  # a later exchange is the same on all workers
-            stage._user_meta, stage._inference_mode = mode
 
     def recount(self) -> None:
         """The schedule has another number of microbatches: buffers are for so many, of the same shapes."""
@@ -140,7 +135,9 @@ class ShapeExchange:
             self.adopt(self._metadata)
 
     def forget(self) -> None:
-        """Let the next step exchange shapes again, live."""
+        """Let the next step exchange shapes again, live, and on all workers alike."""
+        for put_back in self._fresh:
+            put_back()
         for direction in ("forward", "backward"):
             setattr(self._schedule, self._flag(direction), False)
 
@@ -155,59 +152,14 @@ def shapes_of(stages: Sequence[_PipelineStageBase]) -> dict[int, dict[str, Any]]
     """
     if not all(isinstance(stage, PipelineStage | _PipelineStage) for stage in stages):
         return None
-    metas: dict[int, dict[str, Any]] = {
-        stage.stage_index: {name: getattr(stage._stage_meta, name) for name in _FIELDS} for stage in stages
-    }
-    every = [m for fields in metas.values() for group in fields.values() if group for m in group if m]
-    if any(type(m) is not _TensorMeta for m in every):
-        return None
-    return {
-        index: {name: _metas_to_json(value) for name, value in fields.items()}
-        for index, fields in metas.items()
-    }
+    found = {stage.stage_index: described(stage) for stage in stages}
+    known = {index: shapes for index, shapes in found.items() if shapes is not None}
+    return known if len(known) == len(found) else None
 
 
 def prepare_stage(
     stage: _PipelineStageBase, shapes: dict[str, Any], *, microbatches: int, has_backward: bool
 ) -> None:
-    """Make a stage start from known shapes, without its neighbours.
-
-    A stage of torch's tracer has its shapes in its graph. It only needs the number of its arguments.
-    """
-    fields: dict[str, Any] = {name: _metas_from_json(shapes[name]) for name in _FIELDS}
+    """Make a stage start from known shapes, without its neighbours."""
     stage.has_backward = has_backward
-    if isinstance(stage, PipelineStage):
-        stage._user_meta = _StageMeta(**fields)
-        stage._inference_mode = InferenceMode.STATIC
-    stage._prepare_forward_infra(microbatches, fields["inputs"], None, has_backward=has_backward)
-    if has_backward:
-        stage._prepare_backward_infra(microbatches)
-
-
-def _metas_to_json(metas: tuple[Any, ...] | None) -> list[Any] | None:
-    if metas is None:
-        return None
-    return [
-        None
-        if m is None
-        else {
-            "shape": list(m.shape),
-            "stride": list(m.stride),
-            "dtype": str(m.dtype).removeprefix("torch."),
-            "requires_grad": m.requires_grad,
-        }
-        for m in metas
-    ]
-
-
-def _metas_from_json(metas: list[Any] | None) -> tuple[_TensorMeta | None, ...] | None:
-    if metas is None:
-        return None
-    return tuple(
-        None
-        if m is None
-        else _TensorMeta(
-            torch.Size(m["shape"]), tuple(m["stride"]), getattr(torch, m["dtype"]), m["requires_grad"]
-        )
-        for m in metas
-    )
+    prepare(stage, shapes, microbatches=microbatches, has_backward=has_backward)

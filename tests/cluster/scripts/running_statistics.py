@@ -1,7 +1,7 @@
 """The examples with running statistics in the model, which no version counter counts (STATISTICS).
 
-``"ddp"`` puts a BatchNorm into the model of ``train_ddp``, and ``"own"`` also turns DDP's
-``forward_sync_buffers`` off. ``"pipeline"`` puts one into each stage of ``train_swift``, and ``"hybrid"`` of
+``"ddp"`` puts a BatchNorm into the model of ``train_ddp``, and ``"own"`` also lets DDP keep no buffers equal.
+``"pipeline"`` puts one into each stage of ``train_swift``, and ``"hybrid"`` of
 ``train_hybrid``.
 """
 
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
 
 what = os.environ["STATISTICS"]
 example: Any = importlib.import_module(
@@ -44,6 +46,6 @@ def build_stage(stage_index: int, num_stages: int, config: Any) -> nn.Module:
 example.build_stage = build_stage
 if what == "own":
     example.DistributedDataParallel = functools.partial(
-        example.DistributedDataParallel, forward_sync_buffers=False
+        example.DistributedDataParallel, **{BUFFER_SYNC: False}
     )
 example.main()

@@ -286,11 +286,12 @@ def test_ddp_still_has_the_private_parts_that_the_hook_uses() -> None:
     assert model.parameters_to_ignore == set()
     assert callable(model._sync_buffers)
     assert callable(model.reducer.prepare_for_backward)
-    _, limits = model._bucket_config.compute_bucket_size_limits(
-        static_graph=False, find_unused_parameters=False
-    )
-    assert limits is None or all(isinstance(limit, int) for limit in limits)
-    sizes = [model._bucket_config.first_bucket_bytes_cap, model.bucket_bytes_cap]
+    assert (model.bucket_bytes_cap_default, [*model.bucket_bytes_cap_list]) == (True, [])
+    chosen: Any = DistributedDataParallel(nn.Linear(2, 2), bucket_cap_mb=1)
+    assert (chosen.bucket_bytes_cap_default, chosen.bucket_bytes_cap) == (False, 2**20)
+    listed: Any = DistributedDataParallel(nn.Linear(2, 2), bucket_cap_mb_list=[1, 2])
+    assert [*listed.bucket_bytes_cap_list] == [2**20, 2**21]
+    sizes = [dist._DEFAULT_FIRST_BUCKET_BYTES, model.bucket_bytes_cap]
     layout, _ = dist._compute_bucket_assignment_by_size(parameters, sizes, sparse, [1, 0])
     assert sorted(index for bucket in layout for index in bucket) == [0, 1]
     assert "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
+from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +22,9 @@ def one_process() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def model(*, forward_sync_buffers: bool = True) -> DistributedDataParallel:
-    return DistributedDataParallel(nn.BatchNorm1d(2), forward_sync_buffers=forward_sync_buffers)
+def model(*, keeps_equal: bool = True) -> DistributedDataParallel:
+    given: dict[str, Any] = {BUFFER_SYNC: keeps_equal}
+    return DistributedDataParallel(nn.BatchNorm1d(2), **given)
 
 
 def test_ddp_synchronises_after_an_averaged_pass_only() -> None:
@@ -81,9 +84,9 @@ def test_the_second_replica_adopts_what_arrives(monkeypatch: pytest.MonkeyPatch)
     assert all(a.equal(b) for a, b in zip(ours.buffers(), theirs.buffers(), strict=True))
 
 
-@pytest.mark.parametrize("own", ["forward_sync_buffers", "no_sync"])
+@pytest.mark.parametrize("own", ["argument", "no_sync"])
 def test_replicas_with_buffers_of_their_own_send_nothing(own: str) -> None:
-    replica = model(forward_sync_buffers=own != "forward_sync_buffers")
+    replica = model(keeps_equal=own != "argument")
     if own == "no_sync":
         with replica.no_sync():
             replica(torch.ones(2, 2))

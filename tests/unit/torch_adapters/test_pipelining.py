@@ -22,8 +22,8 @@ from torch.distributed.pipelining import (
     pipeline,
     schedules,
 )
-from torch.distributed.pipelining._utils import InferenceMode, _StageMeta, _TensorMeta
 from torch.distributed.pipelining.schedules import _ComputationType, _PipelineScheduleRuntime
+from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from swift_ft.errors import CannotHelpError, UnsupportedError, UsageError
 from swift_ft.logging import THROUGH_PIPELINE, Direction
@@ -31,8 +31,12 @@ from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.interceptor import Message
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route, receives, sends, skips
 from swift_ft.torch_adapters.pipelining.stage_metadata import prepare_stage, shapes_of
+from swift_ft.torch_adapters.versions.first_messages import connect_to_others_only
 
 MICROBATCHES = 4
+
+SENDS_MASKS = hasattr(_PipelineStageBase, "_get_grad_send_meta")
+TAKES_LOSS_KWARGS = "loss_kwargs" in inspect.signature(schedules.ScheduleGPipe.step).parameters
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,7 +73,10 @@ class Nothing:
 
 def stages(count: int) -> list[PipelineStage]:
     torch.manual_seed(0)
-    return [PipelineStage(nn.Linear(3, 3), index, count, torch.device("cpu")) for index in range(count)]
+    made = [PipelineStage(nn.Linear(3, 3), index, count, torch.device("cpu")) for index in range(count)]
+    for stage in made:
+        connect_to_others_only(stage)
+    return made
 
 
 def schedule(kind: str) -> Any:
@@ -162,11 +169,27 @@ def test_a_schedule_still_has_the_private_parts_that_the_hook_uses(kind: str) ->
     for direction in ("forward", "backward"):
         assert getattr(one, f"_stage{plural}_{direction}_initialized") is False
     assert callable(getattr(one, f"_initialize_stage{plural}"))
-    names = ["arg_mbs", "kwarg_mbs", "target_mbs", "losses", "return_outputs", "loss_kwargs"]
-    assert list(inspect.signature(one._step_microbatches).parameters) == names
+    names = ["arg_mbs", "kwarg_mbs", "target_mbs", "losses", "return_outputs"]
+    more = ["loss_kwargs"] if TAKES_LOSS_KWARGS else []
+    assert list(inspect.signature(one._step_microbatches).parameters) == names + more
     assert list(inspect.signature(one._check_inputs).parameters) == names[:4]
     assert list(inspect.signature(one._update_losses).parameters) == ["stages", "losses"]
-    assert list(inspect.signature(one._compute_loss).parameters) == ["output", "target", "loss_kwargs"]
+    assert list(inspect.signature(one._compute_loss).parameters) == ["output", "target", *more]
+
+
+@pytest.mark.skipif(not TAKES_LOSS_KWARGS, reason="since torch 2.13 a step takes arguments for the loss")
+@pytest.mark.parametrize("kind", ["single", "runtime"])
+def test_arguments_of_the_loss_reach_it(kind: str) -> None:
+    plain, hooked = schedule(kind), schedule(kind)
+    PipelineHook(hooked, Nothing(), lambda _: None).begin()
+    losses: tuple[list[Any], list[Any]] = ([], [])
+    for one, own in zip((plain, hooked), losses, strict=True):
+        more = {"loss_kwargs": {"reduction": "sum"}}
+        one.step(torch.ones(8, 3), target=torch.zeros(8, 3), losses=own, **more)
+    mean: list[Any] = []
+    schedule(kind).step(torch.ones(8, 3), target=torch.zeros(8, 3), losses=mean)
+    assert torch.equal(torch.stack(losses[0]), torch.stack(losses[1]))
+    assert torch.allclose(torch.stack(losses[0]), 6 * torch.stack(mean))  # two samples of three numbers each
 
 
 def test_a_runtime_schedule_lists_its_actions() -> None:
@@ -204,35 +227,52 @@ def test_a_stage_can_be_prepared_from_shapes_alone() -> None:
 
 
 class Skipping(nn.Module):
-    """Three stages. The first one makes a mask, and a number that only the last one uses."""
+    """Three stages. The first one makes a number that only the last one uses, and maybe a mask."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, masked: bool) -> None:
         super().__init__()
+        self.masked = masked
         self.one, self.two, self.three = (nn.Linear(3, 3) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mask, scale = x > 0, x.sum(-1, keepdim=True)
-        y = self.two(self.one(x)) * mask
-        result: torch.Tensor = self.three(y) * mask * scale
+        y = self.two(self.one(x))
+        y = self.three(y * mask) * mask if self.masked else self.three(y)
+        result: torch.Tensor = y * scale
         return result
 
 
-def traced_stages() -> list[Any]:
+with_and_without_mask = pytest.mark.parametrize(
+    "masked",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.skipif(
+                not SENDS_MASKS, reason="since torch 2.13 stages of its tracer send masks: integers and bools"
+            ),
+        ),
+    ],
+)
+
+
+def traced_stages(*, masked: bool) -> list[Any]:
     cuts = dict.fromkeys(("two", "three"), SplitPoint.BEGINNING)
-    pipe = pipeline(Skipping(), mb_args=(torch.ones(2, 3),), split_spec=cuts)
+    pipe = pipeline(Skipping(masked=masked), mb_args=(torch.ones(2, 3),), split_spec=cuts)
     stages: list[Any] = [pipe.build_stage(index, torch.device("cpu")) for index in range(3)]
+    given = {"shape": [2, 3], "stride": [3, 1], "dtype": "float32", "requires_grad": False}
+    shapes = {"inputs": [given], "outputs": None, "input_grads": None, "output_grads": None}
     for stage in stages:
         stage.stage_index_to_group_rank = {0: 0, 1: 1, 2: 2}
-        stage.has_backward = True
-        stage._prepare_forward_infra(MICROBATCHES, (torch.ones(2, 3),), None, has_backward=True)
-        stage._prepare_backward_infra(MICROBATCHES)
+        prepare_stage(stage, shapes, microbatches=MICROBATCHES, has_backward=True)
     return stages
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-def test_both_ends_of_a_traced_connection_give_it_the_same_key() -> None:
+@with_and_without_mask
+def test_both_ends_of_a_traced_connection_give_it_the_same_key(masked: bool) -> None:
     """A connection that skips a stage stands in another place among the outputs than among the inputs."""
-    stages = traced_stages()
+    stages = traced_stages(masked=masked)
     assert [skips(stage) for stage in stages] == [{2}, set(), {0}]
     for direction in THROUGH_PIPELINE:
         sent = [route for stage in stages for route in sends(stage, direction)]
@@ -240,12 +280,14 @@ def test_both_ends_of_a_traced_connection_give_it_the_same_key() -> None:
         assert len(set(sent)) == len(sent)
         assert sorted(sent, key=str) == sorted(received, key=str)
         assert any(abs(route.source - route.destination) == 2 for route in sent)
-    assert Route(Direction.FORWARD, 0, 2, 1) in sends(stages[0], Direction.FORWARD)  # mask and scale
+    two = Route(Direction.FORWARD, 0, 2, 1) in sends(stages[0], Direction.FORWARD)
+    assert two is masked  # the mask beside the scale
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-def test_a_traced_stage_can_be_prepared_from_shapes_alone() -> None:
-    known, fresh = traced_stages(), traced_stages()
+@with_and_without_mask
+def test_a_traced_stage_can_be_prepared_from_shapes_alone(masked: bool) -> None:
+    known, fresh = traced_stages(masked=masked), traced_stages(masked=masked)
     for stage, other in zip(known, fresh, strict=True):
         shapes = shapes_of([stage])
         assert shapes is not None
@@ -257,18 +299,6 @@ def test_a_traced_stage_can_be_prepared_from_shapes_alone() -> None:
             assert sends(other, direction) == sends(stage, direction)
             ours, theirs = (receives(s, MICROBATCHES - 1, direction) for s in (other, stage))
             assert [(route, b.shape) for route, b in ours] == [(route, b.shape) for route, b in theirs]
-
-
-def test_metadata_still_has_the_fields_that_are_written_down() -> None:
-    assert InferenceMode.STATIC
-    meta = _TensorMeta(torch.Size([2]), (1,), torch.float32, True)
-    assert (meta.shape, meta.stride, meta.dtype, meta.requires_grad) == (
-        torch.Size([2]),
-        (1,),
-        torch.float32,
-        True,
-    )
-    assert _StageMeta(inputs=(meta,), outputs=None, input_grads=None, output_grads=None).inputs == (meta,)
 
 
 def test_a_stage_still_has_the_functions_that_are_wrapped() -> None:
