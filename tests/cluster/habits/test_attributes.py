@@ -41,6 +41,13 @@ def test_replicas_by_fsdp(habit: str, tmp_path: Path) -> None:
     assert_put_back(tmp_path, SCRIPT, habit, "shards", inject=faults)
 
 
+@pytest.mark.parametrize("habit", ["centre, made anew", "counter of a class", "NumPy's generator"])
+def test_shards_from_memory(habit: str, tmp_path: Path) -> None:
+    fault = "kill machine=1 iteration=5 point=between"
+    run = assert_put_back(tmp_path, SCRIPT, habit, "memory", inject=fault)
+    assert [recovery["mode"] for recovery in run.recoveries] == ["memory"]
+
+
 @pytest.mark.parametrize("habit", HABITS)
 def test_a_pipeline(habit: str, tmp_path: Path) -> None:
     """The lost stage is replayed from a checkpoint; the other one repeats the step."""

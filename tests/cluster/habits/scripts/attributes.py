@@ -1,6 +1,6 @@
 """Replicas (by DDP or FSDP2), or the stages of a pipeline, with state in attributes and generators.
 
-attributes.py STORE HABIT [pipeline | shards]
+attributes.py STORE HABIT [pipeline | shards | memory]
 """
 
 import io
@@ -117,13 +117,20 @@ def train_replicas() -> Any:
     model: nn.Module = inner
     if KIND == "shards":  # of which each replica has all
         fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards")))
+    elif KIND == "memory":  # each shard is on one worker only, and a copy of it in the other one's memory
+        fully_shard(model)
     else:
         model = DistributedDataParallel(model)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
-    session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
+    session = swift_ft.Session(
+        {"model": model, "optimizer": optimizer},
+        store=STORE,
+        checkpoint_every=10 if KIND == "memory" else 3,
+        snapshot_every=2 if KIND == "memory" else None,
+    )
     if KIND == "shards":
         session.attach_fsdp(model)
-    else:
+    elif KIND != "memory":
         session.attach_ddp(model)
     for step in session.steps(ITERATIONS):
         with step:
