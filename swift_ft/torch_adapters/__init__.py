@@ -47,6 +47,17 @@ pipelining/shared_step.py               what a step takes and leaves behind     
 pipelining/stage_metadata.py            the exchange of shapes                      test_pipelining.py
 ======================================  ==========================================  ==========================
 
+Parts that differ, and since which torch:
+
+======================================  =====  ===================================================
+file                                    torch  what is different
+======================================  =====  ===================================================
+lasting_group.py                        2.13   collectives of single tensors
+lasting_group.py                        2.14   gathers of them, hooks, windows, groups that can be reconfigured
+process_group.py                        2.14   another function makes gloo's groups, and looks their class up
+pipelining/hook.py                      2.14   a stage keeps its group three times; a step takes split microbatches
+======================================  =====  ===================================================
+
 ``core/fingerprints.py``, ``dcp/errors.py``, ``layer_stack.py``, ``link_times.py``,
 ``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
 ``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py``, ``script_operations.py`` and

@@ -11,7 +11,6 @@ Private parts used (tested on torch 2.13):
   ``bucket_bytes_cap``, ``bucket_bytes_cap_default``, ``bucket_bytes_cap_list``.
 - ``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``.
 - ``torch.distributed._compute_bucket_assignment_by_size``, which DDP looks up there.
-- ``GradBucket`` of ``torch._C._distributed_c10d``.
 - ``_sync_buffers`` of a DDP model, in which its buffers travel.
 - ``Variable._execution_engine.queue_callback``, as DDP's own end of a backward pass is queued: such a
   callback may queue another one.
@@ -30,7 +29,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
@@ -212,7 +210,7 @@ class DataParallelHook:
         # A lambda, because DDP compares a hook's annotations with its own classes, not with their names.
         self.model.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
 
-    def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket; as DDP does without a hook, it is scaled first and summed then."""
         index = bucket.index()
         if not self._layout_known and bucket.is_last():
@@ -246,7 +244,7 @@ class DataParallelHook:
             self._buffers_arrival = self._arrival(_BUFFERS, work.get_future(), lambda: None)
 
     def _averaged(
-        self, bucket: GradBucket, reduced: torch.futures.Future[Any]
+        self, bucket: dist.GradBucket, reduced: torch.futures.Future[Any]
     ) -> torch.futures.Future[torch.Tensor]:
         """The future that DDP waits for. For gloo it is a separate one, which an abort can complete."""
         index, backward = bucket.index(), self._backward
@@ -313,7 +311,7 @@ class DataParallelHook:
         if arrival is not None:
             arrival.set_result(None)
 
-    def _outcome(self, bucket: GradBucket) -> torch.Tensor:
+    def _outcome(self, bucket: dist.GradBucket) -> torch.Tensor:
         if self._failure is not None:
             raise self._failure
         if self.broken is not None:
@@ -321,7 +319,7 @@ class DataParallelHook:
             raise RuntimeError(self.broken)
         return bucket.buffer()
 
-    def _arrived(self, bucket: GradBucket) -> None:
+    def _arrived(self, bucket: dist.GradBucket) -> None:
         parameters = bucket.parameters()
         if not self._fill_gradients:
             self._reduced(bucket)
@@ -337,7 +335,7 @@ class DataParallelHook:
             # DDP writes the averages once more: here, where no undo needs the old values.
             parameter.grad = average
 
-    def _reduced(self, bucket: GradBucket) -> None:
+    def _reduced(self, bucket: dist.GradBucket) -> None:
         hit(Point.REDUCED, self._iteration, bucket.index())
         self._on_reduced(bucket.parameters())
         hit(Point.UPDATE, self._iteration, bucket.index())

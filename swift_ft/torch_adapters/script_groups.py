@@ -5,7 +5,7 @@ From :meth:`ScriptGroups.install` on, whatever makes a group (``init_process_gro
 under the name and the tags of the group beneath. :meth:`ScriptGroups.renew` makes that one anew, with the
 arguments of the first time and another store.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.13 and 2.14):
 
 - ``distributed_c10d._new_process_group_helper``, through which torch makes every group, is replaced.
 - ``distributed_c10d._world``: what torch knows of each group; ``group_count`` numbers them.
@@ -110,6 +110,11 @@ class ScriptGroups:
             raise UsageError(
                 "a process group was made after the first iteration had begun; make all groups before "
                 "session.steps(), because a worker that replaces a lost one makes only those"
+            )
+        if kwargs.get("enable_reconfigure"):  # since torch 2.14
+            raise UsageError(
+                "init_process_group(enable_reconfigure=True) has no place under a session, which forms all "
+                "groups anew after a loss: leave it out"
             )
         with self.forming():
             native, store = self._make(*args, **kwargs)

@@ -76,11 +76,8 @@ SEAMS = (
             f"{_C10D}:_world",
             f"{_C10D}:_register_process_group",
             f"{_C10D}:_unregister_process_group",
-            f"{_C10D}:_set_pg_timeout",
             f"{_C10D}:ProcessGroupGloo",
             f"{_C10D}:ProcessGroup._device_types",
-            f"{_C10D}:ProcessGroup._get_backend",
-            "torch._C._distributed_c10d:GradBucket",
         ),
     ),
     Seam(

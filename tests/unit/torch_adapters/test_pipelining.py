@@ -138,6 +138,24 @@ def test_microbatches_are_counted_on_over_the_calls_in_a_step(kind: str) -> None
     assert said == ["several", "several"]
 
 
+@pytest.mark.parametrize("kind", ["single", "runtime"])
+def test_microbatches_that_the_script_splits_itself(kind: str) -> None:
+    """A schedule takes them since torch 2.14."""
+    whole, split = schedule(kind), schedule(kind)
+    if "arg_mbs" not in inspect.signature(split.step).parameters:
+        return
+    given: list[Any] = []
+    hook = PipelineHook(split, Nothing(), lambda _: None, given.append)
+    hook.begin()
+    batch, target = torch.arange(24.0).reshape(8, 3), torch.ones(8, 3)
+    losses: tuple[list[Any], list[Any]] = ([], [])
+    whole.step(batch, target=target, losses=losses[0])
+    args = [(part,) for part in batch.chunk(MICROBATCHES)]
+    split.step(arg_mbs=args, target_mbs=[*target.chunk(MICROBATCHES)], losses=losses[1])
+    assert torch.equal(torch.stack(losses[0]), torch.stack(losses[1]))
+    assert [given[0][0][number][0] is part for number, (part,) in enumerate(args)] == [True] * MICROBATCHES
+
+
 class NeverAsked:
     """A replay that others take part in."""
 

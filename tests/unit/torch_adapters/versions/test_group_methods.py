@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
+import pytest
 import torch.distributed as dist
 
+from swift_ft.errors import UsageError
 from swift_ft.torch_adapters.lasting_group import FORWARDED, OF_WORK, REFUSED, LastingGroup, LastingWork
+from swift_ft.torch_adapters.script_groups import ScriptGroups
 from swift_ft.torch_adapters.script_operations import ALIKE, PERSONAL, POINT_TO_POINT
 from swift_ft.torch_adapters.versions.group_hooks import WHEN
 from swift_ft.torch_adapters.versions.group_methods import NOT_IN_ALL, those_of
@@ -45,3 +51,17 @@ def test_a_method_that_torch_lacks_is_not_there() -> None:
     assert those_of(dist.ProcessGroup, ("allreduce", "no_such_method")) == ("allreduce",)
     lacks = NOT_IN_ALL - methods_of(dist.ProcessGroup) - {"supports_window", "supports_reconfigure"}
     assert [name for name in lacks if hasattr(LastingGroup, name)] == []
+
+
+def test_a_group_that_the_script_would_reconfigure_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = dist.distributed_c10d
+    monkeypatch.setattr(module, "_new_process_group_helper", module._new_process_group_helper)  # put back
+    groups = ScriptGroups()
+    groups.install()
+    arguments = inspect.signature(dist.init_process_group).parameters
+    assert ("enable_reconfigure" in arguments) == hasattr(dist.ProcessGroup, "reconfigure")
+    if "enable_reconfigure" in arguments:
+        init: Any = dist.init_process_group
+        with pytest.raises(UsageError, match="leave it out"):
+            init("gloo", store=dist.HashStore(), rank=0, world_size=1, enable_reconfigure=True)
+    assert groups.groups == []
