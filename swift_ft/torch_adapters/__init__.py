@@ -49,14 +49,20 @@ pipelining/stage_metadata.py            the exchange of shapes                  
 
 Parts that differ, and since which torch:
 
-======================================  =====  ===================================================
+======================================  =====  ============================================================
 file                                    torch  what is different
-======================================  =====  ===================================================
+======================================  =====  ============================================================
+ddp_buffers.py                          2.13   the name of what keeps buffers equal
+fsdp.py                                 2.12   a module has several parameter groups
+fsdp.py                                 2.13   FSDP goes back by itself
 lasting_group.py                        2.13   collectives of single tensors
-lasting_group.py                        2.14   gathers of them, hooks, windows, groups that can be reconfigured
-process_group.py                        2.14   another function makes gloo's groups, and looks their class up
-pipelining/hook.py                      2.14   a stage keeps its group three times; a step takes split microbatches
-======================================  =====  ===================================================
+lasting_group.py                        2.14   gathers of them, hooks, windows, groups to be reconfigured
+pipelining/hook.py                      2.13   a step takes arguments for the loss function
+pipelining/hook.py                      2.14   a stage keeps its group three times; a step takes split batches
+pipelining/p2p_routes.py                2.13   a stage leaves out gradients that no one awaits
+pipelining/stage_metadata.py            2.12   shapes are records
+process_group.py                        2.14   another function makes gloo's groups
+======================================  =====  ============================================================
 
 ``core/fingerprints.py``, ``dcp/errors.py``, ``layer_stack.py``, ``link_times.py``,
 ``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
