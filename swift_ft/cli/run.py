@@ -46,7 +46,7 @@ from swift_ft.launch.job_secret import agreed_secret, given_secret
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.main_module import search_path
 from swift_ft.launch.setup import is_readable_file
-from swift_ft.launch.stop_signals import choose_stop_signals
+from swift_ft.launch.stop_signals import choose_stop_signals, ending_with_a_line
 from swift_ft.launch.store_service import StoreService, is_listening
 from swift_ft.network import JobSecret
 from swift_ft.program.discovery import keep_program
@@ -257,11 +257,12 @@ def _run_one_machine(job: MachineJob) -> int:
     config, store = job.settings.config, job.settings.store
     history = History()
     stores: list[str] = []
-    end_as_usual(at_once=True)  # torch's clients of the store wait in C++
+    end_as_usual(at_once=True)
     verdict = Verdict(False, "the launcher ended before the run did", 1)
     with contextlib.closing(LauncherConsole(config)) as console:
         console.expect(store)
-        job = _with_secret(replace(job, run_id=_find_run(job)))
+        with ending_with_a_line():  # torch's clients of the store wait in C++
+            job = _with_secret(replace(job, run_id=_find_run(job)))
         console.follow(store, job.run_id)
         _write_endpoint(config, store, job.run_id)
         try:

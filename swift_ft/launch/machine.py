@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -37,6 +38,7 @@ from swift_ft.launch.standby import Standby
 from swift_ft.launch.stop_signals import (
     SignalException,
     default_stop_signals,
+    ending_with_a_line,
     ignore_stop_signals,
     raise_stop_signals,
     stopped_by,
@@ -168,30 +170,33 @@ def run_machine(job: MachineJob) -> Verdict:
         settings.args,
     )
     assert settings.secret is not None  # agreed on before
-    handler = JournalRendezvous(
-        connect_to_store,
-        name=name,
-        address=settings.address,
-        run_id=job.run_id,
-        opened=job.opened,
-        preferred_slot=job.preferred_slot,
-        join_s=settings.config.join_timeout_s,
-        on_change=on_change,
-        trace=trace,
-        on_entries=on_entries,
-        on_snapshot=on_snapshot,
-        compacts=not job.keeps_journal,
-        setup=setup,
-        domain=settings.config.domain_of(job.index),
-        host=job.host,
-        reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=SILENCE_S),
-        fanout=settings.config.relay_fanout,
-        append_s=settings.config.rendezvous_timeout_s,
-        joins_at_once=not settings.spare and not job.host,
-        silence_s=settings.config.machine_silence_s,
-        store_place=str(settings.store),
-        agreed=job.agreed,
-    )
+    # A machine of a whole cluster on one host has a launcher that speaks for it.
+    speaks_for_itself = job.lifeline is None and not job.host
+    with ending_with_a_line() if speaks_for_itself else contextlib.nullcontext():
+        handler = JournalRendezvous(
+            connect_to_store,
+            name=name,
+            address=settings.address,
+            run_id=job.run_id,
+            opened=job.opened,
+            preferred_slot=job.preferred_slot,
+            join_s=settings.config.join_timeout_s,
+            on_change=on_change,
+            trace=trace,
+            on_entries=on_entries,
+            on_snapshot=on_snapshot,
+            compacts=not job.keeps_journal,
+            setup=setup,
+            domain=settings.config.domain_of(job.index),
+            host=job.host,
+            reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=SILENCE_S),
+            fanout=settings.config.relay_fanout,
+            append_s=settings.config.rendezvous_timeout_s,
+            joins_at_once=not settings.spare and not job.host,
+            silence_s=settings.config.machine_silence_s,
+            store_place=str(settings.store),
+            agreed=job.agreed,
+        )
     watch = StoreWatch(
         handler.store,
         str(settings.store),

@@ -6,9 +6,11 @@ said by torchrun's ``--signals-to-handle``, and kept where torchelastic looks fo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -20,6 +22,7 @@ __all__ = [
     "SignalException",
     "choose_stop_signals",
     "default_stop_signals",
+    "ending_with_a_line",
     "ignore_stop_signals",
     "leave_to_the_launcher",
     "raise_stop_signals",
@@ -77,6 +80,38 @@ def default_stop_signals() -> None:
     """From now on the signals end this process at once, even while it waits in C++."""
     for number in stop_signals():
         signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def ending_with_a_line() -> Iterator[None]:
+    """Within the block a stop signal ends this process at once, with a line: also while it waits in C++.
+
+    The main thread runs no handler there, so another thread reads the signals. After the block they do what
+    they did before.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in stop_signals()}
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while number := os.read(reading, 1)[0]:
+            if number in stop_signals():
+                os.write(2, f"swift-run: {stopped_by(number)}\n".encode())
+                os._exit(128 + number)
+
+    thread = threading.Thread(target=watch, name="swift-stop-signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():  # before the thread goes: none is lost in between
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        os.write(writing, b"\0")  # processes that were forked meanwhile hold it open
+        thread.join()
+        os.close(writing)
+        os.close(reading)
 
 
 def leave_to_the_launcher() -> dict[signal.Signals, object]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -169,6 +170,19 @@ def test_a_signal_while_torch_is_imported_ends_a_launcher_with_a_line(number: in
     launcher.send_signal(number)
     assert hosts.end() == {"first": 128 + number}
     assert hosts.output("first") == f"swift-run: stopped by {signal.Signals(number).name}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_store_is_waited_for_is_said_in_a_line(number: int, hosts: Hosts) -> None:
+    """Nothing answers where the store should be: torch's client waits in C++, where no handler runs."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        hosts.endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
+        launcher = hosts.start("second", 1)
+        silent.settimeout(120)
+        with contextlib.closing(silent.accept()[0]):
+            launcher.send_signal(number)
+            assert hosts.end() == {"second": 128 + number}
+    assert hosts.output("second") == f"swift-run: stopped by {signal.Signals(number).name}\n"
 
 
 @pytest.mark.parametrize("names", ["SIGTERM,SIGURS1", "SIGKILL"])
