@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-torch test-gpu coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs site recording pictures figures clean
+.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-torch test-gpu test-nccl-like coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,12 @@ test-unit: $(VENV)/.installed-dev  ## run the tests that need one process only
 
 test-support: $(VENV)/.installed-dev  ## run all of docs/support.md (half an hour)
 	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_support.py
+
+# Scripts that ask for gloo get the backend that behaves like NCCL instead.
+test-nccl-like: $(VENV)/.installed-dev  ## run the kill matrix over a backend that behaves like NCCL (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/testing/test_nccl_like.py
+	SWIFT_TEST_BACKEND=nccl_like $(BIN)/python -m pytest -n 2 --dist loadfile --thorough --instafail \
+		$(patsubst %,tests/cluster/test_%.py,nccl_like kills replicas hybrid sharded failures)
 
 test-trainer: $(VENV)/.installed-dev  ## kill the trainer that is like torchtitan's at all points
 	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_trainer.py

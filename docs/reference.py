@@ -156,7 +156,7 @@ MEANINGS = {
     "worker_came_back": "A silent worker answered just after it was reported: the deadline was too short.",
     "output_ended": "A launcher's output cannot be written any more. The files of its workers' output go on.",
     "worker_silent": "An agent kills a worker that sent no heartbeat in time.",
-    "worker_stuck": "gloo did not end a wait. The worker ends and is replaced.",
+    "worker_stuck": "torch did not end a wait. The worker ends and is replaced.",
 }
 """What each event of the package's loggers means to an operator."""
 

@@ -19,12 +19,13 @@ rendezvous_store.py                     the classes of the key-value stores, how
                                         client begins                               test_rendezvous_store.py
 comm_errors.py                          frames in which torch communicates          test_communication.py
 killed_children.py                      how a DataLoader tells of killed processes  test_killed_children.py
-process_group.py                        gloo's constructor, a group's timeout       test_communication.py,
-                                                                                    test_failed_group.py
+transports.py                           gloo's constructor, a group's backends,     test_failed_group.py
+                                        switches of both
 lasting_group.py                        methods of a group and of an operation      test_script_groups.py
 script_groups.py                        how groups are made, what torch registers   test_script_groups.py
 connections.py                          gloo's sockets                              test_stuck.py
 coalescing.py                           batches of messages, which backends take    test_coalescing.py
+directed_group.py                       methods of a group                          test_directed_group.py
 abortable_waits.py                      the wait of all schedules                   test_abortable_waits.py
 ddp.py                                  DDP's reducer and buckets, its callbacks    test_ddp.py
 ddp_construction.py                     which parameters DDP averages               test_ddp.py
@@ -66,7 +67,7 @@ process_group.py                        2.14   another function makes gloo's gro
 
 ``core/fingerprints.py``, ``dcp/errors.py``, ``layer_stack.py``, ``link_times.py``,
 ``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
-``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py``, ``script_operations.py`` and
-``step_failures.py`` use public parts only. ``core/`` stands on the ground floor, because ``undo/`` and
-``logging/`` use it.
+``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py``, ``process_group.py``,
+``script_operations.py`` and ``step_failures.py`` use public parts only. ``core/`` stands on the ground floor,
+because ``undo/`` and ``logging/`` use it.
 """

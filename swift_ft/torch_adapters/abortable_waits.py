@@ -79,13 +79,18 @@ class AbortableWaits:
     Args:
         is_cancelled: whether the generation that this worker computes in is over. A schedule asks before it
             computes on, since what it waits for next may be there already.
+
+    Attributes:
+        silent: an abort ends operations without an error. What they gave then is undefined.
+        limit_s: how long a wait may take whose operation has no deadline of its own; None if all have one.
     """
 
     def __init__(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         self._is_cancelled = is_cancelled
         self._lock = threading.Lock()
         self._current: _Call | None = None
-        self._aborted = False
+        self._aborted = self.silent = False
+        self.limit_s: float | None = None
         self._requests: SimpleQueue[_Call] | None = None
 
     def install(self) -> None:
@@ -101,7 +106,17 @@ class AbortableWaits:
     def renew(self) -> None:
         """There are other connections, which no abort has ended."""
         with self._lock:
-            self._aborted = False
+            self._aborted = self.silent = False
+            self.limit_s = None
+
+    def raise_if_aborted(self) -> None:
+        """After an operation has ended.
+
+        Raises:
+            RuntimeError: an abort may have ended it.
+        """
+        if self.silent and self._aborted:
+            raise RuntimeError("the group was aborted, and its operations gave nothing")
 
     def wait_or_abort(self, works: Sequence[dist.Work]) -> None:
         """Wait for operations.
@@ -129,7 +144,7 @@ class AbortableWaits:
 
         Args:
             function: called in another thread, which is abandoned if the call does not end.
-            timeout_s: how long it may take; None if it has a deadline of its own.
+            timeout_s: how long it may take; None for :attr:`limit_s`.
             is_cancelled: whether the abort that would end this call has already happened.
 
         Raises:
@@ -151,6 +166,7 @@ class AbortableWaits:
             aborted = self._aborted
         if aborted:  # after the operation began, and before its wait
             self._give_up_later(call)
+        timeout_s = self.limit_s if timeout_s is None else timeout_s
         in_time = call.wait(timeout_s)
         with self._lock:
             self._current = None
@@ -158,10 +174,11 @@ class AbortableWaits:
             if call.lost:
                 self._requests = None  # its thread is lost, together with the group
         if call.lost and in_time:
-            raise RuntimeError("gloo did not end a wait whose connections were aborted")
+            raise RuntimeError("a wait did not end when its connections were aborted")
         if call.lost:
             raise RuntimeError(f"no answer within {timeout_s:g} s")
         call.finish()
+        self.raise_if_aborted()
 
     def abort(self) -> None:
         """End the current wait, and later ones until :meth:`renew`: the connections were aborted.

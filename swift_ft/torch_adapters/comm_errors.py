@@ -23,7 +23,7 @@ _COLLECTIVES = (Path(dist.__file__).parent / "distributed_c10d.py", Path(lasting
 _WAITS = frozenset(
     {
         *("_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"),  # torch's
-        *("wait_for_works", "call_or_abort"),  # swift_ft.torch_adapters.abortable_waits
+        *("wait_for_works", "call_or_abort", "raise_if_aborted"),  # swift_ft.torch_adapters.abortable_waits
         "end_backward",  # swift_ft.torch_adapters.ddp
     }
 )
@@ -48,6 +48,8 @@ def is_broken_communication(error: BaseException, in_backward: str | None = None
     while root.__cause__ is not None and id(root.__cause__) not in seen:  # an error may be its own cause
         root = root.__cause__
         seen.add(id(root))
+    if isinstance(root, dist.DistBackendError):  # NCCL's own
+        return True
     if not isinstance(root, RuntimeError) or root.__traceback__ is None:
         return False
     frame = traceback.extract_tb(root.__traceback__)[-1]

@@ -36,10 +36,19 @@ from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.versions.group_hooks import WHEN, GroupHooks
 from swift_ft.torch_adapters.versions.group_methods import those_of
 
-__all__ = ["FORWARDED", "OF_WORK", "REFUSED", "LastingGroup", "LastingWork", "beneath", "unintercepted"]
+__all__ = [
+    "FORWARDED",
+    "OF_WORK",
+    "REFUSED",
+    "LastingGroup",
+    "LastingWork",
+    "beneath",
+    "messenger",
+    "unintercepted",
+]
 
 FORWARDED = (
-    *("_start_coalescing", "_end_coalescing", "_enable_collectives_timing", "_has_hooks"),
+    *("_enable_collectives_timing", "_has_hooks"),
     *("_get_backend", "_backend_id", "_register_backend", "_get_backend_name", "_id"),
     *("_get_sequence_number_for_group", "_set_sequence_number_for_group", "_register_on_completion_hook"),
     *("_set_default_backend", "_wait_for_pending_works", "split_group", "merge_remote_group"),
@@ -69,6 +78,7 @@ class LastingGroup(dist.ProcessGroup):
         native: the group of torch that comes first.
 
     Attributes:
+        messages: carries messages between stages, where the group beneath cannot; None otherwise.
         interceptor: decides about each operation, on all groups; None before training begins.
         waits: where the training thread waits for operations on the host, so that an abort ends the wait.
             None until a session is made.
@@ -89,6 +99,8 @@ class LastingGroup(dist.ProcessGroup):
         self._devices = native._device_types
         self._bound_device = native.bound_device_id
         self.hooks = GroupHooks()
+        self._batch: list[Callable[[], None]] | None = None  # what its operations call when it is over
+        self.messages: dist.ProcessGroup | None = None
 
     @property
     def native(self) -> dist.ProcessGroup:
@@ -104,12 +116,13 @@ class LastingGroup(dist.ProcessGroup):
 
     def renew(self, native: dist.ProcessGroup) -> None:
         """Pass all further calls to another group of the same workers."""
+        self.messages = None
         self.hooks.give(native)
         self._native = native
 
     def end(self) -> dist.ProcessGroup | None:
         """Take away the group beneath. Operations fail from now on. Returns that group."""
-        native, self._native = self._native, None
+        native, self._native, self.messages = self._native, None, None
         return native
 
     def shutdown(self) -> None:
@@ -121,6 +134,19 @@ class LastingGroup(dist.ProcessGroup):
         """Abort the operations of the group beneath, if there is one."""
         if self._native is not None:
             self._native.abort()
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Operations are given to the backend together, by :meth:`_end_coalescing`."""
+        self.native._start_coalescing(device)
+        self._batch = []
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        ends, self._batch = self._batch or [], None
+        work: Any = self.native._end_coalescing(device)
+        if work is not None:
+            return LastingWork(work, partial(_call_all, ends), on_host=device.type == "cpu")
+        _call_all(ends)
+        return None
 
     # What stays the same in all generations, and can be asked for between two of them.
 
@@ -154,6 +180,12 @@ def beneath(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return group.native if isinstance(group, LastingGroup) else group
 
 
+def messenger(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """As :func:`beneath`, for messages between stages."""
+    native = beneath(group)
+    return getattr(group, "messages", None) or native
+
+
 class LastingWork(dist.Work):
     """An operation under way. A failed wait has this file in its traceback: it is one of communication.
 
@@ -175,6 +207,8 @@ class LastingWork(dist.Work):
         """Wait for its end."""
         try:
             ended = self._waited(timeout)
+            if LastingGroup.waits is not None:
+                LastingGroup.waits.raise_if_aborted()
             on_end, self._on_end = self._on_end, None
             if on_end is not None:
                 on_end()
@@ -266,6 +300,9 @@ def _operation(name: str) -> Any:
             if on_end is None:
                 return ServedWork(operation.tensors)
         work = getattr(self.native, name)(*args, **kwargs)
+        if self._batch is not None:
+            self._batch += [on_end] if on_end is not None else []
+            return work
         if isinstance(work, dist.Work):
             return LastingWork(work, on_end, on_host=_on_host(self, args))
         if on_end is not None:
@@ -274,6 +311,11 @@ def _operation(name: str) -> Any:
 
     communicate.__name__ = name
     return communicate
+
+
+def _call_all(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def _wait(native: dist.Work, timeout: timedelta) -> bool:

@@ -1,44 +1,33 @@
 """The process groups of a generation: formed, left, and aborted from another thread.
 
-Private parts used (tested on torch 2.13 and 2.14):
-
-- ``distributed_c10d.ProcessGroupGloo``: torch looks it up there when it makes a group.
-- ``TORCH_GLOO_LAZY_INIT``: whether gloo connects at once or with the first message.
+What differs between gloo and NCCL is in `transports.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import logging
-import os
-import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from functools import partial
-from typing import Any
 
-import torch
 import torch.distributed as dist
 import xxhash
 from torch.distributed import DistError
 
-from swift_ft.alarms import Alarm, alarms
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
-from swift_ft.torch_adapters.comm_errors import is_communication
-from swift_ft.torch_adapters.connections import new_connections, shut_down, tcp_connections
+from swift_ft.torch_adapters.directed_group import DirectedGroup
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.rendezvous_store import AbortableStore, PrefixStore, RendezvousStore, Store
 from swift_ft.torch_adapters.script_groups import forget, script_groups
+from swift_ft.torch_adapters.transports import (
+    AbortedCommunicators,
+    GlooConnections,
+    Transport,
+    aborts_in_silence,
+)
 
 __all__ = ["GenerationGroup"]
-
-_logger = logging.getLogger(__name__)
-
-STUCK_S = 10.0
-"""How long a call of torch's communication may take to end after an abort. It takes milliseconds."""
 
 _SHORT_TIMEOUT_S = 30.0
 """How long a collective may take in a step that one worker replays alone."""
@@ -76,12 +65,13 @@ class GenerationGroup:
         self._timeout_s = timeout_s
         self._is_cancelled = is_cancelled
         self.waits = LastingGroup.waits = AbortableWaits(is_cancelled)
-        self._lock = threading.Lock()
-        self._sockets: dict[int, str] = {}
-        self._forming: dict[int, str] | None = None  # the connections that were open before
+        self._transports: tuple[Transport, ...] = (
+            GlooConnections(self._in_waiter),
+            AbortedCommunicators(self._in_waiter),
+        )
         self._retired: list[dist.ProcessGroup] = []  # left, and not destroyed yet
-        self._stuck: Alarm | None = None
         self.helper_group: dist.ProcessGroup | None = None
+        self._own_groups: list[dist.ProcessGroup] = []  # that carry messages, in this generation
         self._on_abort: list[Callable[[], None]] = []
         self._followed: list[tuple[LastingGroup, Callable[[dist.ProcessGroup], None]]] = []
         self._store: Store | None = None  # of the current generation
@@ -111,12 +101,12 @@ class GenerationGroup:
     def leave(self) -> None:
         """Leave all groups. Their connections end even if something still refers to them: neighbours wait."""
         self.abort()
-        self._forming = None
-        with self._lock:
-            if self._stuck is not None:
-                self._stuck.cancel()
-            self._stuck = None
+        for transport in self._transports:
+            transport.end()
         self._retired += script_groups.end()
+        for group in self._own_groups:
+            self._retire(group)
+        self._own_groups.clear()
         if self.helper_group is not None:
             self._retire(self.helper_group)
         self.helper_group = None
@@ -127,12 +117,14 @@ class GenerationGroup:
         Raises:
             RuntimeError: as torch does, if a worker does not arrive in time.
         """
-        before, connection = self._begin(f"groups/{generation}", lazily=False)
+        connection = self._begin(f"groups/{generation}", lazily=False)
         self._here = f"groups/{generation}/here/"
         connection.set(f"{self._here}{self._rank}", "")  # it waits for no answer
         for group in script_groups.groups:
             self._renew(group)
-        self._formed(before)
+        for transport in self._transports:
+            transport.connect_all()
+        self._formed()
 
     def missing(self) -> list[int]:
         """After :meth:`join` has failed: workers that did not even begin; empty if the store does not say."""
@@ -157,7 +149,7 @@ class GenerationGroup:
         Raises:
             RuntimeError: as torch does, if one of them does not answer in time.
         """
-        before, _ = self._begin(f"replays/{name}", lazily=True)
+        self._begin(f"replays/{name}", lazily=True)
         connections = []
         followed = {script_groups.default, *(group for group, _ in self._followed)}
         together = {self._rank, *replay_group}
@@ -170,44 +162,70 @@ class GenerationGroup:
             connections += [
                 (group.native, rank) for rank in replay_group if rank in ranks and rank != self._rank
             ]
-        self._in_waiter(partial(_first_messages, connections))
+        for transport in self._transports:
+            transport.connect(connections)
         if with_helpers:
-            os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
             self.helper_group = self._new_group(list(replay_group))
-        self._formed(before)
+        self._formed()
 
-    def _begin(self, folder: str, *, lazily: bool) -> tuple[dict[int, str], Store]:
+    def _begin(self, folder: str, *, lazily: bool) -> Store:
         """Leave the groups, and have others formed over a folder of the store.
 
         Args:
             folder: in the store.
-            lazily: gloo connects two workers when they speak, and not before.
+            lazily: two workers connect when they speak, and not before.
 
         Returns:
-            the connections that are open before, and that to the store.
+            the connection to the store.
         """
         self.leave()
         self.waits.renew()
-        os.environ["TORCH_GLOO_LAZY_INIT"] = str(int(lazily))
-        self._forming = before = tcp_connections()
+        for transport in self._transports:
+            transport.begin(lazily=lazily)
         if self._connection is not None:
             self._left.append(self._connection)
         self._connection = connection = self._rendezvous.connection()
         self._store = PrefixStore(folder, connection)
         self._here, self._own = "", 0
-        return before, connection
+        return connection
 
     def _renew(self, group: LastingGroup) -> None:
         assert self._store is not None
-        with self._formed_in_waiter():
+        with self._forming():
             script_groups.renew(group, self._store)
+        self._made(group.native)
+        if aborts_in_silence(group.native) and any(followed is group for followed, _ in self._followed):
+            self._give_directions(group)
         for followed, on_renew in self._followed:
             if followed is group:
                 on_renew(group.native)
 
-    def _formed(self, before: dict[int, str]) -> None:
-        with self._lock:
-            self._sockets, self._forming = new_connections(before), None
+    def _give_directions(self, group: LastingGroup) -> None:
+        """Let messages between stages go over a communicator for each direction."""
+        ranks = dist.get_process_group_ranks(group)
+        messages = DirectedGroup(group.native, ranks, self._new_pair)
+        script_groups.give_ranks(messages, group)
+        self._own_groups.append(messages)
+        group.messages = messages
+
+    def _new_pair(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        assert self._store is not None
+        pair = script_groups.form(name, ranks, self._store)
+        self._own_groups.append(pair)
+        self._made(pair)
+        return pair
+
+    def _made(self, group: dist.ProcessGroup) -> None:
+        for transport in self._transports:
+            transport.made(group)
+        if aborts_in_silence(group):
+            self.waits.silent, self.waits.limit_s = True, script_groups.timeout_s
+            if self.waits.over:  # by an abort that did not know this group
+                self.abort()
+
+    def _formed(self) -> None:
+        for transport in self._transports:
+            transport.formed()
 
     def destroy_left(self) -> None:
         """Destroy the groups that were left, and close their connections to the store, if there are any.
@@ -228,10 +246,7 @@ class GenerationGroup:
         Raises:
             RuntimeError: as torch does, if a worker does not arrive in time.
         """
-        before = tcp_connections()
         group = self._new_group(list(ranks))
-        with self._lock:
-            self._sockets |= new_connections(before)
         try:
             yield group
         finally:
@@ -246,66 +261,50 @@ class GenerationGroup:
         assert self._store is not None
         # In one generation, several sets of workers may replay at once: their groups must not meet.
         members = xxhash.xxh3_64_hexdigest(",".join(map(str, ranks)).encode())
-        with self._formed_in_waiter():
-            return script_groups.form(f"own/{self._own}/{members}", ranks, self._store)
+        with self._forming():
+            group = script_groups.form(f"own/{self._own}/{members}", ranks, self._store)
+        self._made(group)
+        return group
 
     def _retire(self, group: dist.ProcessGroup) -> None:
         forget(group)
         self._retired.append(group)
 
-    @contextlib.contextmanager
-    def _formed_in_waiter(self) -> Iterator[None]:
-        """Within the block, torch forms gloo groups in the thread of :attr:`waits`, with our timeout.
-
-        gloo has a single timeout. It holds for each later message and for an address that is not published
-        yet; for a peer that does not connect, gloo waits five times as long.
-        """
-        in_waiter = self._in_waiter
-        module: Any = dist.distributed_c10d
-        original: type[dist.ProcessGroupGloo] = module.ProcessGroupGloo
-
-        class FormedInWaiter(original):  # type: ignore[misc, valid-type]  # torch's class, or one that wraps it
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                in_waiter(partial(original.__init__, self, *args, **kwargs))
-
-        module.ProcessGroupGloo = FormedInWaiter
-        try:
-            yield
-        finally:
-            module.ProcessGroupGloo = original
+    def _forming(self) -> contextlib.ExitStack:
+        with contextlib.ExitStack() as stack:
+            for transport in self._transports:
+                stack.enter_context(transport.forming())
+            return stack.pop_all()
 
     def _in_waiter(self, function: Callable[[], object]) -> None:
         self.waits.call_or_abort(function, self._timeout_s, self._is_cancelled)
 
     def shorten_timeout(self) -> bool:
-        """Make operations on the script's group fail soon, because no other worker takes part in them.
+        """Make operations on the script's group fail soon: no other worker takes part in them.
 
         Returns:
             False if there is no group.
         """
         if not dist.is_initialized() or script_groups.default.ended:
             return False
-        script_groups.default.native.set_timeout(timedelta(seconds=_SHORT_TIMEOUT_S))
+        native = script_groups.default.native
+        if aborts_in_silence(native):
+            native.abort()
+        else:
+            native.set_timeout(timedelta(seconds=_SHORT_TIMEOUT_S))
         return True
 
     def abort(self) -> None:
         """End what the group waits for, from any thread: the waiting call raises within milliseconds.
 
-        gloo cannot abort, so this shuts down its connections, and with them the one to the rendezvous store
-        on which gloo waits for the addresses of the others. Connections to checkpoint and log stores that
-        another thread opened during :meth:`join` end with them; these clients retry.
+        The waits learn of it first: where an abort is silent, they must not take what it left for a result.
         """
-        with self._lock:
-            if self._forming is not None:
-                self._sockets |= new_connections(self._forming)
-            shut_down(self._sockets)
-            if self._sockets and self._stuck is None:
-                self._stuck = alarms.after(STUCK_S, _end_if_stuck)
-            self._sockets = {}
-        if isinstance(self._connection, AbortableStore):
-            self._connection.abort()
         for abort in (self.waits.abort, *self._on_abort):
             abort()
+        for transport in self._transports:
+            transport.abort()
+        if isinstance(self._connection, AbortableStore):
+            self._connection.abort()
 
 
 def _destroy(groups: list[dist.ProcessGroup], connections: list[Store]) -> None:
@@ -316,33 +315,3 @@ def _destroy(groups: list[dist.ProcessGroup], connections: list[Store]) -> None:
     groups.clear()
     gc.collect()
     connections.clear()
-
-
-def _first_messages(connections: Sequence[tuple[dist.ProcessGroup, int]]) -> None:
-    """Send one message each way. An abort can only shut down connections that are open."""
-    messages = [
-        (exchange(tensor, other, group=group), tensor)
-        for group, other in connections
-        for exchange, tensor in ((dist.isend, torch.zeros(1)), (dist.irecv, torch.zeros(1)))
-    ]
-    for work, _ in messages:
-        assert work is not None
-        work.wait()
-
-
-def _end_if_stuck() -> None:
-    """End this process if its main thread is stuck in communication.
-
-    Rarely, gloo does not wake a thread whose connection closed during a send, and nothing else can. The
-    worker then counts as dead and is replaced. A thread that computes is left alone.
-    """
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is not None and is_communication(frame.f_code.co_filename, frame.f_code.co_name):
-        _logger.error(
-            "gloo did not end a wait within %g s after its connections closed: this worker ends, "
-            "and is replaced",
-            STUCK_S,
-            extra={"event": "worker_stuck"},
-        )
-        logging.shutdown()  # flushes
-        os.kill(os.getpid(), signal.SIGKILL)

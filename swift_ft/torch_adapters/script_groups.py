@@ -25,6 +25,7 @@ from typing import Any
 import torch.distributed as dist
 
 from swift_ft.errors import UsageError
+from swift_ft.torch_adapters.coalescing import coalesce_on_all_groups
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.rendezvous_store import Store
 
@@ -88,6 +89,7 @@ class ScriptGroups:
 
     def install(self) -> None:
         """From now on, every group that is made in this process lives on. Before the script begins."""
+        coalesce_on_all_groups()
         if self._make is None:
             self._make, _c10d._new_process_group_helper = _c10d._new_process_group_helper, self._new_group
 
@@ -143,9 +145,13 @@ class ScriptGroups:
             RuntimeError: as torch does, if a member does not come in time.
         """
         native = self._remake(group, store)
-        for register in ("pg_map", "pg_group_ranks"):  # point-to-point operations look up nothing else
-            getattr(_c10d._world, register)[native] = getattr(_c10d._world, register)[group]
+        self.give_ranks(native, group)
         group.renew(native)
+
+    def give_ranks(self, group: dist.ProcessGroup, like: LastingGroup) -> None:
+        """Let torch know the members of a group. Point-to-point operations look up nothing else."""
+        for register in ("pg_map", "pg_group_ranks"):
+            getattr(_c10d._world, register)[group] = getattr(_c10d._world, register)[like]
 
     def _remake(self, group: LastingGroup, store: Store) -> dist.ProcessGroup:
         assert self._make is not None
@@ -182,6 +188,12 @@ class ScriptGroups:
         assert isinstance(native, dist.ProcessGroup)
         _c10d._world.pg_group_ranks[native] = {of_world: of_group for of_group, of_world in enumerate(ranks)}
         return native
+
+    @property
+    def timeout_s(self) -> float:
+        """That the script has given to the group of all workers."""
+        _, kwargs = self._made[self.default]
+        return float(kwargs["timeout"].total_seconds())
 
     @property
     def default(self) -> LastingGroup:

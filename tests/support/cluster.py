@@ -29,6 +29,7 @@ from tests.support.prefork import launch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = EXAMPLES / "train_swift.py"
 KILLS_IN_TURN = Path(__file__).parents[1] / "cluster" / "scripts" / "kills_in_turn.py"
+OVER_NCCL_LIKE = Path(__file__).parents[1] / "cluster" / "scripts" / "over_nccl_like.py"
 KILLS_OTHERS = Path(__file__).parents[1] / "cluster" / "scripts" / "kills_others.py"
 SLOW_UNTIL_TOLD = KILLS_OTHERS.with_name("slow_until_told.py")
 SMALL = ["--layers=8", "--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--microbatches=8"]
@@ -37,6 +38,8 @@ CHECKPOINT_EVERY = 3
 LIVE_POINTS = {Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER, Point.BETWEEN}
 """Where a fault waits for the checkpoint before it. Points of a recovery do not wait."""
 DEADLINE_S = 150
+BACKEND = "SWIFT_TEST_BACKEND"
+"""A variable: ``nccl_like`` makes all scripts train over the backend that behaves like NCCL."""
 
 
 @dataclass
@@ -128,6 +131,8 @@ def command(
 ) -> list[str]:
     """The command line of one run. A fault strikes once the checkpoint before it is committed."""
     options = [*(script if script is not None else training(folder)), *args]
+    if os.environ.get(BACKEND) == "nccl_like":
+        options.insert(0, str(OVER_NCCL_LIKE))
     launcher = [sys.executable, "-m", "swift_ft.cli.run", "--standalone", "--machines", str(machines)]
     launcher += ["--spares", "1"]
     launcher += ["--log-dir", str(folder / "logs"), "--events-out", str(folder / "events.json")]

@@ -88,7 +88,7 @@ class Member:
 
     def __init__(self, backend: Backend, rank: int, size: int, store: dist.Store) -> None:
         self.backend, self.rank, self.size = backend, rank, size
-        self._store = store
+        self.store = store
         self._told = dist.PrefixStore("told", store)
         self.device = torch.device(backend.device, 0) if backend.device != "cpu" else torch.device("cpu")
 
@@ -96,7 +96,7 @@ class Member:
         """Make the default group, with the members from 0 to ``size``. Returns it."""
         dist.init_process_group(
             self.backend.name,
-            store=dist.PrefixStore(name, self._store),
+            store=dist.PrefixStore(name, self.store),
             rank=self.rank,
             world_size=size or self.size,
             timeout=timedelta(minutes=10),

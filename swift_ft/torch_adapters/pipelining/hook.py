@@ -34,7 +34,7 @@ from swift_ft.errors import CannotHelpError, UnsupportedError, UsageError
 from swift_ft.logging import THROUGH_PIPELINE, Direction
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.communication import backend_name
-from swift_ft.torch_adapters.lasting_group import beneath
+from swift_ft.torch_adapters.lasting_group import messenger
 from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInterceptor
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.pipelining.microbatch import Computed, SharedSteps, why_not_apart
@@ -132,7 +132,7 @@ class PipelineHook:
     @property
     def group(self) -> dist.ProcessGroup:
         """What carries the pipeline's messages in the current generation."""
-        return beneath(self.handle)
+        return messenger(self.handle)
 
     def _carried(self, operation: dist.P2POp) -> dist.P2POp:
         """A message of a stage goes its own way, past what decides about the script's operations."""

@@ -165,3 +165,25 @@ def test_schedules_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
     one.install()
     schedules._wait_batch_p2p([])
     assert seen == [[]]
+
+
+def test_what_a_silent_abort_has_ended_gave_nothing() -> None:
+    """Over NCCL, an abort raises nothing where an operation is waited for."""
+    one = waits.AbortableWaits()
+    one.silent = True
+    one.wait_or_abort([Work()])  # type: ignore[list-item]
+    one.abort()
+    with pytest.raises(RuntimeError, match="was aborted") as caught:
+        one.wait_or_abort([Work()])  # type: ignore[list-item]
+    assert is_broken_communication(caught.value)
+    one.renew()
+    one.wait_or_abort([Work()])  # type: ignore[list-item]
+
+
+def test_a_wait_whose_operation_has_no_deadline_has_ours() -> None:
+    one, stuck = waits.AbortableWaits(), Work(ends=False)
+    one.limit_s = 0.05
+    with pytest.raises(RuntimeError, match=r"no answer within 0\.05 s") as caught:
+        one.wait_or_abort([stuck])  # type: ignore[list-item]
+    assert is_broken_communication(caught.value)
+    stuck.may_end.set()

@@ -12,11 +12,11 @@ import pytest
 SCRIPT = """
 import os, sys, threading, time
 import torch, torch.distributed as dist
-from swift_ft.torch_adapters import process_group
+from swift_ft.torch_adapters import process_group, transports
 from swift_ft.torch_adapters.abortable_waits import wait_for_works
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_adapters.script_groups import script_groups
-process_group.STUCK_S = 0.2
+transports.STUCK_S = 0.2
 server = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
 if os.fork() == 0:
     rank = 1
@@ -31,7 +31,7 @@ if rank == 1:
     os.close(1), os.close(2)
     threading.Event().wait(20)
     os._exit(0)
-process_group.shut_down = lambda _: None  # gloo never sees the abort
+transports.shut_down = lambda _: None  # gloo never sees the abort
 threading.Timer(0.1, group.abort).start()
 def busy():
     end = time.monotonic() + 1.5

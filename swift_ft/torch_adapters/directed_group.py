@@ -1,0 +1,120 @@
+"""A group whose messages go over a communicator for each direction between two members.
+
+NCCL matches a message by its communicator: a batch of sends and receives goes over that of the whole group,
+and a single message over that of its pair. So both sides have to make batches of the same messages. After a
+loss they do not: a stage that is ahead repeats its messages one by one, and messages that come from a log
+leave a batch. With a communicator for each direction, nothing but the order of messages counts, no two
+members wait for each other because both send first, and none of them waits for a third one.
+
+torch 2.14 gives its stages such groups itself.
+
+Private parts used (tested on torch 2.13): the methods of ``ProcessGroup`` that have an underscore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from swift_ft.torch_adapters.communication import device_of
+from swift_ft.torch_adapters.script_operations import ALIKE, PERSONAL
+from swift_ft.torch_adapters.versions.group_methods import those_of
+
+__all__ = ["DirectedGroup"]
+
+_ProcessGroup: Any = dist.ProcessGroup
+"""Its stub has several forms of each method, and lacks the constructor."""
+
+
+class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
+    """Stands for a group of torch in one generation.
+
+    Args:
+        native: that group, for all but messages.
+        ranks: its members, by their global ranks.
+        form: makes a group of two of them; both call it with the same name.
+    """
+
+    def __init__(
+        self,
+        native: dist.ProcessGroup,
+        ranks: Sequence[int],
+        form: Callable[[str, Sequence[int]], dist.ProcessGroup],
+    ) -> None:
+        super().__init__(native.rank(), native.size())
+        self._native = native
+        self._ranks = list(ranks)
+        self._form = form
+        self._to: dict[int, dist.ProcessGroup] = {}
+        self._from: dict[int, dist.ProcessGroup] = {}
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> dist.Work:
+        """Send to a member."""
+        self._meet(peer)
+        return self._to[peer].send(tensors, 1, tag)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> dist.Work:
+        """Receive from a member."""
+        self._meet(peer)
+        return self._from[peer].recv(tensors, 0, tag)
+
+    def shutdown(self) -> None:
+        """The groups beneath end by themselves."""
+
+    def _meet(self, peer: int) -> None:
+        """Before the first message between two members: form both directions, in the same order on both."""
+        if peer in self._to:
+            return
+        me = self.rank()
+        for sender, receiver in ((min(me, peer), max(me, peer)), (max(me, peer), min(me, peer))):
+            group = self._form(
+                f"{self._native.group_name}/{sender}-{receiver}", [self._ranks[sender], self._ranks[receiver]]
+            )
+            nothing = [torch.zeros(1, device=device_of(group))]
+            if sender == me:
+                self._to[peer] = group
+                group.send(nothing, 1, 0).wait()
+            else:
+                self._from[peer] = group
+                group.recv(nothing, 0, 0).wait()
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return _OneByOne(self._native._get_backend(device))
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self._native._device_types
+
+    def getGroupName(self) -> str:
+        """As torch registers the group."""
+        return str(self._native.group_name)
+
+    group_name = property(getGroupName)
+
+
+class _OneByOne:
+    """A backend to which a batch is given message by message."""
+
+    supports_coalescing = False
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def name(self) -> str:
+        """Of the backend."""
+        return str(self._native.name())
+
+
+def _forwarded(name: str) -> Any:
+    def forward(self: DirectedGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._native, name)(*args, **kwargs)
+
+    forward.__name__ = name
+    return forward
+
+
+for _name in those_of(dist.ProcessGroup, (*ALIKE, *PERSONAL)):
+    setattr(DirectedGroup, _name, _forwarded(_name))
