@@ -24,7 +24,6 @@ transports.py                           gloo's constructor, a group's backends, 
 lasting_group.py                        methods of a group and of an operation      test_script_groups.py
 script_groups.py                        how groups are made, what torch registers   test_script_groups.py
 connections.py                          gloo's sockets                              test_stuck.py
-coalescing.py                           batches of messages, which backends take    test_coalescing.py
 directed_group.py                       methods of a group                          test_directed_group.py
 abortable_waits.py                      the wait of all schedules                   test_abortable_waits.py
 ddp.py                                  DDP's reducer and buckets, its callbacks    test_ddp.py

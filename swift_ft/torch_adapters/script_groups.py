@@ -25,9 +25,9 @@ from typing import Any
 import torch.distributed as dist
 
 from swift_ft.errors import UsageError
-from swift_ft.torch_adapters.coalescing import coalesce_on_all_groups
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.rendezvous_store import Store
+from swift_ft.torch_adapters.versions.coalescing import coalesce_on_all_groups
 
 __all__ = ["ScriptGroups", "be_given_own_objects", "forget", "script_groups"]
 

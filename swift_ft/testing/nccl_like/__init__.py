@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from swift_ft.testing.nccl_like.group import NAME, NcclLikeGroup
-from swift_ft.torch_adapters.coalescing import coalesce_on_all_groups
+from swift_ft.torch_adapters.versions.coalescing import coalesce_on_all_groups
 
 __all__ = ["NAME", "NcclLikeGroup", "register"]
 

@@ -7,6 +7,7 @@ others one way that holds on each. Nothing else in the package asks for a versio
 file                    what differs                                  tests/unit/torch_adapters/versions/
 ======================  ============================================  ====================================
 buffer_sync.py          DDP's name for "keeps buffers equal" (2.13)   test_buffer_sync.py
+coalescing.py           batches on groups written in Python (2.14)    test_coalescing.py
 first_messages.py       a stage's messages to itself (up to 2.11)      test_stage_shapes.py
 fsdp_groups.py          several parameter groups of a module (2.12)   test_fsdp_versions.py
 fsdp_reset.py           FSDP goes back by itself (2.13)               test_fsdp_versions.py

@@ -1,9 +1,9 @@
 """Batches of messages on groups that are written in Python.
 
-``batch_isend_irecv`` gives a batch to the backend as a whole only on torch's own class of groups. On another
-one it begins message by message. gloo does not mind. NCCL does: two members that both send first, each on the
-stream of their pair, wait for each other for ever. That is every steady state of 1F1B. So a batch on such a
-group is coalesced, too, where the backend can do that.
+Before torch 2.14, ``batch_isend_irecv`` gives a batch to the backend as a whole only on torch's own class of
+groups. On another one it begins message by message. gloo does not mind. NCCL does: two members that both
+send first, each on the stream of their pair, wait for each other for ever. That is every steady state of
+1F1B. So a batch on such a group is coalesced, too, where the backend can do that. torch 2.14 does so itself.
 
 Private parts used (tested on torch 2.13): ``distributed_c10d._coalescing_manager``,
 ``ProcessGroup._get_backend``; ``dist.batch_isend_irecv`` is replaced.
@@ -12,18 +12,24 @@ Private parts used (tested on torch 2.13): ``distributed_c10d._coalescing_manage
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["coalesce_on_all_groups"]
+__all__ = ["COALESCES_ITSELF", "coalesce_on_all_groups"]
 
 _c10d: Any = dist.distributed_c10d
+
+COALESCES_ITSELF = "isinstance" in inspect.unwrap(dist.batch_isend_irecv).__code__.co_names
+"""Whether torch asks for any group here. Before, it asks for the type itself."""
 
 
 @functools.cache
 def coalesce_on_all_groups() -> None:
     """From now on, a batch is given to any group as a whole if its backend takes that."""
+    if COALESCES_ITSELF:
+        return
     original = dist.batch_isend_irecv
 
     @functools.wraps(original)
