@@ -58,7 +58,7 @@ test-support: $(VENV)/.installed-dev  ## run all of docs/support.md (half an hou
 test-nccl-like: $(VENV)/.installed-dev  ## run the kill matrix over a backend that behaves like NCCL (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/testing/test_nccl_like.py
 	SWIFT_TEST_BACKEND=nccl_like $(BIN)/python -m pytest -n 2 --dist loadfile --thorough --instafail \
-		$(patsubst %,tests/cluster/test_%.py,nccl_like kills replicas hybrid sharded failures)
+		$(patsubst %,tests/cluster/test_%.py,nccl_like kills replicas hybrid sharded failures guests)
 
 test-trainer: $(VENV)/.installed-dev  ## kill the trainer that is like torchtitan's at all points
 	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_trainer.py
