@@ -212,4 +212,4 @@ class Batches:
         batch_size = config.microbatches * config.microbatch_size
         starts = torch.randint(last_start + 1, (batch_size, 1), generator=generator)
         windows = self._text[starts + torch.arange(config.sequence + 1)].long()
-        return windows[:, :-1], windows[:, 1:]
+        return windows[:, :-1].contiguous(), windows[:, 1:]  # torch 2.11 takes no other input for a pipeline

@@ -27,4 +27,4 @@ class HelpTopics:
         generator = torch.Generator().manual_seed(1_000_003 * self._seed + iteration)
         starts = torch.randint(len(self._text) - sequence, (batch_size, 1), generator=generator)
         windows = self._text[starts + torch.arange(sequence + 1)]
-        return windows[:, :-1], windows[:, 1:]
+        return windows[:, :-1].contiguous(), windows[:, 1:]  # torch 2.11 takes no other input for a pipeline

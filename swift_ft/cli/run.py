@@ -55,6 +55,7 @@ from swift_ft.recovery.job_state import Verdict
 from swift_ft.store_address import ETCD, TCP, StoreAddress
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 from swift_ft.torch_adapters.seams import warn_if_newer
+from swift_ft.torch_adapters.versions.launch_options import add_missing_options
 
 __all__ = ["main", "parser", "run_and_exit"]
 
@@ -141,6 +142,7 @@ def parser() -> argparse.ArgumentParser:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.formatter_class = HelpFormatter
     parser._optionals.title = "torchrun's options"
+    add_missing_options(parser)
     parser.set_defaults(tee="3", log_dir="swift-logs", shutdown_timeout=5)
     for action in parser._actions:
         if action.dest == "shutdown_timeout":  # torchrun's text names its own default

@@ -1,4 +1,4 @@
-"""The only place where private parts of torch are used. Tested on torch 2.13 and 2.14.
+"""The only place where private parts of torch are used. Tested on torch 2.11 to 2.14.
 
 A new release of torch may change any of these parts. Then the conformance test of the file fails and names
 the part. The test of seams (tests/unit) looks for private parts everywhere else. What differs between

@@ -4,8 +4,8 @@ gloo loses a send if its peer dies right after it announced that it is ready to 
 for that send is never woken. The same holds for a thread that waits for a peer to connect. So another thread
 waits instead, and the training thread waits for the end of that wait or for an abort.
 
-Private parts used (tested on torch 2.13): ``schedules._wait_batch_p2p``, through which all pipeline schedules
-wait, is replaced.
+Private parts used (tested on torch 2.11 to 2.14): ``schedules._wait_batch_p2p``, through which all pipeline
+schedules wait, is replaced.
 """
 
 from __future__ import annotations

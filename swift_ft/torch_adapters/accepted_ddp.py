@@ -1,6 +1,6 @@
 """Which DDP models the hook takes: what does not survive a loss is refused when it is attached.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``_comm_hooks`` of a DDP model: it has a communication hook.
 - ``_st_info`` of a parameter: DDP has made it of a DTensor.

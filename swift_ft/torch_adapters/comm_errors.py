@@ -1,7 +1,7 @@
 """Which exceptions are broken connections, and which are the user's own.
 
-Private parts used (tested on torch 2.13): the names of the functions in which torch communicates and in which
-its engines run (``_batch_p2p``, ``_wait_batch_p2p``, ``_distributed_broadcast_coalesced``,
+Private parts used (tested on torch 2.11 to 2.14): the names of the functions in which torch communicates and
+in which its engines run (``_batch_p2p``, ``_wait_batch_p2p``, ``_distributed_broadcast_coalesced``,
 ``_engine_run_backward``, ``_pre_forward``), and the file ``distributed_c10d.py``.
 """
 

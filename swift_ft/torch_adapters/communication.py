@@ -1,6 +1,6 @@
 """Point-to-point operations as torch's pipeline schedules begin them and wait for them.
 
-Private parts used (tested on torch 2.13 and 2.14):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``schedules._batch_p2p``, ``schedules._wait_batch_p2p``: how a schedule begins operations and waits for
   them. All waits of this project go the same way, because :class:`.abortable_waits.AbortableWaits` replaces

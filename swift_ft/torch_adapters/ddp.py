@@ -4,7 +4,7 @@ After a failure the hook makes DDP's reducer anew, which forgets the aborted bac
 from the buckets that were in use: with more than two replicas, the order of a sum depends on where in a
 bucket an element lies.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - of a DDP model: ``_build_debug_param_to_name_mapping``, ``_ddp_init_helper``, ``parameters_to_ignore``,
   ``_has_rebuilt_buckets``, ``_comm_hooks``, ``reducer``, ``require_forward_param_sync``, ``static_graph``,

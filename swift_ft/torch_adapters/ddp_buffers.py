@@ -5,7 +5,7 @@ the first replica died before that, they would be gone. So they travel with the 
 completes an iteration without them. Each has them before the optimizer steps, because what the script derives
 from them, such as an average of the model (EMA), has to be the same on all replicas, too.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - of a DDP model: ``require_forward_param_sync``, ``parameters_to_ignore``, ``buffer_hook``.
 """

@@ -5,7 +5,7 @@ In a process that replaces a lost worker, the others are busy. Its script made t
 continues with what the checkpoint or a replica has. So it takes its part of its own tensor, as torch does
 where ``src_data_rank`` is None.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``Shard._shard_tensor``, ``_StridedShard._shard_tensor``, ``Replicate._make_replicate_tensor``: all that
   distribute a tensor call them, with ``src_data_rank``.

@@ -1,6 +1,6 @@
 """torchelastic's local agent with public hooks: the policy and the processes are a subclass's.
 
-torchelastic has no public extension points for either; tested on torch 2.13.
+torchelastic has no public extension points for either; tested on torch 2.11 to 2.14.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class ElasticAgent(LocalElasticAgent):
     """
 
     def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, *, shutdown_s: int) -> None:
-        super().__init__(spec, logs_specs, shutdown_timeout=shutdown_s)
+        super().__init__(spec, logs_specs)
+        self._shutdown_s = shutdown_s
         self.logs_specs = logs_specs
 
     @abstractmethod
@@ -64,8 +65,7 @@ class ElasticAgent(LocalElasticAgent):
         Args:
             by: the signal that asks them.
         """
-        if self._pcontext is not None:
-            self._shutdown(by, timeout=self._shutdown_timeout)
+        self._shutdown(by)
         self._pcontext = None
 
     def torch_env(self, worker: Worker, local_rank: int) -> dict[str, str]:
@@ -92,6 +92,11 @@ class ElasticAgent(LocalElasticAgent):
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         return self.supervise()
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
+        """Torch's own knows no time before 2.12, and ends watchers that there are none of."""
+        if self._pcontext is not None:
+            self._pcontext.close(death_sig, self._shutdown_s)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._pcontext = self.make_processes()

@@ -4,7 +4,7 @@ FSDP keeps where it is in an iteration: what is gathered, what still travels, wh
 interrupts it anywhere. :meth:`ShardedModels.reset` brings it back to the beginning: all parameters sharded,
 nothing under way, no gradient kept. Its groups live on behind their handles (`lasting_group.py`).
 
-Private parts used (tested on torch 2.11 to 2.13), besides those of `versions/fsdp_groups.py` and
+Private parts used (tested on torch 2.11 to 2.14), besides those of `versions/fsdp_groups.py` and
 `versions/fsdp_reset.py`:
 
 - of an ``FSDPModule``: ``_get_fsdp_state()``.

@@ -1,7 +1,7 @@
 """Which errors say that a signal has ended a process that a script had started: no error of the script.
 
-Private parts used (tested on torch 2.13): the words in which a ``DataLoader`` tells of the end of one of its
-processes, and the iterator that it makes, which holds them in ``_workers``.
+Private parts used (tested on torch 2.11 to 2.14): the words in which a ``DataLoader`` tells of the end of one
+of its processes, and the iterator that it makes, which holds them in ``_workers``.
 """
 
 from __future__ import annotations

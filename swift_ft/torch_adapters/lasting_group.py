@@ -6,7 +6,7 @@ the object that it got stays the same. What changes is the group of torch to whi
 torch asks a subclass of ``ProcessGroup`` for each operation, from C++ as well: DDP's reducer, functional
 collectives and autograd find the methods below.
 
-Private parts used (tested on torch 2.13 and 2.14): the methods of ``ProcessGroup`` and of ``Work`` that have
+Private parts used (tested on torch 2.11 to 2.14): the methods of ``ProcessGroup`` and of ``Work`` that have
 an underscore; ``getGroupName`` and ``getGroupDesc``, which C++ looks up on subclasses.
 """
 

@@ -7,8 +7,8 @@ wait in one would hold up the other one, even if that one was about to end the w
 ``torch.distributed.Store`` and its subclasses are public, but torch does not export them explicitly, so that
 strict mypy refuses the public names. At runtime both are the same classes.
 
-Private parts used (tested on torch 2.13): the module ``torch._C._distributed_c10d``, and the first two
-messages of a client to the server.
+Private parts used (tested on torch 2.11 to 2.14): the module ``torch._C._distributed_c10d``, and the first
+two messages of a client to the server.
 """
 
 from __future__ import annotations

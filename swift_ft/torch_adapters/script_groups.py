@@ -5,7 +5,7 @@ From :meth:`ScriptGroups.install` on, whatever makes a group (``init_process_gro
 under the name and the tags of the group beneath. :meth:`ScriptGroups.renew` makes that one anew, with the
 arguments of the first time and another store.
 
-Private parts used (tested on torch 2.13 and 2.14):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``distributed_c10d._new_process_group_helper``, through which torch makes every group, is replaced.
 - ``distributed_c10d._world``: what torch knows of each group; ``group_count`` numbers them.

@@ -5,7 +5,7 @@ torch all are looked for (:func:`unprotected`), and one line says what would be 
 only objects have, such as those of a stage, are looked for in the code of their class.
 
 Only names are looked for: what a part does is shown by the tests of the files in the table of the package
-``swift_ft.torch_adapters`` (tested on torch 2.13).
+``swift_ft.torch_adapters`` (tested on torch 2.11 to 2.14).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A state is saved, sent and put back below these, where torch's own functions know every name.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``Optimizer._optimizer_step_post_hooks``: only an optimizer whose constructor was called has them.
 """

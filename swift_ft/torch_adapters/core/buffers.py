@@ -3,7 +3,7 @@
 Version counters cannot tell whether a buffer changed: the kernel of batch normalisation writes running
 statistics without counting, and so does DDP's broadcast. So buffers are copied, and only content is compared.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``Module._buffers``: a module may assign another tensor to a buffer, or register one in its forward pass.
 - ``torch._foreach_copy_``: one kernel for many small tensors.

@@ -4,7 +4,7 @@ DCP looks for the name of each tensor, and once more for each way in which a mod
 milliseconds of Python, several times in a recovery in which all others wait. What it finds follows from the
 keys of ``state_dict()``, so the second time this module does without.
 
-Private parts used (tested on torch 2.13), to see whether loading would run code of the model's own:
+Private parts used (tested on torch 2.11 to 2.14), to see whether loading would run code of the model's own:
 
 - of a module: ``_load_from_state_dict``, ``_load_state_dict_pre_hooks``, ``_load_state_dict_post_hooks``.
 """

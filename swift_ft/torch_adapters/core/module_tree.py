@@ -2,8 +2,8 @@
 
 To walk through a model at each step takes several times as long as to ask whether anything has changed.
 
-Private parts used (tested on torch 2.13): ``Module._modules`` and ``Module._parameters``, where a module
-keeps what is in it.
+Private parts used (tested on torch 2.11 to 2.14): ``Module._modules`` and ``Module._parameters``, where a
+module keeps what is in it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What torch's optimizers keep to themselves, and an undo or a wrapped ``step`` needs.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``torch.optim._muon._zeropower_via_newtonschulz``, ``._adjust_lr``: Muon's orthogonalization and its step
   size. The inverse must run the same kernels, and they have no public name.

@@ -5,7 +5,7 @@ stores or sends tensors has to know of meshes. The description says of what the 
 
     whole shape, offset of this shard in it, placements such as ``R`` (replicated), ``S0``, ``S0/2`` (strided)
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``DTensor._local_tensor``: the shard itself. The public method makes a view for autograd.
 - ``DTensor(local, spec)`` and ``_dtensor_spec.DTensorSpec``, ``TensorMeta``: the public constructor moves a

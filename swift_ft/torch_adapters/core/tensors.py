@@ -1,6 +1,6 @@
 """What a tensor says about itself through private names of torch.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``Tensor._version``: counts changes in place. torch has no public way to learn whether a tensor was changed.
 - ``DTensor._local_tensor``: FSDP adds gradients up in it, which its ``DTensor`` does not count.

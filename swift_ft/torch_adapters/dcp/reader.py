@@ -2,7 +2,7 @@
 
 DCP alone would execute what a file names, and take every byte for the one that was written.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``torch.distributed.checkpoint._fsspec_filesystem``: DCP's reader through fsspec, with its
   ``fs.create_stream``, ``fs.concat_path``, ``path`` and the file name ``.metadata``. All that it reads goes

@@ -3,7 +3,7 @@
 ``torch.load`` takes 0.2 ms for the smallest tensor and copies each one twice. The part of a worker has
 thousands, and a recovery waits for all of them.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``torch._C.PyTorchFileReader``: where a record of the archive lies. The records are ``data.pkl``, which
   describes the tensor, ``byteorder``, and ``data/0``, its bytes.

@@ -1,7 +1,7 @@
 """The files of a part, opened for DCP if all their bytes are those that were written.
 
-Private part used (tested on torch 2.13): ``torch.distributed.checkpoint._fsspec_filesystem.FileSystem``, with
-its ``create_stream``.
+Private part used (tested on torch 2.11 to 2.14):
+``torch.distributed.checkpoint._fsspec_filesystem.FileSystem``, with its ``create_stream``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 DCP alone would store the URL, credentials included.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``torch.distributed.checkpoint._fsspec_filesystem``: DCP's writer through fsspec, with its
   ``fs.create_stream``, ``fs.concat_path``, ``fs.rename`` and ``path``. All that it writes goes through

@@ -1,4 +1,4 @@
-"""The hook on torch's pipeline stages (private parts tested on torch 2.13 and 2.14).
+"""The hook on torch's pipeline stages (private parts tested on torch 2.11 to 2.14).
 
 Every schedule asks a stage for the operations of each microbatch (``get_fwd_send_ops`` and three more).
 Wrapping those four on the stage instance shows each message with its key and leaves communication as it was.

@@ -13,8 +13,8 @@ any other one can complete the iteration, too, and no update is ever undone.
 With ``LayerStack(exact=True)`` each microbatch's gradients are a leaf of one tree (`gradient_tree.py`), so
 the bits do not depend on how many microbatches a pipeline has either.
 
-Private parts used (tested on torch 2.13): ``PipelineStage.scale_grads`` and ``.perform_reduce_grad``, one of
-which a schedule calls with the number of microbatches once a stage has all its gradients.
+Private parts used (tested on torch 2.11 to 2.14): ``PipelineStage.scale_grads`` and ``.perform_reduce_grad``,
+one of which a schedule calls with the number of microbatches once a stage has all its gradients.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A parallel replay knows all inputs from the log. So a microbatch goes forward an
 stages without any other microbatch, by the same functions of torch's stages that the schedule calls. The
 schedule only decides in which order gradients are added up.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - of a schedule: ``_n_microbatches``, ``_loss_fn``, ``_compute_loss``, ``_comp_type_to_function_map``.
 - of a stage: ``bwd_cache``, ``dw_builder``, ``set_local_fwd_input``, ``set_local_bwd_input``,

@@ -1,8 +1,8 @@
 """Which tensors a stage receives and sends for a microbatch.
 
-Private parts used (tested on torch 2.13): of ``_PipelineStageBase``, ``args_recv_info``, ``grad_recv_info``,
-``act_send_info``, ``grad_send_info`` and ``_create_grad_send_info``; of the tracer's ``_PipelineStage``,
-``pipe_info.graph``; ``_RecvInfo``.
+Private parts used (tested on torch 2.11 to 2.14): of ``_PipelineStageBase``, ``args_recv_info``,
+``grad_recv_info``, ``act_send_info``, ``grad_send_info`` and ``_create_grad_send_info``; of the tracer's
+``_PipelineStage``, ``pipe_info.graph``; ``_RecvInfo``.
 """
 
 from __future__ import annotations

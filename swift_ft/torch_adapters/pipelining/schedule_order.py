@@ -1,7 +1,7 @@
 """In which order a schedule computes and communicates on a worker.
 
-Private parts used (tested on torch 2.13): a runtime schedule's ``pipeline_order_with_comms`` and ``rank``,
-``_ComputationType``, the ``sub_actions`` of an action, ``_n_microbatches``.
+Private parts used (tested on torch 2.11 to 2.14): a runtime schedule's ``pipeline_order_with_comms`` and
+``rank``, ``_ComputationType``, the ``sub_actions`` of an action, ``_n_microbatches``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a schedule's step takes and leaves behind, where others compute part of it.
 
-Private parts used (tested on torch 2.13): of a schedule, ``_check_inputs``, ``_internal_losses``,
+Private parts used (tested on torch 2.11 to 2.14): of a schedule, ``_check_inputs``, ``_internal_losses``,
 ``_update_losses`` and ``_n_microbatches``.
 """
 

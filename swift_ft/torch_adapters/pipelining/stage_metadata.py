@@ -2,7 +2,7 @@
 
 torch exchanges them once, live, before the first message.
 
-Private parts used (tested on torch 2.11 to 2.13), besides those of
+Private parts used (tested on torch 2.11 to 2.14), besides those of
 :mod:`swift_ft.torch_adapters.versions.stage_shapes`:
 
 - ``_PipelineStage``, the stage of torch's tracer.

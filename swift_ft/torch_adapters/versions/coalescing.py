@@ -5,7 +5,7 @@ groups. On another one it begins message by message. gloo does not mind. NCCL do
 send first, each on the stream of their pair, wait for each other for ever. That is every steady state of
 1F1B. So a batch on such a group is coalesced, too, where the backend can do that. torch 2.14 does so itself.
 
-Private parts used (tested on torch 2.13): ``distributed_c10d._coalescing_manager``,
+Private parts used (tested on torch 2.11 to 2.14): ``distributed_c10d._coalescing_manager``,
 ``ProcessGroup._get_backend``; ``dist.batch_isend_irecv`` is replaced.
 """
 

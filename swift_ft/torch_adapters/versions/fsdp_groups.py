@@ -2,7 +2,7 @@
 
 Since torch 2.12 a module has any number of them, before one or none.
 
-Private parts used (tested on torch 2.11 to 2.13): of FSDP's state, ``_fsdp_param_groups`` or
+Private parts used (tested on torch 2.11 to 2.14): of FSDP's state, ``_fsdp_param_groups`` or
 ``_fsdp_param_group``; of what all states of a model share, ``reduce_scatter_states`` or
 ``reduce_scatter_state``.
 """

@@ -3,7 +3,7 @@
 torch 2.13 leaves out an input for which the stage before has made no room; where autograd gives no gradient,
 it sends zeros. An older one sends all, and raises where there is none.
 
-Private parts used (tested on torch 2.11 to 2.13): of ``_PipelineStageBase``, ``_get_grad_send_meta`` (torch
+Private parts used (tested on torch 2.11 to 2.14): of ``_PipelineStageBase``, ``_get_grad_send_meta`` (torch
 2.13), ``grad_send_info``.
 """
 

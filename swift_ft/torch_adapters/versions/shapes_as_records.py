@@ -1,6 +1,6 @@
 """A stage knows the shapes of its messages as records, gradients included. Since torch 2.12.
 
-Private parts used (tested on torch 2.12 and 2.13):
+Private parts used (tested on torch 2.12 to 2.14):
 
 - ``torch.distributed.pipelining._utils``: ``InferenceMode``, ``_StageMeta``, ``_TensorMeta``.
 - of a stage: ``_stage_meta``, ``_user_meta``, ``_inference_mode``, ``_prepare_forward_infra``,

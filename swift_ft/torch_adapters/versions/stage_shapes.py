@@ -9,7 +9,7 @@
 ``fresh(stage)``
     Returns what puts a stage back to how it is now, so that torch exchanges shapes as it would have done now.
 
-Private part used (tested on torch 2.11 to 2.13): whether ``torch.distributed.pipelining._utils`` has
+Private part used (tested on torch 2.11 to 2.14): whether ``torch.distributed.pipelining._utils`` has
 ``_StageMeta``.
 """
 

@@ -39,9 +39,14 @@ def updated(rank: int, iteration: int) -> Path:
     return Path(os.environ["SWIFT_TEST_FOLDER"]) / f"updated-{rank}-{iteration}"
 
 
+BEFORE = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+"""The names of collectives before torch 2.13."""
+
+
 def die_around(module: Any, name: str) -> None:
     """Points before and after each call of a collective in an iteration: ``reduce_scatter_single 3``."""
-    original, calls = getattr(module, name), {"iteration": -1, "number": 0}
+    of_torch = name if hasattr(module, name) else BEFORE[name]
+    original, calls = getattr(module, of_torch), {"iteration": -1, "number": 0}
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if calls["iteration"] != now["iteration"]:
@@ -52,7 +57,7 @@ def die_around(module: Any, name: str) -> None:
         die_at(f"after {name} {calls['number']}")
         return result
 
-    setattr(module, name, called)
+    setattr(module, of_torch, called)
 
 
 def build(args: argparse.Namespace, config: Config) -> torch.nn.Module:

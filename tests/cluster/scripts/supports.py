@@ -107,7 +107,7 @@ def batch_of(iteration: int, replica: int) -> tuple[Tensor, Tensor]:
     words = torch.randint(
         WORDS, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(100 * iteration + replica)
     )
-    return words[:, :-1], words[:, 1:]
+    return words[:, :-1].contiguous(), words[:, 1:]  # torch 2.11 takes no other input for a pipeline
 
 
 class Worker:

@@ -42,7 +42,7 @@ def test_options_of_torchrun_stand_apart(help_text: str) -> None:
     [("--nnodes", "1:1"), ("--max-restarts", "0"), ("--rdzv-backend", "static"), ("--shutdown-timeout", "5")],
 )
 def test_defaults_that_torchrun_does_not_mention(flag: str, default: str, help_text: str) -> None:
-    entry = help_text.partition(f"\n  {flag} ")[2].partition("\n  -")[0]
+    entry = re.split(r"\n  -|\n\n", help_text.partition(f"\n  {flag} ")[2])[0]
     assert flat(entry).endswith(f"(default: {default})")
 
 

@@ -28,6 +28,8 @@ def test_no_thread_is_started(monkeypatch: pytest.MonkeyPatch, looks: list[bool]
 def test_it_has_as_many_threads_as_the_job_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """swift-run sets the variable after torch was imported."""
     threads, trained = [2], []
+    for accelerator in ("cuda", "hip", "xpu"):  # torch's build for the host alone
+        monkeypatch.setattr(torch.version, accelerator, None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])

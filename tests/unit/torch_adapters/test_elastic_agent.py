@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,8 +28,8 @@ class Processes:
     def pids(self) -> dict[int, int]:
         return {0: 100, 1: 101}
 
-    def close(self, *_: Any) -> None:
-        self.calls.append("close")
+    def close(self, death_sig: signal.Signals, timeout: int) -> None:
+        self.calls.append(f"{death_sig.name}, killed after {timeout} s")
 
 
 class Agent(ElasticAgent):
@@ -65,7 +66,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Agent:
 
 def test_run_calls_the_hooks_of_the_subclass(agent: Agent) -> None:
     assert agent.run().state == WorkerState.SUCCEEDED
-    assert agent.processes.calls == ["start", "close"]
+    assert agent.processes.calls == ["start", "SIGTERM, killed after 1 s"]
 
 
 def test_workers_have_their_ranks_when_processes_are_made(agent: Agent) -> None:

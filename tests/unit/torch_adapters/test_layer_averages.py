@@ -19,6 +19,7 @@ from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
+from swift_ft.torch_adapters.versions.first_messages import connect_to_others_only
 from tests.unit.torch_adapters.test_pipelining import Nothing
 
 LAYERS = 6
@@ -52,6 +53,8 @@ class Job:
             PipelineStage(part, index, self.stack.num_stages, torch.device("cpu"))
             for index, part in zip(self.stack.stages, self.stack.parts, strict=True)
         ]
+        for stage in stages:
+            connect_to_others_only(stage)
         made: Any = get_schedule_class(kind)
         self.schedule = made(
             stages if several > 1 else stages[0],
@@ -67,13 +70,15 @@ class Job:
             self.hook = PipelineHook(self.schedule, Nothing(), lambda _: None)
             self.hook.average(self.averages)
 
-    def step(self, iteration: int = 0) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    def step(
+        self, iteration: int = 0, samples: int = 8
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """The output, the losses and the gradients."""
         if hasattr(self, "hook"):
             self.hook.begin()
             self.averages.begin(iteration)
         losses: list[torch.Tensor] = []
-        output = self.schedule.step(torch.ones(8, 3), target=torch.zeros(8, 3), losses=losses)
+        output = self.schedule.step(torch.ones(samples, 3), target=torch.zeros(samples, 3), losses=losses)
         gradients = [p.grad.clone() for p in self.stack.parameters() if p.grad is not None]
         return output, losses, gradients
 
@@ -110,7 +115,7 @@ def test_other_numbers_of_microbatches() -> None:
     job.hook.reset()
     job.hook.have_microbatches(2)
     job.averages.share([2])
-    (_, losses, gradients) = job.step(1)
+    (_, losses, gradients) = job.step(1, samples=4)  # microbatches are as large as before
     assert len(losses) == 2
     for gradient, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, other)

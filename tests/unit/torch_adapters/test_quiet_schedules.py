@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
+from swift_ft.torch_adapters.versions.first_messages import connect_to_others_only
 
 LOGGER = logging.getLogger("torch.distributed.pipelining.schedules")
 
@@ -63,6 +64,8 @@ def step(call: Callable[[], None]) -> None:
     stages: list[Any] = [
         PipelineStage(Stage(call), i, 2, cpu, input_args=shape, output_args=shape) for i in range(2)
     ]
+    for stage in stages:
+        connect_to_others_only(stage)
     schedule = ScheduleInterleaved1F1B(stages, 2, loss_fn=nn.functional.mse_loss)
     with pytest.raises(RuntimeError):
         schedule.step(torch.ones(4, 4), target=torch.ones(4, 4))
