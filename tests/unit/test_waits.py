@@ -33,7 +33,8 @@ REASONS = {
         "torch_adapters/rendezvous_store.py:RendezvousStore.wait.rest",
         "coordination/restoring.py:Restorer._publish",
         "coordination/restoring.py:_wait",
-        "torch_adapters/process_group.py:_first_messages",
+        "torch_adapters/transports.py:_first_collective",
+        "torch_adapters/transports.py:_first_messages",
     ),
     "the agent watches the rendezvous store, and says that it does not answer": (
         "coordination/background_writer.py:BackgroundWriter._work",
@@ -110,6 +111,7 @@ REASONS = {
         "launch/worker_channels.py:WorkerChannels.hears_within",
         "launch/cluster.py:Cluster._kill_agents",
         "launch/cluster.py:_end_group",
+        "launch/stop_signals.py:ending_with_a_line",
         "launch/strays.py:kill_strays",
         "launch/cluster.py:Cluster._wait_for_the_rest",
         "launch/processes.py:StandbyContext._wait_for_report",
@@ -125,6 +127,7 @@ REASONS = {
         "logging/writing/writer.py:LogWriter.close",
         "runtime/checkpointing.py:Saver.request",
         "torch_adapters/ddp.py:DataParallelHook.drain",
+        "torch_adapters/transports.py:_abort_all",  # else the worker ends
     ),
     "it never blocks, though the method's name says so of others": (
         "launch/sentinel.py:Sentinel._obey",
@@ -149,6 +152,8 @@ REASONS = {
         "torch_adapters/ddp.py:DataParallelHook._wait_for_buffers",
         "torch_adapters/ddp_buffers.py:BufferSync.adopt",
         "torch_adapters/ddp_buffers.py:BufferSync.wait",
+        "torch_adapters/directed_group.py:DirectedGroup._meet",
+        "torch_adapters/directed_group.py:DirectedGroup.recv",
         "torch_adapters/lasting_group.py:_wait",
     ),
     "a fault of a test": ("runtime/fault_injector.py:FaultInjector._strike",),
