@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -30,6 +31,7 @@ def open_and_close(done: threading.Event) -> None:
 
 def test_descriptors_may_change_hands_while_connections_are_looked_for() -> None:
     done = threading.Event()
+    gc.collect()  # what earlier tests have left open
     before = len([*DESCRIPTORS.iterdir()])
     with ThreadPoolExecutor(4) as others:
         work = [others.submit(open_and_close, done) for _ in range(4)]
@@ -40,7 +42,8 @@ def test_descriptors_may_change_hands_while_connections_are_looked_for() -> None
             done.set()
         for one in work:
             one.result()
-    assert len([*DESCRIPTORS.iterdir()]) == before  # no copy stays open
+    gc.collect()
+    assert len([*DESCRIPTORS.iterdir()]) <= before  # no copy stays open; threads of earlier tests may end
 
 
 def test_only_a_connection_that_is_still_the_same_is_shut_down() -> None:
