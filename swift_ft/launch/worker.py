@@ -178,6 +178,7 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader's handler raises at any line, also below
         if is_broken_communication(error):
             time.sleep(_FOLLOWS_S)  # this process is ended meanwhile if another worker's failure ends the job
         elif lost := killed_child(error):  # its machine's fault: as if this process were killed
