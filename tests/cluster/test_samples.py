@@ -169,7 +169,7 @@ def test_a_slow_replica_gets_fewer_samples(
     loaders: int, inject: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as it is slow. Every sample is trained on once and in its place, whoever gets it."""
-    settings = {"SLOW": 1, "FROM": 20, "UNTIL": 130, "SAMPLE_MS": 4, "LOADERS": loaders}
+    settings = {"SLOW": 1, "FROM": 20, "UNTIL": 110, "SAMPLE_MS": 4, "LOADERS": loaders}
     for name, value in settings.items():
         monkeypatch.setenv(name, str(value))
     found = run(tmp_path, 3, ITERATIONS, inject, "--stragglers", "rebalance", "--spares", "1")
@@ -178,7 +178,7 @@ def test_a_slow_replica_gets_fewer_samples(
     shares = [event["shares"] for event in found.report["events"] if event["event"] == "SharesRequested"]
     assert shares, found.output[-3000:]
     assert shares[0][1] < BATCH // 6, shares
-    assert shares[-1] == [14, 13, 13], shares
+    assert shares[-1][1] >= BATCH // 4, f"it is as quick as the others again: {shares}"
     assert f"replicas get {', '.join(map(str, shares[0]))} samples of each batch" in found.output
     assert "weight of its own part" not in found.output
 

@@ -33,7 +33,9 @@ def own_module(*, edited: bool) -> float:
     """Loads a module as a program does that finds its plugins by itself."""
     path = FOLDER / f"disk-{edited}" / "scale.py"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f"SCALE = {2.0 if edited else 1.0}\n")
+    draft = path.with_name(f"scale.{os.getpid()}")  # several workers write it: none may read half of it
+    draft.write_text(f"SCALE = {2.0 if edited else 1.0}\n")
+    draft.replace(path)
     spec = importlib.util.spec_from_file_location("scale", path)
     assert spec is not None
     assert spec.loader is not None
