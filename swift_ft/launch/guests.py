@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import select
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+
+import pynvml
 
 from swift_ft.errors import first_line
 from swift_ft.host_memory import available_bytes
@@ -25,9 +26,6 @@ _TRIES = 3
 """How often a guest that ends before it has joined is started again."""
 _ROOM = 1.2
 """Memory that must be left, by byte that this machine's workers take. A replay takes more than training."""
-_DEVICE_MEMORY = ("nvidia-smi", "--query-gpu=memory.used,memory.free", "--format=csv,noheader,nounits")
-"""Two numbers for each GPU, in MiB."""
-_DEVICES_S = 20.0
 
 
 class Guests:
@@ -107,13 +105,15 @@ def _why_not_on_devices(devices: Path = Path("/dev")) -> str:
     if not (devices / "nvidiactl").exists():
         return ""
     try:
-        done = subprocess.run(_DEVICE_MEMORY, capture_output=True, text=True, timeout=_DEVICES_S, check=True)
-        memory = [[int(number) for number in line.split(",")] for line in done.stdout.splitlines()]
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return f"nvidia-smi does not say how much memory its GPUs have left ({first_line(error)})"
-    for index, (used, free) in enumerate(memory):
-        if used * _ROOM > free:
-            sizes = format_bytes(free << 20), format_bytes(int(used * _ROOM) << 20)
+        pynvml.nvmlInit()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        memory = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return f"the driver does not say how much memory its GPUs have left ({first_line(error)})"
+    for index, device in enumerate(memory):
+        if (needed := int(device.used * _ROOM)) > device.free:
+            sizes = format_bytes(device.free), format_bytes(needed)
             return f"{sizes[0]} of the memory of GPU {index} are left, and a guest needs {sizes[1]}"
     return ""
 

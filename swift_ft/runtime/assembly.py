@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
+
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.folder import CheckpointFolder
@@ -76,6 +78,7 @@ from swift_ft.runtime.worker_status import WorkerStatus
 from swift_ft.spans import Recording, recorder
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.ddp_construction import constructed
+from swift_ft.torch_adapters.device_waits import DeviceWaits
 from swift_ft.torch_adapters.distribution import communicate_again
 from swift_ft.torch_adapters.fsdp import ShardedModels
 from swift_ft.torch_adapters.lasting_group import LastingGroup
@@ -398,6 +401,7 @@ class Assembly:
             file_peers=share_files(self._state.small.values(), self._rendezvous, self._context),
             dealt=dealt,
             rollback=self._rollback,
+            device=DeviceWaits(self._group.waits, self._devices),
             sharded=self._sharded,
             shards=shards,
             replicas=self._replicas,
@@ -411,6 +415,9 @@ class Assembly:
             rebalance=new_rebalance(self._context, self.attached.layered, costs),
             reshare=new_reshare(self._context, dealt, costs, pipeline, sharded=bool(shards)),
         )
+
+    def _devices(self) -> set[torch.device]:
+        return {parameter.device for parameter in self._state.named_parameters().values()}
 
     def _deal_batches(self) -> DealtBatches:
         number, count = self.attached.replica

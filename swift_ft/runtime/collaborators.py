@@ -36,6 +36,7 @@ from swift_ft.runtime.reshare import Reshare, ShareMicrobatches
 from swift_ft.runtime.script_phases import ScriptPhases
 from swift_ft.runtime.work_history import WorkHistory
 from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.torch_adapters.device_waits import DeviceWaits
 from swift_ft.torch_adapters.fsdp import ShardedModels
 from swift_ft.worker_context import WorkerContext
 
@@ -70,6 +71,7 @@ class Collaborators:
         file_peers: gives and gets files of samples; None if there are none.
         dealt: the batches that the session deals to the replicas, however many there are.
         rollback: undoes the small changes of an interrupted step.
+        device: waits for what it computes on, where its peers' deaths are silent.
         sharded: what ``fully_shard`` was applied to; nothing, as a rule.
         shards: which shards it has, in words; empty if nothing is sharded.
         replicas: the replicas of its model, if there are any.
@@ -107,6 +109,7 @@ class Collaborators:
     file_peers: FilePeers | None
     dealt: DealtBatches
     rollback: Rollback
+    device: DeviceWaits
     sharded: ShardedModels
     shards: str
     replicas: Replicas

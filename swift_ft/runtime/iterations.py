@@ -99,6 +99,7 @@ class Iterations:
             _logger.info("parallel recovery is off: %s", reason, extra={"event": "parallel_recovery_off"})
         check_remade(self._c.completeness, rendezvous, self._rank)
         self._c.completeness.watch()
+        self._c.device.watch()  # before the rollback, which takes note of updates that begin
         self._c.rollback.watch()
         if pipeline is not None:
             pipeline.put_back_after_trials(self._c.rollback.note_variables)
@@ -171,6 +172,7 @@ class Iterations:
         # Workers that may have different data have different random numbers.
         alike = c.pipeline is not None and not c.replicas.attached and not c.sharded
         step_failures.begin()
+        c.device.begin()
         seed_step(self._seed, iteration, None if alike else self._rank)
         c.history.begin(c.log.generation, replaying=self.replaying)
         self._began = recorder.now()
@@ -187,6 +189,16 @@ class Iterations:
     def is_connection_error(self, error: BaseException) -> bool:
         """Whether an exception in the body of a step comes from broken communication."""
         return is_broken_communication(error, in_backward=self._c.replicas.broken)
+
+    def finish_on_device(self) -> str | None:
+        """The body of a step is over. Returns why its communication failed; None if it did not."""
+        try:
+            self._c.device.finish()
+        except RuntimeError as error:
+            if not self.is_connection_error(error):
+                raise
+            return first_line(error)
+        return None
 
     def complete(self) -> None:
         """The step of the current iteration is done."""
@@ -398,6 +410,7 @@ class Iterations:
             return False
         c.completeness.close()
         c.rollback.close()
+        c.device.close()
         c.profiler.close(c.context.config.report_timeout_s)
         c.snapshots.close()
         if c.file_peers is not None:

@@ -36,6 +36,7 @@ class Step:
         batches: BatchCheck,
         is_connection_error: Callable[[BaseException], bool],
         phases: ScriptPhases,
+        finish_on_device: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._index = index
         self.replayed = replayed
@@ -43,6 +44,7 @@ class Step:
         self._entered = self._left = False
         self._is_connection_error = is_connection_error
         self._phases = phases
+        self._finish_on_device = finish_on_device
         self._cause: str | None = None
         self._failure: RecoveryError | None = None
         self.caught = False
@@ -71,6 +73,8 @@ class Step:
             self._cause = first_line(error)
         elif error is None or isinstance(error, Exception):
             self._ask_communication(error)
+        if error is None and self._cause is None:
+            self._cause = self._finish_on_device()
         self._left = error is None and self._cause is None
         return self._cause is not None
 
@@ -115,7 +119,12 @@ def steps(runner: Iterations, between: Between, phases: ScriptPhases, iterations
                     return
                 continue
             step = Step(
-                runner.iteration, runner.replaying, runner.batches, runner.is_connection_error, phases
+                runner.iteration,
+                runner.replaying,
+                runner.batches,
+                runner.is_connection_error,
+                phases,
+                runner.finish_on_device,
             )
             runner.begin()
             phases.phase = Phase.OUTSIDE

@@ -64,7 +64,7 @@ pipelining/stage_metadata.py            2.12   shapes are records
 process_group.py                        2.14   another function makes gloo's groups
 ======================================  =====  ============================================================
 
-``core/fingerprints.py``, ``dcp/errors.py``, ``layer_stack.py``, ``link_times.py``,
+``core/fingerprints.py``, ``dcp/errors.py``, ``device_waits.py``, ``layer_stack.py``, ``link_times.py``,
 ``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
 ``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py``, ``process_group.py``,
 ``script_operations.py`` and ``step_failures.py`` use public parts only. ``core/`` stands on the ground floor,

@@ -83,13 +83,14 @@ class AbortableWaits:
     Attributes:
         silent: an abort ends operations without an error. What they gave then is undefined.
         limit_s: how long a wait may take whose operation has no deadline of its own; None if all have one.
+        unawaited: operations may have begun since the host last waited for its device.
     """
 
     def __init__(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         self._is_cancelled = is_cancelled
         self._lock = threading.Lock()
         self._current: _Call | None = None
-        self._aborted = self.silent = False
+        self._aborted = self.silent = self.unawaited = False
         self.limit_s: float | None = None
         self._requests: SimpleQueue[_Call] | None = None
 
@@ -108,6 +109,10 @@ class AbortableWaits:
         with self._lock:
             self._aborted = self.silent = False
             self.limit_s = None
+
+    def begun(self) -> None:
+        """An operation begins."""
+        self.unawaited = True
 
     def raise_if_aborted(self) -> None:
         """After an operation has ended.

@@ -32,14 +32,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from swift_ft.errors import first_line
+from swift_ft.errors import UnsupportedError, first_line
 from swift_ft.failpoints import Point, hit
 from swift_ft.spans import recorder
 from swift_ft.torch_adapters.accepted_ddp import accepted_ddp, synchronised_norms
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
 from swift_ft.torch_adapters.ddp_construction import averaged
+from swift_ft.torch_adapters.lasting_group import note_begin
 from swift_ft.torch_adapters.step_failures import step_failures
+from swift_ft.torch_adapters.transports import aborts_in_silence
 
 __all__ = [
     "DataParallelHook",
@@ -83,7 +85,8 @@ class DataParallelHook:
         buffers: gives all replicas the buffers of the first one, where DDP does so.
 
     Raises:
-        UnsupportedError: for a model that is no DDP, or has a hook already.
+        UnsupportedError: for a model that is no DDP, or has a hook already, or whose averages the host cannot
+            wait for one by one.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class DataParallelHook:
         _note_failed_syncs()
         self.broken: str | None = None
         self.group: dist.ProcessGroup = model.process_group
+        if fill_gradients:
+            _refuse_early_updates(model, self.group)
         self.buffers = BufferSync(model)
         self._on_reduced = on_reduced
         self._iteration = 0
@@ -222,6 +227,7 @@ class DataParallelHook:
             if index == 0:  # the first in every backward
                 self._share_buffers()
             gradients = bucket.buffer()
+            note_begin()
             gradients.mul_(1.0 / self.group.size())
             on_end = recorder.on_collective(recorder.now()) if recorder.active else None
             work = dist.all_reduce(gradients, group=self.group, async_op=True)
@@ -372,12 +378,23 @@ def _note_failed_syncs() -> None:
     @functools.wraps(original)
     def sync_buffers(self: DistributedDataParallel) -> None:
         try:
+            note_begin()
             original(self)
         except RuntimeError as error:
             step_failures.note(error, is_over=is_broken_communication(error))
             raise
 
     ddp._sync_buffers = sync_buffers
+
+
+def _refuse_early_updates(model: DistributedDataParallel, group: dist.ProcessGroup) -> None:
+    """On a device, an average counts as there when it is enqueued: an abort may leave anything in it."""
+    on_device = any(parameter.device.type != "cpu" for parameter in model.parameters())
+    if on_device and aborts_in_silence(group):
+        raise UnsupportedError(
+            "wrap_optimizer(wait_free=True) updates parameters while others still travel, and over NCCL the "
+            "host does not know then whether an average has arrived: leave wait_free out."
+        )
 
 
 def _end_when(aborted: threading.Event, model: torch.nn.Module) -> None:

@@ -8,7 +8,7 @@ members wait for each other because both send first, and none of them waits for 
 
 torch 2.14 gives its stages such groups itself.
 
-Private parts used (tested on torch 2.13): the methods of ``ProcessGroup`` that have an underscore.
+Private parts used (tested on torch 2.11 to 2.14): the methods of ``ProcessGroup`` that have an underscore.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.torch_adapters.communication import device_of
+from swift_ft.torch_adapters.lasting_group import note_begin
 from swift_ft.torch_adapters.script_operations import ALIKE, PERSONAL
 from swift_ft.torch_adapters.versions.group_methods import those_of
 
@@ -53,11 +54,13 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> dist.Work:
         """Send to a member."""
+        note_begin()
         self._meet(peer)
         return self._to[peer].send(tensors, 1, tag)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> dist.Work:
         """Receive from a member."""
+        note_begin()
         self._meet(peer)
         return self._from[peer].recv(tensors, 0, tag)
 

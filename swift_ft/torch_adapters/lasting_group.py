@@ -44,6 +44,7 @@ __all__ = [
     "LastingWork",
     "beneath",
     "messenger",
+    "note_begin",
     "unintercepted",
 ]
 
@@ -277,6 +278,12 @@ def unintercepted() -> Iterator[None]:
         LastingGroup.interceptor = interceptor
 
 
+def note_begin() -> None:
+    """An operation begins: of a group of the script, or beneath one."""
+    if LastingGroup.waits is not None:
+        LastingGroup.waits.begun()
+
+
 def _note(error: Exception) -> None:
     """It is a failure of the step, also if the script catches it."""
     waits = LastingGroup.waits
@@ -293,6 +300,7 @@ def _operation(name: str) -> Any:
 
     def begin(self: LastingGroup, *args: Any, **kwargs: Any) -> Any:
         on_end = None
+        note_begin()
         if (interceptor := LastingGroup.interceptor) is not None:
             members = dist.get_process_group_ranks(self)
             operation = Operation.of(name, self.group_name, members, args)

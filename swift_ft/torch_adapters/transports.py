@@ -4,11 +4,12 @@ gloo forms a group at once, fails where a peer is gone, and cannot abort: its co
 underneath it. NCCL forms communicators when they are first used, says nothing where a peer is gone, and ends
 its waits only if the communicators are aborted, in which case the waits raise nothing. A script may use both.
 
-Private parts used (tested on torch 2.13):
+Private parts used (tested on torch 2.11 to 2.14):
 
 - ``distributed_c10d.ProcessGroupGloo``: torch looks it up there when it makes a group.
 - ``TORCH_GLOO_LAZY_INIT``: whether gloo connects at once or with the first message.
 - ``TORCH_NCCL_ASYNC_ERROR_HANDLING``: whether torch's watchdog ends a process whose peer is gone.
+- ``TORCH_NCCL_USE_COMM_NONBLOCKING``: whether an abort ends the forming of a communicator.
 - ``ProcessGroup._device_types``, ``ProcessGroup._get_backend(device)``: the backends of a group.
 """
 
@@ -176,6 +177,7 @@ class AbortedCommunicators:
     def __init__(self, in_waiter: Callable[[Callable[[], object]], None]) -> None:
         self._in_waiter = in_waiter
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # it counts when a group is made
+        os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")  # else no abort ends the forming of one
         self._lock = threading.Lock()
         self._groups: list[dist.ProcessGroup] = []
         self._aborting: threading.Thread | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import pynvml
 import pytest
 
 from swift_ft.launch import guests
@@ -116,23 +117,42 @@ def test_a_machine_without_memory_declines(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("gpus", "reason"),
     [
-        ("30000, 51000\n39000, 42000\n", "of the memory of GPU 1 are left, and a guest needs"),
-        ("30000, 51000\n", ""),
-        ("[N/A], [N/A]\n", "nvidia-smi does not say how much memory"),
-        (None, "nvidia-smi does not say how much memory"),
+        ([(30, 51), (39, 42)], "42.0 GB of the memory of GPU 1 are left, and a guest needs 46.8 GB"),
+        ([(30, 51)], ""),
+        ([], ""),
+        (
+            pynvml.NVMLError_NotSupported(),
+            "the driver does not say how much memory its GPUs have left (Not",
+        ),
+        (pynvml.NVMLError_LibraryNotFound(), "(NVML Shared Library Not Found)"),
     ],
 )
 def test_the_memory_of_gpus(
-    said: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpus: list[tuple[int, int]] | pynvml.NVMLError,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert not guests._why_not_on_devices(tmp_path)
+    """In GB, used and free."""
+    known = [] if isinstance(gpus, pynvml.NVMLError) else gpus
+
+    def memory(index: int) -> SimpleNamespace:
+        used, free = known[index]
+        return SimpleNamespace(used=used * 10**9, free=free * 10**9)
+
+    def begin() -> None:
+        if isinstance(gpus, pynvml.NVMLError):
+            raise gpus
+
+    monkeypatch.setattr(pynvml, "nvmlInit", begin)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(known))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", memory)
+    assert not guests._why_not_on_devices(tmp_path)  # no device file, so no driver is asked
     (tmp_path / "nvidiactl").touch()
-    if said is not None:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{said.strip()}'\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
     found = guests._why_not_on_devices(tmp_path)
     assert reason in found
     assert bool(found) == bool(reason)

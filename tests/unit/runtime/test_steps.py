@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +21,11 @@ def begun() -> Iterator[None]:
     step_failures.begin()
 
 
-def a_step() -> Step:
+def a_step(on_device: Callable[[], str | None] = lambda: None) -> Step:
     batches: Any = SimpleNamespace(end=lambda: None)
-    return Step(3, False, batches, lambda error: isinstance(error, ConnectionError), ScriptPhases())
+    return Step(
+        3, False, batches, lambda error: isinstance(error, ConnectionError), ScriptPhases(), on_device
+    )
 
 
 def test_a_step_without_an_error_is_complete() -> None:
@@ -39,6 +41,19 @@ def test_a_failure_interrupts_it_whatever_the_script_raises(error: Exception | N
         if error is not None:
             raise error
     assert (step._left, step._cause, step.caught) == (False, "Connection closed by peer", True)
+
+
+def test_what_fails_on_the_device_interrupts_it() -> None:
+    with (step := a_step(on_device=lambda: "the group was aborted")):
+        pass
+    assert (step._left, step._cause, step.caught) == (False, "the group was aborted", False)
+
+
+def test_the_device_is_not_asked_after_an_error() -> None:
+    asked = []
+    with pytest.raises(ValueError, match="its own"), a_step(on_device=lambda: asked.append(1)):
+        raise ValueError("its own")
+    assert not asked
 
 
 def test_an_error_that_reaches_the_end_is_not_caught() -> None:

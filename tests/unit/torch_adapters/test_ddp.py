@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from swift_ft import failpoints
 from swift_ft.errors import UnsupportedError
 from swift_ft.failpoints import Point
+from swift_ft.torch_adapters import ddp
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp import DataParallelHook, _after_backward, trial_forward
 from swift_ft.torch_adapters.ddp_construction import construct_within
@@ -356,3 +358,20 @@ def test_a_static_graph_is_refused() -> None:
     assert model.static_graph
     with pytest.raises(UnsupportedError, match="static_graph=True does not survive"):
         DataParallelHook(model, Events(), lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("device", "silent", "refused"), [("meta", True, True), ("cpu", True, False), ("meta", False, False)]
+)
+def test_early_updates_on_a_device_whose_aborts_are_silent(
+    device: str, silent: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ddp, "aborts_in_silence", lambda _: silent)
+    model: Any = torch.nn.Linear(1, 1, device=device)
+    group = DistributedDataParallel(nn.Linear(1, 1)).process_group
+    check = functools.partial(ddp._refuse_early_updates, model, group)
+    if refused:
+        with pytest.raises(UnsupportedError, match="leave wait_free out"):
+            check()
+    else:
+        check()

@@ -1,0 +1,95 @@
+"""Where an abort is silent, the host waits for its device before an update, and at the end of a step.
+
+An operation of NCCL returns when it is enqueued, and so does an update behind it. If a peer is dead, the
+device waits for it until the operation is aborted, which leaves anything in the tensors; and then the device
+updates with that. So the host waits for the gradients before an update is enqueued, in a way that an abort
+ends. No update is ever made of an operation that was aborted, and none that was must be undone.
+
+What communicates after the last update of a step is waited for when the step ends. As a rule nothing does:
+then a step is complete when its last update is enqueued, since all that comes later runs behind it.
+
+The device has nothing to do while the host enqueues the first kernels of an update. Steps over gloo do not
+wait: there, the host does not go on before an operation is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from swift_ft.torch_adapters.abortable_waits import AbortableWaits
+from swift_ft.torch_adapters.step_failures import step_failures
+
+__all__ = ["DeviceWaits"]
+
+Wait = Callable[[], object]
+
+
+class DeviceWaits:
+    """Waits for what the training thread has enqueued.
+
+    Args:
+        waits: end with an abort, and know whether one is silent and whether anything communicates.
+        devices: that a step computes on.
+        recorded: notes the end of a device's current stream. What it returns waits for that.
+    """
+
+    def __init__(
+        self,
+        waits: AbortableWaits,
+        devices: Callable[[], Iterable[torch.device]],
+        recorded: Callable[[torch.device], Wait] | None = None,
+    ) -> None:
+        self._waits = waits
+        self._devices = devices
+        self._recorded = _end_of_stream if recorded is None else recorded
+        self._hook: Any = None
+
+    def watch(self) -> None:
+        """From now on, wait before the updates of all optimizers of this process."""
+        self._hook = register_optimizer_step_pre_hook(self._before_update)
+
+    def close(self) -> None:
+        """Wait no more."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._waits.begun()  # what communicates in it need not tell
+
+    def finish(self) -> None:
+        """Wait until all that communicates so far has arrived, if the host does not know that yet.
+
+        Raises:
+            RuntimeError: it was aborted, or took longer than the script's group allows.
+        """
+        waits = self._waits
+        if not waits.silent or not waits.unawaited:
+            return
+        ends = [self._recorded(device) for device in {*self._devices()} if device.type not in ("cpu", "meta")]
+        try:
+            waits.call_or_abort(partial(_wait_for_all, ends))
+        except RuntimeError as error:
+            step_failures.note(error, is_over=waits.over)
+            raise
+        waits.unawaited = False
+
+    def _before_update(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():  # it would become a part of the graph
+            self.finish()
+
+
+def _end_of_stream(device: torch.device) -> Wait:
+    wait: Wait = torch.accelerator.current_stream(device).record_event().synchronize
+    return wait
+
+
+def _wait_for_all(ends: Iterable[Wait]) -> None:
+    for wait in ends:
+        wait()

@@ -1,0 +1,163 @@
+"""Where an abort is silent, no update begins before its gradients have arrived. The device is a fake."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from swift_ft.torch_adapters.abortable_waits import AbortableWaits
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
+from swift_ft.torch_adapters.device_waits import DeviceWaits
+from swift_ft.torch_adapters.lasting_group import LastingGroup, note_begin
+from swift_ft.torch_adapters.step_failures import step_failures
+
+
+class Device:
+    """Does all that it was given when the test says so, or when the groups are aborted."""
+
+    def __init__(self) -> None:
+        self.idle = threading.Event()
+        self.asked = threading.Event()
+        self.waits = 0
+
+    def recorded(self, device: torch.device) -> object:
+        assert device.type == "cuda"
+        return self._wait
+
+    def _wait(self) -> None:
+        self.waits += 1
+        self.asked.set()
+        assert self.idle.wait(30)
+
+
+class Step:
+    """One parameter on a device, and what waits for it."""
+
+    def __init__(self) -> None:
+        self.device, self.waits = Device(), AbortableWaits()
+        self.waits.silent = True
+        LastingGroup.waits = self.waits
+        devices = [torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 0)]
+        self.on_device = DeviceWaits(self.waits, lambda: devices, self.device.recorded)  # type: ignore[arg-type]
+        self.on_device.watch()
+        self.parameter = torch.nn.Parameter(torch.ones(1))
+        self.parameter.grad = torch.ones(1)
+        self.optimizer = torch.optim.SGD([self.parameter], lr=0.5)
+        step_failures.begin()
+        self.on_device.begin()
+
+    def in_the_wait(self, act: object) -> threading.Thread:
+        """Do something as soon as the training thread waits for the device."""
+
+        def run() -> None:
+            assert self.device.asked.wait(30)
+            assert self.parameter.item() == 1.0  # no update was made
+            act()  # type: ignore[operator]
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def abort(self) -> None:
+        """As NCCL does: the device goes on, with anything in the gradients."""
+        self.waits.abort()
+        self.device.idle.set()
+
+
+@pytest.fixture
+def step() -> Iterator[Step]:
+    made = Step()
+    yield made
+    made.on_device.close()
+    LastingGroup.waits = None
+    step_failures.begin()
+
+
+def test_an_update_waits_for_its_gradients(step: Step) -> None:
+    thread = step.in_the_wait(step.device.idle.set)
+    step.optimizer.step()
+    thread.join()
+    assert (step.parameter.item(), step.device.waits) == (0.5, 1)
+    step.on_device.finish()  # nothing has communicated since
+    assert step.device.waits == 1
+
+
+def test_an_update_of_what_was_aborted_is_not_made(step: Step) -> None:
+    thread = step.in_the_wait(step.abort)
+    with pytest.raises(RuntimeError, match="aborted") as caught:
+        step.optimizer.step()
+    thread.join()
+    assert step.parameter.item() == 1.0
+    assert is_broken_communication(caught.value)
+    assert "aborted" in str(step_failures.cause)  # also if the script catches the error
+
+
+def test_nor_if_the_abort_came_before(step: Step) -> None:
+    step.abort()
+    with pytest.raises(RuntimeError, match="aborted"):
+        step.optimizer.step()
+    assert step.parameter.item() == 1.0
+
+
+def test_a_device_that_never_answers_is_given_up(step: Step) -> None:
+    step.waits.limit_s = 0.05
+    with pytest.raises(RuntimeError, match=r"no answer within 0\.05 s") as caught:
+        step.optimizer.step()
+    assert is_broken_communication(caught.value)
+    step.device.idle.set()
+
+
+def test_an_abort_after_the_update_leaves_the_step_complete(step: Step) -> None:
+    step.device.idle.set()
+    step.optimizer.step()
+    step.waits.abort()
+    step.on_device.finish()
+    assert step_failures.cause is None
+
+
+def test_unless_something_communicated_after_it(step: Step) -> None:
+    step.device.idle.set()
+    step.optimizer.step()
+    note_begin()  # the average of a loss, say
+    step.waits.abort()
+    with pytest.raises(RuntimeError, match="aborted"):
+        step.on_device.finish()
+    assert step_failures.cause is not None
+
+
+def test_each_update_waits_for_what_communicated_before_it(step: Step) -> None:
+    """A discriminator and a generator have two backward passes and two updates in one step."""
+    step.device.idle.set()
+    step.optimizer.step()
+    step.optimizer.step()  # of gradients that have arrived
+    assert step.device.waits == 1
+    note_begin()
+    step.optimizer.step()
+    assert step.device.waits == 2
+
+
+def test_without_an_update_the_end_of_a_step_waits(step: Step) -> None:
+    """Its gradients are carried over into the next one."""
+    step.device.idle.set()
+    step.on_device.finish()
+    assert step.device.waits == 1
+
+
+def test_an_error_of_the_device_is_the_scripts(step: Step) -> None:
+    def fail() -> None:
+        raise ValueError("an illegal address was encountered")
+
+    on_device = DeviceWaits(step.waits, lambda: [torch.device("cuda", 0)], lambda _: fail)
+    with pytest.raises(ValueError, match="illegal address"):
+        on_device.finish()
+    assert step_failures.cause is None
+
+
+def test_over_gloo_nothing_waits(step: Step) -> None:
+    step.waits.silent = False
+    step.optimizer.step()
+    step.on_device.finish()
+    assert (step.parameter.item(), step.device.waits) == (0.5, 0)
