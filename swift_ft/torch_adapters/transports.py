@@ -6,8 +6,10 @@ its waits only if the communicators are aborted, in which case the waits raise n
 
 Private parts used (tested on torch 2.11 to 2.14):
 
-- ``distributed_c10d.ProcessGroupGloo``: torch looks it up there when it makes a group.
-- ``TORCH_GLOO_LAZY_INIT``: whether gloo connects at once or with the first message.
+- ``distributed_c10d.ProcessGroupGloo``: torch looks it up there when it makes a group. Of its options
+  ``_devices``, ``_threads`` and ``_timeout``.
+- ``TORCH_GLOO_LAZY_INIT``: whether gloo connects at once or with the first message. It is a property of the
+  device.
 - ``TORCH_NCCL_ASYNC_ERROR_HANDLING``: whether torch's watchdog ends a process whose peer is gone.
 - ``TORCH_NCCL_USE_COMM_NONBLOCKING``: whether an abort ends the forming of a communicator.
 - ``ProcessGroup._device_types``, ``ProcessGroup._get_backend(device)``: the backends of a group.
@@ -23,6 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
@@ -75,6 +78,9 @@ class Transport(Protocol):
 class GlooConnections:
     """gloo: an abort shuts down its connections. A worker that gloo does not wake then ends.
 
+    All groups that connect at once share a device of gloo's, which is a port and a thread: without that, to
+    form a group takes 10 ms longer (`benchmarks/recovery/groups.py`).
+
     Connections to checkpoint and log stores that another thread opens while groups form end with them; these
     clients retry.
 
@@ -88,6 +94,7 @@ class GlooConnections:
         self._sockets: dict[int, str] = {}
         self._before: dict[int, str] | None = None  # while groups form: the connections that were open before
         self._stuck: Alarm | None = None
+        self._shared: Any = None  # the options of the first group that connects at once
 
     def begin(self, *, lazily: bool) -> None:
         """What is connected from now on belongs to the groups."""
@@ -101,13 +108,19 @@ class GlooConnections:
         gloo has a single timeout. It holds for each later message and for an address that is not published
         yet; for a peer that does not connect, gloo waits five times as long.
         """
-        in_waiter = self._in_waiter
+        gloo, in_waiter = self, self._in_waiter
         module: Any = dist.distributed_c10d
-        original: type[dist.ProcessGroupGloo] = module.ProcessGroupGloo
+        original: Any = module.ProcessGroupGloo
 
-        class FormedInWaiter(original):  # type: ignore[misc, valid-type]  # torch's class, or one that wraps it
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                in_waiter(partial(original.__init__, self, *args, **kwargs))
+        class FormedInWaiter(original):  # type: ignore[misc]  # torch's class, or one that wraps it
+            def __init__(self, *place: Any, timeout: timedelta, **others: Any) -> None:
+                options = None if any(others.values()) else gloo._with_shared_device(timeout)
+                if options is not None:
+                    in_waiter(partial(original.__init__, self, *place, options))
+                    return
+                in_waiter(partial(original.__init__, self, *place, timeout=timeout, **others))
+                if not _connects_lazily():
+                    gloo._shared = self.options
 
         module.ProcessGroupGloo = FormedInWaiter
         before = tcp_connections() if self._before is None else None
@@ -118,6 +131,15 @@ class GlooConnections:
             if before is not None:
                 with self._lock:
                     self._sockets |= new_connections(before)
+
+    def _with_shared_device(self, timeout: timedelta) -> Any:
+        """The options of another group that connects at once; None where there is no device yet to share."""
+        if self._shared is None or _connects_lazily():
+            return None
+        options = type(self._shared)()
+        options._devices, options._threads = self._shared._devices, self._shared._threads
+        options._timeout = timeout
+        return options
 
     def made(self, group: dist.ProcessGroup) -> None:
         """Its connections are known by the time in which they were opened."""
@@ -227,6 +249,10 @@ class AbortedCommunicators:
             aborting.join(STUCK_S)
             if aborting.is_alive():
                 _end_process("NCCL did not abort")
+
+
+def _connects_lazily() -> bool:
+    return os.environ.get("TORCH_GLOO_LAZY_INIT") == "1"
 
 
 def aborts_in_silence(group: dist.ProcessGroup) -> bool:

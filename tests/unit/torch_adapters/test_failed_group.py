@@ -163,3 +163,37 @@ def test_no_one_waits_for_the_destructor_of_a_group() -> None:
     """It may hang for ever, once a thread has waited in vain for a peer that died."""
     done = run(RETIRED)
     assert done.stdout.splitlines() == ["swift-retired-groups", "goes on"], done.stderr[-2000:]
+
+
+DEVICES = """
+init(0, 2, timedelta(seconds=7))
+made, plain = [], dist.distributed_c10d.ProcessGroupGloo
+class Noted(plain):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        made.append((len(args) == 4, len(self.options._devices), self.options._timeout.seconds))
+dist.distributed_c10d.ProcessGroupGloo = Noted
+group = GenerationGroup(RendezvousStore(server.clone), rank=0, world_size=2, timeout_s=20)
+for name in "ab":
+    group.join_replay_group(name, ())
+    print("apart", made.pop())
+group._begin("groups/1", lazily=False)
+for name in "cd":
+    with group._forming():
+        script_groups.form(name, [0], group._store)
+    print("at once", made[-1])
+group.join_replay_group("e", ())
+print("apart", made[-1])
+"""
+
+
+def test_groups_that_connect_at_once_share_a_device() -> None:
+    """Whether it connects at once is a property of the device. The timeout is the script's, as ever."""
+    done = run(DEVICES)
+    assert done.stdout.splitlines() == [
+        "apart (False, 1, 7)",
+        "apart (False, 1, 7)",
+        "at once (False, 1, 7)",
+        "at once (True, 1, 7)",
+        "apart (False, 1, 7)",
+    ], done.stderr[-2000:]
