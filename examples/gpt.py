@@ -193,10 +193,16 @@ def load_text() -> Tensor:
 
 
 class Batches:
-    """The training data, by iteration: ``batches[i]`` is the same batch whenever it is asked for."""
+    """The training data, by iteration: ``batches[i]`` is the same batch whenever it is asked for.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: the size of a batch, and the seed.
+        device: of the batches.
+    """
+
+    def __init__(self, config: Config, device: torch.device | None = None) -> None:
         self._config = config
+        self._device = device
         self._text = load_text()
 
     def __getitem__(self, iteration: int) -> tuple[Tensor, Tensor]:
@@ -211,5 +217,5 @@ class Batches:
         last_start = len(self._text) - config.sequence - 1
         batch_size = config.microbatches * config.microbatch_size
         starts = torch.randint(last_start + 1, (batch_size, 1), generator=generator)
-        windows = self._text[starts + torch.arange(config.sequence + 1)].long()
+        windows = self._text[starts + torch.arange(config.sequence + 1)].long().to(self._device)
         return windows[:, :-1].contiguous(), windows[:, 1:]  # torch 2.11 takes no other input for a pipeline

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from placement import add_device_options, join
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
@@ -16,6 +17,7 @@ import swift_ft
 def main() -> None:
     """Trains one worker's replica."""
     parser = argument_parser(__doc__)
+    add_device_options(parser)
     parser.add_argument("--store", default="runs/ddp", help="a path or a URL, default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=100, help="default: %(default)s iterations")
     parser.add_argument("--optimizer", choices=["AdamW", "SGD"], default="AdamW", help="default: %(default)s")
@@ -27,14 +29,14 @@ def main() -> None:
     args = parser.parse_args()
     config = Config.from_args(args)
 
-    dist.init_process_group("gloo")
+    device = join(args)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(build_stage(0, 1, config), bucket_cap_mb=args.bucket_mb)
+    model = DistributedDataParallel(build_stage(0, 1, config).to(device), bucket_cap_mb=args.bucket_mb)
     momentum = {"momentum": 0.9} if args.optimizer == "SGD" else {}
     optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=1e-3, **momentum)
     optimizer = swift_ft.wrap_optimizer(optimizer, exact=args.exact, wait_free=args.wait_free)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=args.iterations)
-    batches = Batches(config)
+    batches = Batches(config, device)
 
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gpt import LOOPED, ONE_STAGE, V_SHAPED, Batches, Config, argument_parser, build_layer, loss_fn
+from placement import add_device_options, join
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -18,16 +19,17 @@ import swift_ft
 def main() -> None:
     """Trains the layers that are on one worker."""
     parser = argument_parser(__doc__)
+    add_device_options(parser)
     parser.add_argument("--store", default="runs/elastic", help="a path or a URL, default: %(default)s")
     parser.add_argument("--pipelines", type=int, default=1, help="that are replicas, default: %(default)s")
     parser.add_argument("--exact", action="store_true", help="bits that no number of microbatches changes")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="default: %(default)s iterations")
     args = parser.parse_args()
     config = Config.from_args(args)
-    dist.init_process_group("gloo")
+    device = join(args)
 
     model = swift_ft.LayerStack(
-        lambda number: build_layer(number, config),
+        lambda number: build_layer(number, config).to(device),
         count=config.layers + 2,
         stages_per_worker=1 if args.schedule in ONE_STAGE else 2,
         v_shaped=args.schedule in V_SHAPED,
@@ -35,13 +37,13 @@ def main() -> None:
         exact=args.exact,
     )
     stages = [
-        PipelineStage(part, index, model.num_stages, torch.device("cpu"), group=model.group)
+        PipelineStage(part, index, model.num_stages, device, group=model.group)
         for index, part in zip(model.stages, model.parts, strict=True)
     ]
     pipeline = stages if args.schedule in (*LOOPED, *V_SHAPED) else stages[0]
     schedule = get_schedule_class(args.schedule)(pipeline, config.microbatches, loss_fn=loss_fn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = Batches(config)
+    batches = Batches(config, device)
 
     state = {"model": model, "optimizer": optimizer}
     session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from placement import add_device_options, join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -40,6 +41,7 @@ class Best:
 def main() -> None:
     """Trains one worker's replica."""
     parser = argument_parser(__doc__)
+    add_device_options(parser)
     parser.add_argument("--store", default="runs/habits", help="a path or a URL, default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=100, help="default: %(default)s iterations")
     parser.add_argument("--validate-every", type=int, default=10, help="default: %(default)s iterations")
@@ -47,12 +49,12 @@ def main() -> None:
     args = parser.parse_args()
     config = Config.from_args(args)
 
-    dist.init_process_group("gloo")
+    device = join(args)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(build_stage(0, 1, config))
+    model = DistributedDataParallel(build_stage(0, 1, config).to(device))
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
     plateau = ReduceLROnPlateau(optimizer)
-    best, batches = Best(), Batches(config)
+    best, batches = Best(), Batches(config, device)
     last_loss = torch.zeros(())
     Path(args.own).mkdir(parents=True, exist_ok=True)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from placement import add_device_options, join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -17,20 +18,21 @@ import swift_ft
 def main() -> None:
     """Trains one worker's shards."""
     parser = argument_parser(__doc__)
+    add_device_options(parser)
     parser.add_argument("--store", default="runs/hsdp", help="a path or a URL, default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=100, help="default: %(default)s iterations")
     args = parser.parse_args()
     config = Config.from_args(args)
 
-    dist.init_process_group("gloo")
+    device = join(args)
     rank, workers = dist.get_rank(), dist.get_world_size()
-    model = build_stage(0, 1, config)
-    mesh = init_device_mesh("cpu", (2, workers // 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    model = build_stage(0, 1, config).to(device)
+    mesh = init_device_mesh(device.type, (2, workers // 2), mesh_dim_names=("dp_replicate", "dp_shard"))
     for block in (layer for name, layer in model.named_children() if name.startswith("block")):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), exact=True)
-    batches = Batches(config)
+    batches = Batches(config, device)
 
     session = swift_ft.Session(
         {"model": model, "optimizer": optimizer}, store=args.store, checkpoint_every=args.checkpoint_every

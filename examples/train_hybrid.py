@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from placement import add_device_options, join
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
@@ -22,23 +23,24 @@ import swift_ft
 def main() -> None:
     """Trains one worker's stage of one pipeline."""
     parser = argument_parser(__doc__)
+    add_device_options(parser)
     parser.add_argument("--store", default="runs/hybrid", help="a path or a URL, default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="default: %(default)s iterations")
     parser.add_argument("--replicas", type=int, default=2, help="of each stage, default: %(default)s")
     args = parser.parse_args()
     config = Config.from_args(args)
 
-    dist.init_process_group("gloo")
+    device = join(args)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     num_stages = world_size // args.replicas
-    mesh = init_device_mesh("cpu", (args.replicas, num_stages), mesh_dim_names=("replica", "stage"))
+    mesh = init_device_mesh(device.type, (args.replicas, num_stages), mesh_dim_names=("replica", "stage"))
     replica, index = mesh.get_local_rank("replica"), mesh.get_local_rank("stage")
-    module = build_stage(index, num_stages, config)
+    module = build_stage(index, num_stages, config).to(device)
     model = DistributedDataParallel(module, process_group=mesh.get_group("replica"))
-    stage = PipelineStage(model, index, num_stages, torch.device("cpu"), group=mesh.get_group("stage"))
+    stage = PipelineStage(model, index, num_stages, device, group=mesh.get_group("stage"))
     schedule = get_schedule_class(args.schedule)(stage, config.microbatches, loss_fn=loss_fn)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), exact=True)
-    batches = Batches(config)
+    batches = Batches(config, device)
 
     state = {"model": model, "optimizer": optimizer}
     session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)

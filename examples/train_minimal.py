@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn, stages_of
+from placement import add_device_options, join
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -16,20 +17,21 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 def main() -> None:
     """Trains one worker's stages."""
     parser = argument_parser(__doc__)
+    add_device_options(parser)
     args = parser.parse_args()
     config = Config.from_args(args)
 
-    dist.init_process_group("gloo")
+    device = join(args)
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     indices, num_stages = stages_of(args.schedule, rank, world_size)
-    modules = {index: build_stage(index, num_stages, config) for index in indices}
-    stages = [PipelineStage(part, index, num_stages, torch.device("cpu")) for index, part in modules.items()]
+    modules = {index: build_stage(index, num_stages, config).to(device) for index in indices}
+    stages = [PipelineStage(part, index, num_stages, device) for index, part in modules.items()]
     model = nn.ModuleList(modules.values())
     pipeline = stages if len(stages) > 1 else stages[0]
     schedule = get_schedule_class(args.schedule)(pipeline, config.microbatches, loss_fn=loss_fn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = Batches(config)
+    batches = Batches(config, device)
 
     for iteration in range(args.iterations):
         x, y = batches[iteration]

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn, stages_of
 from instrument import Trace, kill_in_forward
+from placement import add_device_options, join
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.pipelining import PipelineStage
@@ -53,6 +54,7 @@ def load_checkpoint(directory: Path, model: nn.Module, optimizer: torch.optim.Op
 def main() -> None:
     """Trains one worker's stages."""
     parser = argument_parser(__doc__)
+    add_device_options(parser)
     parser.add_argument(
         "--checkpoint-dir", type=Path, default=Path("runs/plain"), help="default: %(default)s"
     )
@@ -67,19 +69,19 @@ def main() -> None:
         parser.error("--kill-rank needs --kill-marker, or every restart would be killed again")
     config = Config.from_args(args)
 
-    dist.init_process_group("gloo")
+    device = join(args)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     trace = Trace(args.trace, rank)
     trace("joined")
 
     indices, num_stages = stages_of(args.schedule, rank, world_size)
-    modules = {index: build_stage(index, num_stages, config) for index in indices}
-    stages = [PipelineStage(part, index, num_stages, torch.device("cpu")) for index, part in modules.items()]
+    modules = {index: build_stage(index, num_stages, config).to(device) for index in indices}
+    stages = [PipelineStage(part, index, num_stages, device) for index, part in modules.items()]
     model = nn.ModuleList(modules.values())
     pipeline = stages if len(stages) > 1 else stages[0]
     schedule = get_schedule_class(args.schedule)(pipeline, config.microbatches, loss_fn=loss_fn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = Batches(config)
+    batches = Batches(config, device)
 
     first_iteration = load_checkpoint(args.checkpoint_dir, model, optimizer)
     trace("loaded", first_iteration)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from placement import add_device_options, join
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage
@@ -40,24 +41,25 @@ def clip(parameters: list[nn.Parameter], pipeline: dist.ProcessGroup) -> float:
 def main() -> None:
     """Trains one worker's part of a stage."""
     parser = argument_parser(__doc__)
+    add_device_options(parser)
     parser.add_argument("--store", default="runs/tensor", help="a path or a URL, default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="default: %(default)s iterations")
     parser.add_argument("--parts", type=int, default=2, help="of each stage, default: %(default)s")
     args = parser.parse_args()
     config = Config.from_args(args)
 
-    dist.init_process_group("gloo")
+    device = join(args)
     num_stages = dist.get_world_size() // args.parts
-    mesh = init_device_mesh("cpu", (num_stages, args.parts), mesh_dim_names=("stage", "part"))
+    mesh = init_device_mesh(device.type, (num_stages, args.parts), mesh_dim_names=("stage", "part"))
     index = mesh.get_local_rank("stage")
     pipeline = mesh.get_group("stage")
-    module = build_stage(index, num_stages, config)
+    module = build_stage(index, num_stages, config).to(device)
     divide(module, mesh["part"])
-    stage = PipelineStage(module, index, num_stages, torch.device("cpu"), group=pipeline)
+    stage = PipelineStage(module, index, num_stages, device, group=pipeline)
     schedule = get_schedule_class(args.schedule)(stage, config.microbatches, loss_fn=loss_fn)
     parameters = list(module.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-3)
-    batches = Batches(config)
+    batches = Batches(config, device)
 
     state = {"model": module, "optimizer": optimizer}
     session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)
