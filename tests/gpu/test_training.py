@@ -1,97 +1,78 @@
-"""Real clusters of workers on GPUs: one is killed, the weights are an undisturbed run's (§3)."""
+"""Trainings on a GPU with a kill: the weights are those of an undisturbed run on it, bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-from tests.support.cluster import ClusterRun, assert_clean, assert_identical, run_cluster, training
-
-SCRIPTS = Path(__file__).parent / "scripts"
-
-Undisturbed = Callable[..., ClusterRun]
+from tests.gpu.on_one_gpu import KINDS, OnOneGpu
+from tests.support.cluster import assert_clean, assert_identical
 
 
-def run(folder: Path, script: str, machines: int, *args: str, inject: str = "") -> ClusterRun:
-    return run_cluster(
-        folder, *args, inject=inject, machines=machines, script=training(folder, SCRIPTS / script)
-    )
+def kills(example: str, *faults: str) -> list[Any]:
+    """Cases; those of one example go to one process of the tests, which keeps the undisturbed run."""
+    return [pytest.param(example, at, marks=pytest.mark.xdist_group(example)) for at in faults]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """Undisturbed runs, made when first asked for."""
-    made: dict[tuple[object, ...], ClusterRun] = {}
-
-    def reference(script: str, machines: int, *args: str) -> ClusterRun:
-        what = (script, machines, *args)
-        if what not in made:
-            made[what] = run(tmp_path_factory.mktemp("undisturbed"), script, machines, *args)
-            assert made[what].code == 0, made[what].output[-6000:]
-            assert not made[what].recoveries
-        return made[what]
-
-    return reference
-
-
-PIPELINE = "train_pipeline_on_gpu.py"
-DDP = "train_ddp_on_gpu.py"
-KILLS = {
-    "in a forward": "machine=1 iteration=5 point=forward microbatch=4",
-    "in a backward": "machine=1 iteration=5 point=backward microbatch=3",
-    "in the optimizer": "machine=0 iteration=5 point=optimizer",
-}
-
-
-@pytest.mark.parametrize("kill", KILLS)
-def test_a_pipeline_that_shares_a_gpu(kill: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """Over gloo, with messages in host memory."""
-    ended = run(tmp_path, PIPELINE, 3, inject=f"kill {KILLS[kill]}")
-    assert_identical(ended, undisturbed(PIPELINE, 3))
-    assert_clean(ended)
-    (recovery,) = ended.recoveries
-    assert recovery["mode"] == "replay"
+CASES = [
+    *kills(
+        "train_ddp",
+        "machine=1 iteration=5 point=reducing bucket=0",
+        "machine=0 iteration=5 point=optimizer",
+        "machine=1 iteration=4 point=between",
+    ),
+    *kills(
+        "train_swift",
+        "machine=1 iteration=5 point=forward microbatch=4",
+        "machine=1 iteration=5 point=backward microbatch=7",  # a stage is ahead, and repeats
+        "machine=2 iteration=5 point=optimizer",
+    ),
+    *kills(
+        "train_hybrid",
+        "machine=2 iteration=5 point=backward microbatch=3",
+        "machine=3 iteration=5 point=reducing",
+        "machine=1 iteration=5 point=optimizer",
+    ),
+    *kills(
+        "train_hsdp",
+        "machine=1 iteration=4 point=between",
+        "machine=3 iteration=5 point=optimizer",
+    ),
+]
 
 
-@pytest.mark.parametrize("point", ["point=forward microbatch=4", "point=backward microbatch=3"])
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each worker: fewer than 2")
-def test_a_pipeline_with_a_gpu_per_worker(point: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """Over NCCL, with CUDA messages from GPU to GPU."""
-    machines = min(4, torch.cuda.device_count())
-    ended = run(
-        tmp_path, PIPELINE, machines, "--messages", "device", inject=f"kill machine=1 iteration=5 {point}"
-    )
-    assert_identical(ended, undisturbed(PIPELINE, machines, "--messages", "device"))
-    assert_clean(ended)
-    (recovery,) = ended.recoveries
-    assert recovery["mode"] == "replay"
+@pytest.mark.parametrize(("example", "at"), CASES)
+def test_a_kill(example: str, at: str, tmp_path: Path, gpu: OnOneGpu) -> None:
+    """Over NCCL."""
+    killed = gpu.run(tmp_path, example, inject=f"kill {at}")
+    assert_identical(killed, gpu.undisturbed(example))
+    assert_clean(killed)
+    assert len(killed.events("FaultInjected")) == 1
+    (recovery,) = killed.recoveries
+    assert recovery["mode"] == KINDS[example].mode
 
 
-@pytest.mark.parametrize("point", ["point=reducing bucket=3", "point=optimizer", "point=between"])
-def test_replicas_that_share_a_gpu(point: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """Over gloo, which averages CUDA gradients through the host; the state comes from a replica."""
-    ended = run(tmp_path, DDP, 2, inject=f"kill machine=1 iteration=5 {point}")
-    assert_identical(ended, undisturbed(DDP, 2))
-    assert_clean(ended)
-    (recovery,) = ended.recoveries
-    assert recovery["mode"] == "replica"
+@pytest.mark.xdist_group("train_swift")
+def test_a_survivor_runs_a_lost_stage(tmp_path: Path, gpu: OnOneGpu) -> None:
+    """Two processes of one machine use the GPU then."""
+    fault = "kill machine=1 iteration=4 point=forward microbatch=3"
+    alone = ["--spares", "0", "--no-replacement", "--elastic-wait", "0.2"]
+    killed = gpu.run(tmp_path, "train_swift", inject=fault, flags=alone)
+    assert_identical(killed, gpu.undisturbed("train_swift"))
+    assert [recovery["mode"] for recovery in killed.recoveries] == ["replay"], killed.output[-3000:]
+    assert "machine 0 runs the workers of machine 1, too" in killed.output
 
 
-@pytest.mark.parametrize("point", ["point=reducing bucket=3", "point=between"])
-def test_replicas_that_normalise_together(point: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """SyncBatchNorm communicates in forward and backward passes, on the group of the generation."""
-    ended = run(tmp_path, DDP, 2, "--sync-batch-norm", inject=f"kill machine=1 iteration=5 {point}")
-    assert_identical(ended, undisturbed(DDP, 2, "--sync-batch-norm"))
-    (recovery,) = ended.recoveries
-    assert recovery["mode"] == "replica"
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each worker: fewer than 2")
-def test_replicas_with_a_gpu_each(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    ended = run(tmp_path, DDP, 2, "--backend", "nccl", inject="kill machine=1 iteration=5 point=reducing")
-    assert_identical(ended, undisturbed(DDP, 2, "--backend", "nccl"))
-    (recovery,) = ended.recoveries
+@pytest.mark.xdist_group("train_ddp")
+@pytest.mark.parametrize("point", ["point=reducing bucket=0", "point=optimizer"])
+def test_replicas_over_gloo(
+    point: str, tmp_path: Path, gpu: OnOneGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It averages gradients of a GPU through the host."""
+    monkeypatch.delenv("SWIFT_TEST_BACKEND", raising=False)
+    killed = gpu.run(tmp_path, "train_ddp", "--backend", "gloo", inject=f"kill machine=1 iteration=5 {point}")
+    assert_identical(killed, gpu.undisturbed("train_ddp", "--backend", "gloo"))
+    (recovery,) = killed.recoveries
     assert recovery["mode"] == "replica"

@@ -65,7 +65,7 @@ class ClusterRun:
         """The final weights, by the name of the file and of the parameter."""
         found = {}
         for path in sorted((self.folder / "weights").glob("rank*.pt")):
-            for name, tensor in torch.load(path, weights_only=True).items():
+            for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
                 found[f"{path.stem}.{name}"] = tensor
         return found
 
@@ -260,7 +260,10 @@ def kill_processes_of(folder: Path) -> None:
 
 def _stacks(processes: Sequence[str]) -> str:
     """The stacks of processes, as far as py-spy can read them."""
-    command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--pid"]
+    spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if spy is None:
+        return "\n".join([*processes, "(py-spy is not installed: no stacks)"])
+    command = [spy, "dump", "--pid"]
     found = []
     for process in processes:
         done = subprocess.run(

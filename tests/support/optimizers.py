@@ -92,4 +92,4 @@ def set_grads(params: Sequence[Tensor], seed: int, scale: float = 1.0) -> None:
     """New gradients; the tensors are new too, as after ``set_to_none``."""
     grads = randoms([param.shape for param in params], params[0].dtype, seed)
     for param, grad in zip(params, grads, strict=True):
-        param.grad = grad * scale
+        param.grad = (grad * scale).to(param.device)

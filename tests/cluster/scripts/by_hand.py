@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from placement import add_device_options, join
 from torch import nn
 
 import swift_ft
@@ -23,25 +24,29 @@ parser.add_argument("--checkpoint-every", type=int, default=100)
 parser.add_argument("--snapshot-every", default="5")
 parser.add_argument("--fully-shard", action="store_true")
 parser.add_argument("--ddp", action="store_true")
+parser.add_argument("--sync-batch-norm", action="store_true", help="normalise over all workers, on GPUs")
 parser.add_argument("--hidden", type=int, default=33, help="width of the model")
 parser.add_argument("--memory-left", type=int, help="bytes that each host has left for copies")
 parser.add_argument(
     "--damage", choices=["own", "held"], help="worker 0 flips a bit of a copy in iteration 11"
 )
 parser.add_argument("--settle", action="store_true", help="go on when the last copy is complete")
+add_device_options(parser)
 args = parser.parse_args()
 
 swift_ft.deterministic()
-dist.init_process_group("gloo")
+device = join(args)
 rank, world_size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(1)
 first, last = nn.Linear(16, args.hidden), nn.Linear(args.hidden, 8)
-layers = nn.Sequential(first, nn.BatchNorm1d(args.hidden), nn.ReLU(), nn.Dropout(0.1), last)
+layers = nn.Sequential(first, nn.BatchNorm1d(args.hidden), nn.ReLU(), nn.Dropout(0.1), last).to(device)
+if args.sync_batch_norm:
+    layers = nn.SyncBatchNorm.convert_sync_batchnorm(layers)
 if args.fully_shard:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (world_size,))
+    mesh = init_device_mesh(device.type, (world_size,))
     for layer in (layers[0], layers[4], layers):
         fully_shard(layer, mesh=mesh)
 model: nn.Module = nn.parallel.DistributedDataParallel(layers) if args.ddp else layers
@@ -97,7 +102,7 @@ for step in session.steps(args.iterations):
             damage(args.damage)
         hit(Point.FORWARD, step.index, 0)
         generator = torch.Generator().manual_seed(1000 * step.index + rank)
-        x, y = torch.randn(4, 16, generator=generator), torch.randn(4, 8, generator=generator)
+        x, y = (torch.randn(4, size, generator=generator).to(device) for size in (16, 8))
         loss = nn.functional.mse_loss(model(x), y)
         hit(Point.BACKWARD, step.index, 0)
         loss.backward()

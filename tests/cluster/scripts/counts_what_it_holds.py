@@ -1,11 +1,12 @@
 """A small DDP training that notes, in each second step, what its process and the store hold open by then.
 
 ``held-RANK.jsonl`` has a line for each of these steps: descriptors, threads and memory (KiB) of this process,
-descriptors of its agent, and connections at the rendezvous store. It waits for no event of a loss when its
-connections break: no process dies in this test.
+descriptors of its agent, connections at the rendezvous store, and bytes on a GPU, if there is one. It waits
+for no event of a loss when its connections break: no process dies in this test.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from placement import add_device_options, join
 from torch import nn
 
 import swift_ft
@@ -24,6 +26,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--store", required=True)
 parser.add_argument("--iterations", type=int, required=True)
 parser.add_argument("--checkpoint-every", type=int, default=10_000)
+add_device_options(parser)
 args = parser.parse_args()
 CONTEXT = WorkerContext.from_env()
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
@@ -48,6 +51,24 @@ def memory_kib() -> int:
     return int(fields["VmRSS"].split()[0])
 
 
+def on_the_device() -> dict[str, int]:
+    """What torch has taken, and all of this process, NCCL's buffers included, where the driver says it."""
+    if args.device == "cpu":
+        return {}
+    torch.cuda.synchronize()
+    held = {"torch": torch.cuda.memory_allocated()}
+    with contextlib.suppress(ImportError):
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                held["driver"] = process.usedGpuMemory
+        pynvml.nvmlShutdown()
+    return held
+
+
 def destroys() -> bool:
     return any(thread.name == "swift-retired-groups" for thread in threading.enumerate())
 
@@ -62,15 +83,16 @@ def note(index: int) -> None:
         "of the agent": descriptors(CONTEXT.agent_pid),
         "at the store": store_connections(),
         "KiB": memory_kib(),
+        "on the device": on_the_device(),
     }
     with (FOLDER / f"held-{CONTEXT.rank}.jsonl").open("a") as file:
         file.write(json.dumps(held) + "\n")
 
 
-dist.init_process_group("gloo")
+device = join(args)
 pair = dist.new_group([0, 1])
 torch.manual_seed(1)
-model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).to(device))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = swift_ft.Session(
     {"model": model, "optimizer": optimizer}, store=args.store, checkpoint_every=args.checkpoint_every
@@ -78,10 +100,10 @@ session = swift_ft.Session(
 session.attach_ddp(model)
 for step in session.steps(args.iterations):
     with step:
-        model(torch.ones(4, 8) * (step.index + CONTEXT.rank)).sum().backward()
+        model(torch.ones(4, 8, device=device) * (step.index + CONTEXT.rank)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        norm = torch.ones(1)
+        norm = torch.ones(1, device=device)
         dist.all_reduce(norm, group=pair)
         if step.index % 2:
             note(step.index)

@@ -24,33 +24,40 @@ LOOSER = {"RMSprop": 16.0, "Adadelta": 16.0}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def implementations(info: OptimizerInfo) -> Iterator[dict[str, bool]]:
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+ON_EACH_DEVICE = pytest.mark.parametrize("device", DEVICES)
+
+
+def implementations(info: OptimizerInfo, device: str) -> Iterator[dict[str, bool]]:
     yield {}
     if "foreach" in info.supported_impls:
         yield {"foreach": True}
-    if "cpu" in info.supports_fused_on:
+    if device in info.supports_fused_on:
         yield {"fused": True}
     if "differentiable" in info.supported_impls:
         yield {"differentiable": True}
 
 
-def is_sound(info: OptimizerInfo, kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
+def is_sound(info: OptimizerInfo, kwargs: dict[str, Any], dtype: torch.dtype, device: str) -> bool:
     """Torch 2.13's fused SGD on a CPU reads uninitialized memory: see test_edges.py."""
-    return not (info.name == "SGD" and kwargs.get("fused") and dtype is not torch.float32)
+    fused_sgd = info.name == "SGD" and kwargs.get("fused")
+    return not (fused_sgd and device == "cpu" and dtype is not torch.float32)
 
 
-def inputs(info: OptimizerInfo) -> Iterator[dict[str, Any]]:
-    for given in info.optim_inputs_func(device="cpu"):
-        for implementation in implementations(info):
-            tensor_rate = isinstance(given.kwargs.get("lr"), Tensor)
-            if tensor_rate and implementation.get("foreach") and info.name != "Muon":
+def inputs(info: OptimizerInfo, device: str) -> Iterator[dict[str, Any]]:
+    """On a GPU, torch adds inputs with ``capturable``."""
+    for given in info.optim_inputs_func(device=device):
+        for implementation in implementations(info, device):
+            refused = isinstance(given.kwargs.get("lr"), Tensor) and not given.kwargs.get("capturable")
+            if refused and implementation.get("foreach") and info.name != "Muon":
                 continue  # torch refuses the two together, without capturable
             yield copy.deepcopy(given.kwargs) | implementation
 
 
-def make(info: OptimizerInfo, kwargs: dict[str, Any], dtype: torch.dtype) -> Optimizer:
+def make(info: OptimizerInfo, kwargs: dict[str, Any], dtype: torch.dtype, device: str) -> Optimizer:
     source = torch.Generator().manual_seed(1)
-    params = [torch.randn(shape, generator=source).to(dtype).requires_grad_() for shape in SHAPES]
+    values = [torch.randn(shape, generator=source).to(device, dtype) for shape in SHAPES]
+    params = [value.requires_grad_() for value in values]
     if kwargs.get("differentiable"):
         params = [param.clone() for param in params]
         for param in params:
@@ -66,7 +73,7 @@ def gradients(info: OptimizerInfo, params: list[Tensor], seed: int) -> None:
     if info.only_supports_sparse_grads:
         for param in params:
             assert param.grad is not None
-            rows = torch.tensor([[0, param.shape[0] - 1][: param.shape[0]]])
+            rows = torch.tensor([[0, param.shape[0] - 1][: param.shape[0]]], device=param.device)
             param.grad = torch.sparse_coo_tensor(
                 rows, param.grad[: rows.shape[1]], param.shape, check_invariants=True
             )
@@ -98,17 +105,18 @@ WITHOUT_CLOSURE = [pytest.param(info, id=info.name) for info in optim_db if not 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["bounded", "exact"])
 @pytest.mark.parametrize("info", ALL)
-def test_step_undo_step(info: OptimizerInfo, exact: bool) -> None:
+@ON_EACH_DEVICE
+def test_step_undo_step(device: str, info: OptimizerInfo, exact: bool) -> None:
     """Step, undo, compare; step again, compare with an optimizer that was never wrapped."""
     checked = 0
-    for kwargs in inputs(info):
+    for kwargs in inputs(info, device):
         dtypes = (torch.float32,) if info.only_supports_sparse_grads else DTYPES
         for dtype in dtypes if info.name != "LBFGS" else DTYPES[:1]:
-            if not is_sound(info, kwargs, dtype):
+            if not is_sound(info, kwargs, dtype, device):
                 continue
             checked += 1
-            straight = make(info, kwargs, dtype)
-            undone = wrap_optimizer(make(info, kwargs, dtype), exact=exact)
+            straight = make(info, kwargs, dtype, device)
+            undone = wrap_optimizer(make(info, kwargs, dtype, device), exact=exact)
             for seed in range(STEPS):
                 before = picture(undone)
                 step(info, undone, seed)
@@ -128,11 +136,12 @@ def test_step_undo_step(info: OptimizerInfo, exact: bool) -> None:
 
 
 @pytest.mark.parametrize("info", WITHOUT_CLOSURE)
-def test_a_gradient_is_left_as_the_step_found_it(info: OptimizerInfo) -> None:
+@ON_EACH_DEVICE
+def test_a_gradient_is_left_as_the_step_found_it(device: str, info: OptimizerInfo) -> None:
     """Some kernels write into gradients; the step that follows an undo must see the first ones."""
-    for kwargs in inputs(info):
+    for kwargs in inputs(info, device):
         for exact in (False, True):
-            optimizer = wrap_optimizer(make(info, kwargs, torch.float32), exact=exact)
+            optimizer = wrap_optimizer(make(info, kwargs, torch.float32, device), exact=exact)
             for seed in range(2):
                 gradients(info, params_of(optimizer), seed)
                 grads = [param.grad for param in params_of(optimizer)]
@@ -152,11 +161,12 @@ def test_a_gradient_is_left_as_the_step_found_it(info: OptimizerInfo) -> None:
 
 
 @pytest.mark.parametrize("info", WITHOUT_CLOSURE)
-def test_single_parameters_make_a_whole_step(info: OptimizerInfo) -> None:
+@ON_EACH_DEVICE
+def test_single_parameters_make_a_whole_step(device: str, info: OptimizerInfo) -> None:
     """Wait-free (§6): parameter by parameter, backwards, gives the bits of one whole step."""
-    for kwargs in inputs(info):
-        whole = make(info, kwargs, torch.float32)
-        single = wrap_optimizer(make(info, kwargs, torch.float32), wait_free=True)
+    for kwargs in inputs(info, device):
+        whole = make(info, kwargs, torch.float32, device)
+        single = wrap_optimizer(make(info, kwargs, torch.float32, device), wait_free=True)
         for seed in range(STEPS):
             step(info, whole, seed)
             gradients(info, params_of(single), seed)

@@ -1,0 +1,89 @@
+"""Clusters whose workers share one GPU: each says to NCCL that it is on a host of its own.
+
+The examples do (`examples/placement.py`). The variable SWIFT_GPU_TESTS=cpu rehearses them where there is no
+GPU: on CPUs, over the backend that behaves like NCCL. It shows that the tests themselves work, and nothing
+about GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import EXAMPLES, ClusterRun, run_cluster, training
+from tests.support.nccl_members import GPU, Statements
+from tests.support.nccl_statements import expected_codes
+
+__all__ = ["KINDS", "REHEARSED", "Kind", "OnOneGpu", "check_members"]
+
+REHEARSED = "SWIFT_GPU_TESTS"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An example, and how it is run.
+
+    Attributes:
+        machines: that take part.
+        args: of the example.
+        mode: of its recoveries.
+    """
+
+    machines: int
+    args: tuple[str, ...]
+    mode: str
+
+
+KINDS = {
+    "train_ddp": Kind(2, ("--layers=2", "--exact"), "replica"),
+    "train_swift": Kind(3, (), "replay"),
+    "train_hybrid": Kind(4, ("--layers=4", "--microbatches=4"), "replica"),
+    "train_hsdp": Kind(4, ("--layers=2",), "replica"),
+}
+
+
+class OnOneGpu:
+    """Runs the examples, and keeps their undisturbed runs.
+
+    Args:
+        factory: of folders.
+        device: of all workers.
+    """
+
+    def __init__(self, factory: pytest.TempPathFactory, device: str) -> None:
+        self._factory = factory
+        self._made: dict[tuple[str, ...], ClusterRun] = {}
+        self.device = device
+
+    def run(
+        self, folder: Path, example: str, *args: str, inject: str = "", flags: list[str] | None = None
+    ) -> ClusterRun:
+        """Run an example."""
+        kind = KINDS[example]
+        script = training(folder, EXAMPLES / f"{example}.py")
+        options = (*kind.args, "--device", self.device, *args)
+        return run_cluster(
+            folder, *options, inject=inject, machines=kind.machines, flags=flags, script=script
+        )
+
+    def undisturbed(self, example: str, *args: str) -> ClusterRun:
+        """The same without a failure, on the same device; made when first asked for."""
+        what = (example, *args)
+        if what not in self._made:
+            run = self.run(self._factory.mktemp("undisturbed"), example, *args)
+            assert run.code == 0, run.output[-6000:]
+            assert not run.recoveries
+            self._made[what] = run
+        return self._made[what]
+
+
+def check_members() -> str:
+    """Let two members of NCCL share the GPU. Returns what went wrong, and nothing if nothing did."""
+    statements = Statements(GPU)
+    try:
+        ended = statements.run("runs_in_order", 2)
+    finally:
+        statements.close()
+    return "" if ended.codes == expected_codes("runs_in_order") else f"{ended.codes}\n{ended.output}"
