@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-torch test-gpu test-nccl-like coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs site recording pictures figures clean
+.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,8 +85,28 @@ test-torch: $(TORCH_VENV)/.installed  ## run what depends on torch with TORCH=2.
 	$(TORCH_BIN)/python -m examples.demo
 	$(TORCH_BIN)/python -m examples.demo_elastic
 
-test-gpu: $(VENV)/.installed-dev  ## run the tests that need a GPU; without one they are skipped
-	$(BIN)/python -m pytest tests/gpu
+# On a machine with a GPU nothing is installed from an index: GPU_PYTHON has torch, pytest, pyarrow, fsspec and
+# xxhash, and what else is missing comes from the folder WHEELS. `make wheels` fills it, on a machine with an index.
+GPU_PYTHON ?= python3
+WHEELS ?= build/wheels
+GPU_DAY := GPU_PYTHON=$(GPU_PYTHON) WHEELS=$(WHEELS) benchmarks/gpu/day.sh
+MANYLINUX := $(patsubst %,--platform manylinux%_x86_64,_2_28 _2_17 2014 _2_12 2010 _2_5 1)
+
+wheels:  ## download what tests and benchmarks on a GPU need beyond torch, for Python 3.12
+	mkdir -p build
+	$(PYTHON) -m tests.support.wheels needed > build/needed.txt
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --dest $(WHEELS) \
+		--python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none $(MANYLINUX) \
+		--requirement build/needed.txt
+
+test-gpu:  ## run the tests that need a GPU (five minutes); without one they are skipped
+	$(GPU_DAY) tests
+
+bench-gpu:  ## measure on a GPU (four minutes); without one it says so
+	$(GPU_DAY) figures
+
+gpu-day:  ## both, on a machine with a GPU; all output is kept in build/gpu
+	$(GPU_DAY)
 
 coverage: $(VENV)/.installed-dev  ## measure which lines of the package all tests run
 	-$(BIN)/python -m pytest -n 2 --dist loadfile --thorough --cov --cov-config=tests/coverage.ini --cov-report= tests
@@ -127,9 +147,6 @@ bench-scale: $(VENV)/.installed-dev  ## measure the control plane of up to 1,024
 	mkdir -p build
 	OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m benchmarks.scale.control_plane --out build/scale.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scale.simulated --measured build/scale.json
-
-bench-gpu: $(VENV)/.installed-dev  ## measure logging on a GPU; without one it says so
-	$(BIN)/python -m benchmarks.logging.gpu
 
 docs: $(VENV)/.installed-dev  ## draw the map and the protocol, and write the reference's tables, from the code
 	$(BIN)/python -m docs.house

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.part import Figure
 from benchmarks.lib.results import (
     Summary,
     Target,
@@ -121,14 +122,19 @@ def _copied_s(stats: IterationStats) -> float:
 def main() -> int:
     """Measures all cases and prints the report."""
     args = _arguments()
+    if args.small:
+        print("bubbles.py: streams of a GPU are what it measures, and a CPU has none: not tried")
+        return 0
     if not torch.cuda.is_available():
-        print("gpu.py: no CUDA device, nothing can be measured", file=sys.stderr)
+        print("bubbles.py: no CUDA device, nothing can be measured", file=sys.stderr)
         return 2
     results = measure(args)
     targets = judge(results)
     body = report(results, targets, args)
     if args.update:
         append_results("Logging on a GPU", body)
+    if args.figures:
+        return 0
     print(json.dumps(as_json(results, targets), indent=1) if args.json else body)
     return 0
 
@@ -148,6 +154,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=20, help="per run, default: %(default)s")
     parser.add_argument("--budget-mib", type=int, default=2048, help="of memory, default: %(default)s")
     parser.add_argument("--workers", type=int, default=1, help="that share the GPU, default: %(default)s")
+    parser.add_argument("--small", action="store_true", help="says that a CPU can try nothing of it")
+    parser.add_argument(
+        "--figures", action="store_true", help="print figures as lines of JSON, and no report"
+    )
     parser.add_argument("--store", help="path or URL to write the log to; default: nothing is written")
     return parser.parse_args()
 
@@ -176,6 +186,8 @@ def measure(args: argparse.Namespace) -> list[Result]:
         ratio = results[-1].ratio("in bubbles").text("")
         what = f"{case.message_mib} MiB, {case.bubble_share:.0%} bubbles"
         print(f"# {what}: in bubbles / off {ratio}", file=sys.stderr, flush=True)
+        for figure in _figures(results[-1]) if args.figures else ():
+            print(json.dumps(asdict(figure)), flush=True)
     for worker in workers:
         worker.join()
     return results
@@ -371,6 +383,15 @@ def judge(results: list[Result]) -> list[Target]:
             name = f"logging on / off, {result.case.message_mib} MiB, {result.case.bubble_share:.0%} bubbles"
             found.append(Target(name, f"<= {LIMIT}", ratio.text(""), ratio.median <= LIMIT))
     return found
+
+
+def _figures(result: Result) -> list[Figure]:
+    """The share of the copies that is hidden, and the cost where it nearly all is, for `figures.py`."""
+    what = f"{result.case.message_mib} MiB, {result.case.bubble_share:.0%} bubbles"
+    share = result.inside()
+    values = f"{share.median:.0%} ({share.low:.0%}-{share.high:.0%})"
+    limits = [Figure(one.name, one.measured, one.limit, one.met) for one in judge([result])]
+    return [Figure(f"share of log copies hidden in bubbles, {what}", values), *limits]
 
 
 def report(results: list[Result], targets: list[Target], args: argparse.Namespace) -> str:
