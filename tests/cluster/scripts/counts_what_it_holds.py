@@ -6,12 +6,12 @@ for no event of a loss when its connections break: no process dies in this test.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import threading
 from pathlib import Path
 
+import pynvml
 import torch
 import torch.distributed as dist
 from placement import add_device_options, join
@@ -57,15 +57,12 @@ def on_the_device() -> dict[str, int]:
         return {}
     torch.cuda.synchronize()
     held = {"torch": torch.cuda.memory_allocated()}
-    with contextlib.suppress(ImportError):
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            if process.pid == os.getpid() and process.usedGpuMemory is not None:
-                held["driver"] = process.usedGpuMemory
-        pynvml.nvmlShutdown()
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        if process.pid == os.getpid() and process.usedGpuMemory is not None:
+            held["driver"] = process.usedGpuMemory
+    pynvml.nvmlShutdown()
     return held
 
 
