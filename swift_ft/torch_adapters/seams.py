@@ -4,8 +4,9 @@ A torch that is newer than the tested ones may have changed any of them. So at t
 torch all are looked for (:func:`unprotected`), and one line says what would be lost, before it is. Parts that
 only objects have, such as those of a stage, are looked for in the code of their class.
 
-Only names are looked for: what a part does is shown by the tests of the files in the table of the package
-``swift_ft.torch_adapters`` (tested on torch 2.11 to 2.14).
+Names are looked for, and of functions that are replaced or called by position, their arguments. What a part
+does is shown by the tests of the files in the table of the package ``swift_ft.torch_adapters`` (tested on
+torch 2.11 to 2.14).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Seam:
     Attributes:
         purpose: what is not protected without them; completes "torch 9.9 lacks what is needed for".
         parts: ``module:attributes``; after a second colon, names in the code of a class. Where ``|`` stands
-            between two, which are of different releases, one is enough.
+            between two, which are of different releases, one is enough. In parentheses, the arguments of a
+            function that any tested release has: one more is a change.
     """
 
     purpose: str
@@ -46,6 +48,7 @@ _SCHEDULES = "torch.distributed.pipelining.schedules"
 _STAGE = "torch.distributed.pipelining.stage"
 _DDP = "torch.nn.parallel.distributed:DistributedDataParallel"
 _FSDP = "torch.distributed.fsdp._fully_shard"
+_OF_STEP = "arg_mbs kwarg_mbs target_mbs losses return_outputs loss_kwargs"
 
 SEAMS = (
     Seam(
@@ -72,7 +75,9 @@ SEAMS = (
     Seam(
         "the communication of a script",
         (
-            f"{_C10D}:_new_process_group_helper",
+            f"{_C10D}:_new_process_group_helper(group_size group_rank global_ranks_in_group backend store "
+            "group_name backend_options timeout pg_tag device_id group_desc enable_reconfigure)",
+            "torch.distributed:batch_isend_irecv(p2p_op_list)",
             f"{_C10D}:_world",
             f"{_C10D}:_register_process_group",
             f"{_C10D}:_unregister_process_group",
@@ -83,8 +88,9 @@ SEAMS = (
     Seam(
         "replicas by DistributedDataParallel",
         (
-            *(f"{_DDP}.{name}" for name in ("_ddp_init_helper", "_sync_buffers")),
-            f"{_DDP}._build_debug_param_to_name_mapping",
+            f"{_DDP}._ddp_init_helper(parameters expect_sparse_gradient param_to_name_mapping static_graph)",
+            f"{_DDP}._sync_buffers()",
+            f"{_DDP}._build_debug_param_to_name_mapping(parameters)",
             f"{_DDP}._build_params_for_reducer",
             f"{_DDP}:parameters_to_ignore",
             f"{_DDP}:_comm_hooks",
@@ -120,16 +126,16 @@ SEAMS = (
     Seam(
         "pipelines",
         (
-            f"{_SCHEDULES}:_batch_p2p",
-            f"{_SCHEDULES}:_wait_batch_p2p",
+            f"{_SCHEDULES}:_batch_p2p(p2p_ops desc)",
+            f"{_SCHEDULES}:_wait_batch_p2p(work)",
             f"{_SCHEDULES}:_ComputationType",
-            f"{_SCHEDULES}:PipelineScheduleSingle._step_microbatches",
-            f"{_SCHEDULES}:PipelineScheduleMulti._step_microbatches",
+            f"{_SCHEDULES}:PipelineScheduleSingle._step_microbatches({_OF_STEP})",
+            f"{_SCHEDULES}:PipelineScheduleMulti._step_microbatches({_OF_STEP})",
             f"{_SCHEDULES}:PipelineScheduleSingle._check_inputs",
             f"{_SCHEDULES}:PipelineScheduleSingle._compute_loss",
             f"{_SCHEDULES}:PipelineScheduleSingle._update_losses",
-            f"{_SCHEDULES}:PipelineScheduleSingle._initialize_stage",
-            f"{_SCHEDULES}:PipelineScheduleMulti._initialize_stages",
+            f"{_SCHEDULES}:PipelineScheduleSingle._initialize_stage(args kwargs target loss_kwargs)",
+            f"{_SCHEDULES}:PipelineScheduleMulti._initialize_stages(args kwargs target loss_kwargs)",
             f"{_SCHEDULES}:PipelineScheduleSingle:_stage",
             f"{_SCHEDULES}:PipelineScheduleMulti:_stages",
             f"{_SCHEDULES}:PipelineScheduleMulti:pipeline_order",
@@ -139,12 +145,14 @@ SEAMS = (
             f"{_STAGE}:_PipelineStageBase:bwd_cache",
             f"{_STAGE}:_PipelineStageBase:args_recv_info",
             f"{_STAGE}:_PipelineStageBase:act_send_info",
-            f"{_STAGE}:_PipelineStageBase.get_fwd_send_ops",
-            f"{_STAGE}:_PipelineStageBase.get_bwd_send_ops",
+            f"{_STAGE}:_PipelineStageBase.get_fwd_send_ops(fwd_chunk_id)",
+            f"{_STAGE}:_PipelineStageBase.get_bwd_send_ops(bwd_chunk_id)",
+            f"{_STAGE}:_PipelineStageBase.forward_one_chunk(fwd_chunk_id args kwargs save_forward_output)",
+            f"{_STAGE}:_PipelineStageBase.backward_one_chunk(bwd_chunk_id loss full_backward last_backward)",
             f"{_STAGE}:_PipelineStageBase.set_local_fwd_input",
             f"{_STAGE}:_PipelineStageBase.set_local_bwd_input",
             f"{_STAGE}:_PipelineStageBase.scale_grads",
-            f"{_STAGE}:PipelineStage._prepare_forward_infra",
+            f"{_STAGE}:PipelineStage._prepare_forward_infra(num_microbatches args kwargs has_backward)",
         ),
     ),
     Seam(
@@ -164,8 +172,9 @@ SEAMS = (
     Seam(
         "the launcher",
         (
-            "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent._shutdown",
-            "torch.distributed.elastic.agent.server.api:SimpleElasticAgent._initialize_workers",
+            "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent._shutdown("
+            "death_sig timeout)",
+            "torch.distributed.elastic.agent.server.api:SimpleElasticAgent._initialize_workers(worker_group)",
             "torch.distributed.elastic.multiprocessing.api:PContext._poll",
         ),
     ),
@@ -204,16 +213,24 @@ def unprotected() -> dict[str, list[str]]:
 
 def missing(seam: Seam) -> list[str]:
     """Those of its parts that the installed torch lacks."""
-    return [part for part in seam.parts if not any(_is_there(one.strip()) for one in part.split("|"))]
+    return [_said(part) for part in seam.parts if not any(_is_there(one.strip()) for one in part.split("|"))]
+
+
+def _said(part: str) -> str:
+    name, _, arguments = part.partition("(")
+    return f"{name} without further arguments" if arguments and _is_there(name) else name
 
 
 def _is_there(part: str) -> bool:
+    part, _, arguments = part.partition("(")
     module, attributes, *of_objects = part.split(":")
     try:
         owner: Any = importlib.import_module(module)
         for name in attributes.split("."):
             owner = getattr(owner, name)
     except (ImportError, AttributeError):
+        return False
+    if arguments and not {*inspect.signature(owner).parameters} <= {"self", *arguments.rstrip(")").split()}:
         return False
     return all(_is_named(owner, name) for name in of_objects)
 

@@ -38,6 +38,34 @@ def test_what_is_missing_is_named(part: str) -> None:
     assert missing(Seam("nothing", ("torch:Tensor._version", part))) == [part]
 
 
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (
+            "torch.nn:Module.register_buffer(name tensor)",
+            " without further arguments",
+        ),  # it takes another one
+        ("torch.nn:Module._no_such_method(name)", ""),
+    ],
+)
+def test_further_arguments_are_named(part: str, said: str) -> None:
+    assert missing(Seam("nothing", (part,))) == [part.partition("(")[0] + said]
+
+
+@pytest.mark.parametrize("arguments", ["name tensor persistent", "name tensor persistent of_an_older_torch"])
+def test_known_arguments_are_no_change(arguments: str) -> None:
+    assert missing(Seam("nothing", (f"torch.nn:Module.register_buffer({arguments})",))) == []
+
+
+def test_a_new_argument_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: object, arg_mbs: object, loss_kwargs: object, weights: object) -> None:
+        """As a later torch may have it."""
+
+    monkeypatch.setattr(schedules.PipelineScheduleSingle, "_step_microbatches", step)
+    (part,) = unprotected()["pipelines"]
+    assert part.endswith(":PipelineScheduleSingle._step_microbatches without further arguments")
+
+
 def test_one_of_several_is_enough() -> None:
     assert missing(Seam("nothing", ("torch:Tensor._new_name | torch:Tensor._version",))) == []
 
