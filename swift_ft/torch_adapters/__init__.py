@@ -25,6 +25,7 @@ lasting_group.py                        methods of a group and of an operation  
 script_groups.py                        how groups are made, what torch registers   test_script_groups.py
 connections.py                          gloo's sockets                              test_stuck.py
 directed_group.py                       methods of a group                          test_directed_group.py
+present_members.py                      how a batch begins and ends on a group      test_batches.py
 abortable_waits.py                      the wait of all schedules                   test_abortable_waits.py
 ddp.py                                  DDP's reducer and buckets, its callbacks    test_ddp.py
 ddp_construction.py                     which parameters DDP averages               test_ddp.py
@@ -67,6 +68,6 @@ process_group.py                        2.14   another function makes gloo's gro
 ``core/fingerprints.py``, ``dcp/errors.py``, ``device_waits.py``, ``layer_stack.py``, ``link_times.py``,
 ``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
 ``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py``, ``process_group.py``,
-``script_operations.py`` and ``step_failures.py`` use public parts only. ``core/`` stands on the ground floor,
-because ``undo/`` and ``logging/`` use it.
+``script_operations.py``, ``served.py`` and ``step_failures.py`` use public parts only. ``core/`` stands on
+the ground floor, because ``undo/`` and ``logging/`` use it.
 """

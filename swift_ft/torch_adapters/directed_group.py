@@ -6,6 +6,11 @@ loss they do not: a stage that is ahead repeats its messages one by one, and mes
 leave a batch. With a communicator for each direction, nothing but the order of messages counts, no two
 members wait for each other because both send first, and none of them waits for a third one.
 
+Forming a communicator holds both of its members. Those between stages form when a generation begins
+(:meth:`DirectedGroup.meet`), in an order in which members cannot wait for each other in a circle. With the
+first message they might: a stage that is ahead begins with what it receives, and in a ring of stages all
+others may wait for what it sends after that.
+
 torch 2.14 gives its stages such groups itself.
 
 Private parts used (tested on torch 2.11 to 2.14): the methods of ``ProcessGroup`` that have an underscore.
@@ -13,7 +18,8 @@ Private parts used (tested on torch 2.11 to 2.14): the methods of ``ProcessGroup
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -49,8 +55,18 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         self._native = native
         self._ranks = list(ranks)
         self._form = form
+        self._lock = threading.Lock()
+        self._ended = False
         self._to: dict[int, dist.ProcessGroup] = {}
         self._from: dict[int, dist.ProcessGroup] = {}
+
+    def meet(self, ranks: Collection[int]) -> None:
+        """Form the communicators with some members, by their global ranks. They call this, too.
+
+        All meet in one order, of pairs: the first pair that has not met has nothing else to wait for.
+        """
+        for rank in sorted(ranks):
+            self._meet(self._ranks.index(rank))
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> dist.Work:
         """Send to a member."""
@@ -65,7 +81,12 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         return self._from[peer].recv(tensors, 0, tag)
 
     def shutdown(self) -> None:
-        """The groups beneath end by themselves."""
+        """The groups beneath end by themselves, and no other one is formed.
+
+        An abort ends a first message without an error, and the thread that waited for it goes on.
+        """
+        with self._lock:
+            self._ended = True
 
     def _meet(self, peer: int) -> None:
         """Before the first message between two members: form both directions, in the same order on both."""
@@ -73,9 +94,7 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             return
         me = self.rank()
         for sender, receiver in ((min(me, peer), max(me, peer)), (max(me, peer), min(me, peer))):
-            group = self._form(
-                f"{self._native.group_name}/{sender}-{receiver}", [self._ranks[sender], self._ranks[receiver]]
-            )
+            group = self._formed(sender, receiver)
             nothing = [torch.zeros(1, device=device_of(group))]
             if sender == me:
                 self._to[peer] = group
@@ -83,6 +102,13 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             else:
                 self._from[peer] = group
                 group.recv(nothing, 0, 0).wait()
+
+    def _formed(self, sender: int, receiver: int) -> dist.ProcessGroup:
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("the process group has ended with its generation")
+            name = f"{self._native.group_name}/{sender}-{receiver}"
+            return self._form(name, [self._ranks[sender], self._ranks[receiver]])
 
     def _get_backend(self, device: torch.device) -> Any:
         return _OneByOne(self._native._get_backend(device))

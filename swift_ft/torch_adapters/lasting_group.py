@@ -25,6 +25,7 @@ import torch.distributed as dist
 from swift_ft.errors import UnsupportedError
 from swift_ft.spans import recorder
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
+from swift_ft.torch_adapters.present_members import PresentMembers
 from swift_ft.torch_adapters.script_operations import (
     ALIKE,
     PERSONAL,
@@ -32,6 +33,7 @@ from swift_ft.torch_adapters.script_operations import (
     Operation,
     OperationInterceptor,
 )
+from swift_ft.torch_adapters.served import NoBackend, ServedWork
 from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.versions.group_hooks import WHEN, GroupHooks
 from swift_ft.torch_adapters.versions.group_methods import those_of
@@ -50,7 +52,7 @@ __all__ = [
 
 FORWARDED = (
     *("_enable_collectives_timing", "_has_hooks"),
-    *("_get_backend", "_backend_id", "_register_backend", "_get_backend_name", "_id"),
+    *("_backend_id", "_register_backend", "_get_backend_name", "_id"),
     *("_get_sequence_number_for_group", "_set_sequence_number_for_group", "_register_on_completion_hook"),
     *("_set_default_backend", "_wait_for_pending_works", "split_group", "merge_remote_group"),
     *("get_backend", "get_group_store", "set_timeout", "name", "_add_ephemeral_timeout"),
@@ -80,6 +82,7 @@ class LastingGroup(dist.ProcessGroup):
 
     Attributes:
         messages: carries messages between stages, where the group beneath cannot; None otherwise.
+        present: as ``messages``, for the script's own in a replay of only some members.
         interceptor: decides about each operation, on all groups; None before training begins.
         waits: where the training thread waits for operations on the host, so that an abort ends the wait.
             None until a session is made.
@@ -102,6 +105,7 @@ class LastingGroup(dist.ProcessGroup):
         self.hooks = GroupHooks()
         self._batch: list[Callable[[], None]] | None = None  # what its operations call when it is over
         self.messages: dist.ProcessGroup | None = None
+        self.present: PresentMembers | None = None
 
     @property
     def native(self) -> dist.ProcessGroup:
@@ -117,13 +121,17 @@ class LastingGroup(dist.ProcessGroup):
 
     def renew(self, native: dist.ProcessGroup) -> None:
         """Pass all further calls to another group of the same workers."""
-        self.messages = None
+        self.messages = self.present = self._batch = None
         self.hooks.give(native)
         self._native = native
 
     def end(self) -> dist.ProcessGroup | None:
-        """Take away the group beneath. Operations fail from now on. Returns that group."""
-        native, self._native, self.messages = self._native, None, None
+        """Take away the group beneath. Operations fail from now on. Returns that group.
+
+        torch does not end a batch in which an operation has raised.
+        """
+        native, self._native = self._native, None
+        self.messages = self.present = self._batch = None
         return native
 
     def shutdown(self) -> None:
@@ -138,16 +146,26 @@ class LastingGroup(dist.ProcessGroup):
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Operations are given to the backend together, by :meth:`_end_coalescing`."""
-        self.native._start_coalescing(device)
+        self._carrier("send")._start_coalescing(device)
         self._batch = []
 
     def _end_coalescing(self, device: torch.device) -> Any:
         ends, self._batch = self._batch or [], None
-        work: Any = self.native._end_coalescing(device)
+        work: Any = self._carrier("send")._end_coalescing(device)
         if work is not None:
             return LastingWork(work, partial(_call_all, ends), on_host=device.type == "cpu")
         _call_all(ends)
-        return None
+        return ServedWork([])  # nothing was left to begin, and scripts wait for what a batch gives
+
+    def _carrier(self, operation: str) -> Any:
+        """What carries an operation. Collectives take all members, who are here then."""
+        if self.present is not None and operation in ("send", "recv"):
+            return self.present
+        return self.native
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """Of a group that has ended, too: torch asks before a batch, which a replay may serve."""
+        return NoBackend(self) if self._native is None else self._native._get_backend(device)
 
     # What stays the same in all generations, and can be asked for between two of them.
 
@@ -238,36 +256,6 @@ class LastingWork(dist.Work):
         return step_failures.watch(self._native.get_future())
 
 
-class ServedWork(dist.Work):
-    """An operation whose tensors were filled without communication."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self._tensors = list(tensors)
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Return at once."""
-        return True
-
-    def is_completed(self) -> bool:
-        """Always."""
-        return True
-
-    def is_success(self) -> bool:
-        """Always."""
-        return True
-
-    def result(self) -> list[torch.Tensor]:
-        """The tensors."""
-        return self._tensors
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """A completed one."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(self._tensors)
-        return future
-
-
 @contextlib.contextmanager
 def unintercepted() -> Iterator[None]:
     """Within the block, operations are of no step: a repetition of the step does without them."""
@@ -307,7 +295,7 @@ def _operation(name: str) -> Any:
             on_end = interceptor.begin(operation)
             if on_end is None:
                 return ServedWork(operation.tensors)
-        work = getattr(self.native, name)(*args, **kwargs)
+        work = getattr(self._carrier(name), name)(*args, **kwargs)
         if self._batch is not None:
             self._batch += [on_end] if on_end is not None else []
             return work

@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
+import torch
 import torch.distributed as dist
 import xxhash
 from torch.distributed import DistError
@@ -18,6 +21,7 @@ from torch.distributed import DistError
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.directed_group import DirectedGroup
 from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.present_members import PresentMembers
 from swift_ft.torch_adapters.rendezvous_store import AbortableStore, PrefixStore, RendezvousStore, Store
 from swift_ft.torch_adapters.script_groups import forget, script_groups
 from swift_ft.torch_adapters.transports import (
@@ -31,6 +35,15 @@ __all__ = ["GenerationGroup"]
 
 _SHORT_TIMEOUT_S = 30.0
 """How long a collective may take in a step that one worker replays alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """What is to happen with one group of the script. See :meth:`GenerationGroup.follow`."""
+
+    group: LastingGroup
+    on_renew: Callable[[dist.ProcessGroup], None]
+    peers: Callable[[], Collection[int]]
 
 
 class GenerationGroup:
@@ -73,7 +86,7 @@ class GenerationGroup:
         self.helper_group: dist.ProcessGroup | None = None
         self._own_groups: list[dist.ProcessGroup] = []  # that carry messages, in this generation
         self._on_abort: list[Callable[[], None]] = []
-        self._followed: list[tuple[LastingGroup, Callable[[dist.ProcessGroup], None]]] = []
+        self._followed: list[_Followed] = []
         self._store: Store | None = None  # of the current generation
         self._connection: Store | None = None  # beneath it
         self._left: list[Store] = []  # beneath groups that are not destroyed yet, where only C++ refers to it
@@ -86,6 +99,7 @@ class GenerationGroup:
         group: dist.ProcessGroup,
         on_renew: Callable[[dist.ProcessGroup], None] = lambda _: None,
         on_abort: Callable[[], None] = lambda: None,
+        peers: Callable[[], Collection[int]] = lambda: (),
     ) -> None:
         """Have a group of the script formed in each generation and for each replay.
 
@@ -93,10 +107,11 @@ class GenerationGroup:
             group: the default group, or one of some workers (of a ``DeviceMesh``, say).
             on_renew: called with each new group of torch beneath.
             on_abort: called in any thread when the group was aborted.
+            peers: the global ranks with which this worker's stages exchange messages. Theirs say the same.
         """
         assert isinstance(group, LastingGroup)
         self._on_abort.append(on_abort)
-        self._followed.append((group, on_renew))
+        self._followed.append(_Followed(group, on_renew, peers))
 
     def leave(self) -> None:
         """Leave all groups. Their connections end even if something still refers to them: neighbours wait."""
@@ -124,6 +139,7 @@ class GenerationGroup:
             self._renew(group)
         for transport in self._transports:
             transport.connect_all()
+        self._meet(range(self._world_size))
         self._formed()
 
     def missing(self) -> list[int]:
@@ -151,7 +167,7 @@ class GenerationGroup:
         """
         self._begin(f"replays/{name}", lazily=True)
         connections = []
-        followed = {script_groups.default, *(group for group, _ in self._followed)}
+        followed = {script_groups.default, *(followed.group for followed in self._followed)}
         together = {self._rank, *replay_group}
         for group in script_groups.groups:
             ranks = dist.get_process_group_ranks(group)
@@ -159,11 +175,14 @@ class GenerationGroup:
             if group not in followed and len(shared) < min(2, len(ranks)):
                 continue  # its operations are served
             self._renew(group)
+            if len(shared) > 1 and not together.issuperset(ranks):
+                self._give_present(group, sorted(shared))
             connections += [
                 (group.native, rank) for rank in replay_group if rank in ranks and rank != self._rank
             ]
         for transport in self._transports:
             transport.connect(connections)
+        self._meet(replay_group)
         if with_helpers:
             self.helper_group = self._new_group(list(replay_group))
         self._formed()
@@ -194,23 +213,41 @@ class GenerationGroup:
         with self._forming():
             script_groups.renew(group, self._store)
         self._made(group.native)
-        if aborts_in_silence(group.native) and any(followed is group for followed, _ in self._followed):
+        of_group = [followed for followed in self._followed if followed.group is group]
+        if of_group and aborts_in_silence(group.native):
             self._give_directions(group)
-        for followed, on_renew in self._followed:
-            if followed is group:
-                on_renew(group.native)
+        for followed in of_group:
+            followed.on_renew(group.native)
 
     def _give_directions(self, group: LastingGroup) -> None:
         """Let messages between stages go over a communicator for each direction."""
         ranks = dist.get_process_group_ranks(group)
-        messages = DirectedGroup(group.native, ranks, self._new_pair)
+        assert self._store is not None
+        messages = DirectedGroup(group.native, ranks, partial(self._new_pair, self._store))
         script_groups.give_ranks(messages, group)
         self._own_groups.append(messages)
         group.messages = messages
 
-    def _new_pair(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
-        assert self._store is not None
-        pair = script_groups.form(name, ranks, self._store)
+    def _meet(self, present: Collection[int]) -> None:
+        """Form the communicators between the stages of those that form a group now."""
+        for followed in self._followed:
+            messages = followed.group.messages
+            if isinstance(messages, DirectedGroup):
+                self._in_waiter(partial(messages.meet, {*followed.peers()} & {*present}))
+
+    def _give_present(self, group: LastingGroup, present: list[int]) -> None:
+        """Let the script's batches of messages go over a communicator of those that replay together.
+
+        That of the whole group waits for all of its members.
+        """
+        if aborts_in_silence(group.native):
+            beneath = self._form_own(f"present/{group.group_name}", present)
+            self._own_groups.append(beneath)
+            ranks = dist.get_process_group_ranks(group)
+            group.present = PresentMembers(beneath, [ranks.index(rank) for rank in present])
+
+    def _new_pair(self, store: Store, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        pair = script_groups.form(name, ranks, store)
         self._own_groups.append(pair)
         self._made(pair)
         return pair
@@ -258,11 +295,15 @@ class GenerationGroup:
         self._own += 1
         if len(ranks) == self._world_size or self._rank not in ranks:
             return script_groups.default.native
+        return self._form_own(f"own/{self._own}", ranks)
+
+    def _form_own(self, name: str, ranks: list[int]) -> dist.ProcessGroup:
+        """A group of torch that only some workers form; all of them do."""
         assert self._store is not None
         # In one generation, several sets of workers may replay at once: their groups must not meet.
         members = xxhash.xxh3_64_hexdigest(",".join(map(str, ranks)).encode())
         with self._forming():
-            group = script_groups.form(f"own/{self._own}/{members}", ranks, self._store)
+            group = script_groups.form(f"{name}/{members}", ranks, self._store)
         self._made(group)
         return group
 
@@ -277,7 +318,7 @@ class GenerationGroup:
             return stack.pop_all()
 
     def _in_waiter(self, function: Callable[[], object]) -> None:
-        self.waits.call_or_abort(function, self._timeout_s, self._is_cancelled)
+        self.waits.call_or_abort(_on_this_device(function), self._timeout_s, self._is_cancelled)
 
     def shorten_timeout(self) -> bool:
         """Make operations on the script's group fail soon: no other worker takes part in them.
@@ -305,6 +346,19 @@ class GenerationGroup:
             transport.abort()
         if isinstance(self._connection, AbortableStore):
             self._connection.abort()
+
+
+def _on_this_device(function: Callable[[], object]) -> Callable[[], object]:
+    """For another thread: there, the current device is the first one until it is told."""
+    if not torch.cuda.is_initialized():
+        return function
+    device = torch.cuda.current_device()
+
+    def call() -> None:
+        torch.cuda.set_device(device)
+        function()
+
+    return call
 
 
 def _destroy(groups: list[dist.ProcessGroup], connections: list[Store]) -> None:

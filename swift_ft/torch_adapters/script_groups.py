@@ -8,7 +8,8 @@ arguments of the first time and another store.
 Private parts used (tested on torch 2.11 to 2.14):
 
 - ``distributed_c10d._new_process_group_helper``, through which torch makes every group, is replaced.
-- ``distributed_c10d._world``: what torch knows of each group; ``group_count`` numbers them.
+- ``distributed_c10d._world``: what torch knows of each group; ``group_count`` numbers them, and
+  ``pg_coalesce_state`` has what is begun together.
 - ``distributed_c10d._register_process_group`` and ``_unregister_process_group``: the names that functional
   collectives resolve.
 """
@@ -128,7 +129,13 @@ class ScriptGroups:
         return group, store
 
     def end(self) -> list[dist.ProcessGroup]:
-        """Take the groups of torch away from all handles. Returns them; they are shut down."""
+        """Take the groups of torch away from all handles. Returns them; they are shut down.
+
+        What was begun on them together and has raised is forgotten: torch would swallow the next collective,
+        which it takes for one of that batch.
+        """
+        for group in self.groups:
+            _c10d._world.pg_coalesce_state.pop(group, None)
         found = [native for group in reversed(self.groups) if (native := group.end()) is not None]
         for native in found:
             forget(native)

@@ -113,6 +113,15 @@ def test_a_part_of_a_stage_that_communicates_more(
     assert_replayed(run, reference, 2 * stage, 2 * stage + 1)
 
 
+def test_parts_that_swap_messages(tmp_path: Path) -> None:
+    """In batches on the group of all workers, whose other members have no part in the replay."""
+    swap = ("--exact", "--swap", "--limit=20kB")
+    undisturbed = run_parallel(tmp_path / "undisturbed", *swap, machines=4)
+    fault = "kill machine=3 iteration=5 point=backward microbatch=1"
+    run = run_parallel(tmp_path / "disturbed", *swap, inject=fault, machines=4)
+    assert_replayed(run, undisturbed, 2, 3)
+
+
 def test_both_parts_are_lost_one_after_the_other(tmp_path: Path, reference: ClusterRun) -> None:
     """The second one while it replays with the first one's replacement."""
     faults = "kill machine=2 iteration=5 point=forward microbatch=2; kill machine=3 iteration=4 point=replay"

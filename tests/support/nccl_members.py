@@ -184,7 +184,7 @@ class Statements:
         )
 
     def run(self, name: str, members: int) -> Ended:
-        """Let each member run a function of :mod:`tests.support.nccl_statements`."""
+        """Let each member run a function of :mod:`tests.support.nccl_statements`, or of ``nccl_groups``."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps([name, members]).encode() + b"\n")
@@ -236,10 +236,10 @@ def _fork(backend: Backend, name: str, rank: int, size: int, store: str, output:
         os.dup2(output, 2)
         os.close(output)
         os.environ.update({key: value.format(rank=rank) for key, value in backend.env.items()})
-        from tests.support import nccl_statements
+        from tests.support import nccl_groups, nccl_statements
 
         member = Member(backend, rank, size, dist.FileStore(store))
-        getattr(nccl_statements, name)(member)
+        getattr(nccl_statements if hasattr(nccl_statements, name) else nccl_groups, name)(member)
         code = 0
     except BaseException:  # what an interpreter would print
         traceback.print_exc()

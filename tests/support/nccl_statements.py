@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +21,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from swift_ft.testing.nccl_like import NcclLikeGroup
-from swift_ft.torch_adapters.directed_group import DirectedGroup
 from swift_ft.torch_adapters.versions.coalescing import COALESCES_ITSELF
 from tests.support.nccl_members import Member, ends, in_thread, stays
 
@@ -273,24 +270,6 @@ def _a_batch_of_torchs_own_way(me: Member) -> None:
     me.told(f"{1 - me.rank} has seen it")
     group.abort()
     ends(over)
-
-
-def _messages_by_direction(me: Member) -> None:
-    """Both send first."""
-    native = _formed(me)
-
-    def form(name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
-        return NcclLikeGroup(
-            dist.PrefixStore(name, me.store), list(ranks).index(me.rank), 2, timedelta(minutes=10)
-        )
-
-    group = DirectedGroup(native, [0, 1], form)
-    peer = 1 - me.rank
-    sent, got = me.tensor(me.rank, me.backend.large_bytes), me.tensor(-1.0, me.backend.large_bytes)
-    sending, receiving = group.send([sent], peer), group.recv([got], peer)
-    for work in (sending, receiving):
-        ends(me.under_way(work))
-    assert me.values(got) == {float(peer)}
 
 
 def messages_need_a_pair_only(me: Member) -> None:

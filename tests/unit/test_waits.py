@@ -155,6 +155,7 @@ REASONS = {
         "torch_adapters/directed_group.py:DirectedGroup._meet",
         "torch_adapters/directed_group.py:DirectedGroup.recv",
         "torch_adapters/lasting_group.py:_wait",
+        "torch_adapters/present_members.py:PresentMembers.recv",
     ),
     "a fault of a test": ("runtime/fault_injector.py:FaultInjector._strike",),
 }

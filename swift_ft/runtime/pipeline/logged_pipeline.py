@@ -107,7 +107,8 @@ class LoggedPipeline:
             self.shared_layers = SharedLayers(self.stack, self._hook, self._interceptor, group)
         self.tied = TiedParameters(self._hook, self._interceptor)
         self.tied_layers = TiedLayers(self.stack, self.tied) if self.stack is not None else None
-        group.follow(self._hook.handle)
+        hook = self._hook
+        group.follow(hook.handle, peers=lambda: hook.neighbours((context.rank,), hook.skipped_to))
         self._partners = partners
         self.script = ScriptCommunication(
             context.rank, self._group_of, log.messages, script_log_limit_bytes, self._announce

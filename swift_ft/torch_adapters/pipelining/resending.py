@@ -31,27 +31,32 @@ def resend(
         interceptor: of their messages; its iteration is the one that others repeat.
         sent: the tensor that was sent under a key, on a device.
         live: whether a rank computes this iteration.
-        further: messages that are received and sent after those of the schedule.
+        further: messages that are received and sent after those of the schedule. The first one between two
+            workers may hold this one until the other is as far in its step, for which it needs the rest.
 
     Raises:
         RuntimeError: as torch does, if a peer is gone.
     """
-    received, wanted = _exchanged(hook)
-    awaited = [m for m in (*received, *further[0]) if live(m.peer)]
-    scratch = [torch.empty_like(m.tensor, requires_grad=False) for m in awaited]
-    works = begin(
-        [dist.P2POp(dist.irecv, t, m.peer, hook.group) for t, m in zip(scratch, awaited, strict=True)]
-    )
-    works += begin(
-        [
-            dist.P2POp(dist.isend, sent(m.key, hook.device), m.peer, hook.group)
-            for m in (*wanted, *further[1])
+    works: list[dist.Work] = []
+    filled: list[Message] = []
+    for received, wanted in (_exchanged(hook), further):
+        awaited = [
+            Message(m.key, torch.empty_like(m.tensor, requires_grad=False), m.peer)
+            for m in received
             if live(m.peer)
         ]
-    )
+        works += begin([dist.P2POp(dist.irecv, m.tensor, m.peer, hook.group) for m in awaited])
+        works += begin(
+            [
+                dist.P2POp(dist.isend, sent(m.key, hook.device), m.peer, hook.group)
+                for m in wanted
+                if live(m.peer)
+            ]
+        )
+        filled += awaited
     wait_for(works)
-    for tensor, message in zip(scratch, awaited, strict=True):
-        interceptor.on_received(Message(message.key, tensor, message.peer))
+    for message in filled:
+        interceptor.on_received(message)
 
 
 def _exchanged(hook: PipelineHook) -> tuple[list[Message], list[Message]]:

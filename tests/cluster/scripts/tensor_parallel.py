@@ -49,6 +49,16 @@ def clip_by_global_norm(
     return norm.item()
 
 
+def swapped(value: float, rank: int, peer: int) -> float:
+    """As context parallelism does, on the default group: a batch in which both send first."""
+    taken = torch.zeros(1)
+    sent = torch.tensor([value + rank])
+    operations = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, taken, peer)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return taken.item()
+
+
 def die_after(mark: Path) -> None:
     """The whole machine, once its other worker has reduced its norm, and rank 0 is ahead."""
     wait_until(mark.exists, "rank 0 did not get ahead")
@@ -65,6 +75,7 @@ def main() -> None:
     )
     parser.add_argument("--limit", help="how large results may be that are logged")
     parser.add_argument("--exact", action="store_true", help="the optimizer can undo its update")
+    parser.add_argument("--swap", action="store_true", help="the workers of a stage swap messages in batches")
     parser.add_argument("--apart", action="store_true", help="rank 3 dies when rank 0 is ahead of rank 1")
     args = parser.parse_args()
     config = Config.from_args(args)
@@ -101,6 +112,8 @@ def main() -> None:
             schedule.step(*[x] if index == 0 else [], target=y, losses=losses, return_outputs=False)
             doomed = args.apart and rank == 3 and step.index == APART and not mark.exists()
             norm = clip_by_global_norm(parameters, mesh.get_group("pp"), mark if doomed else None)
+            if args.swap:
+                norm += swapped(norm, rank, rank ^ 1)
             optimizer.step()
             optimizer.zero_grad()
             seen[step.index] = [norm, *[loss.item() for loss in losses]]

@@ -18,6 +18,7 @@ from swift_ft.torch_adapters.versions.group_methods import NOT_IN_ALL, those_of
 OWN = {
     *("rank", "size", "shutdown", "abort", "group_name", "group_desc", "bound_device_id", "_device_types"),
     *("supports_window", "supports_reconfigure", "_start_coalescing", "_end_coalescing"),
+    "_get_backend",
     *(f"{verb}_{when}_hook" for verb in ("register", "unregister") for when in WHEN),
 }
 NOT_ASKED_FOR = {
