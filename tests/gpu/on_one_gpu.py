@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import EXAMPLES, ClusterRun, run_cluster, training
+from tests.support.cluster import (
+    EXAMPLES,
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    run_cluster,
+    training,
+)
 from tests.support.nccl_members import GPU, Statements
 from tests.support.nccl_statements import expected_codes
 
@@ -77,6 +84,15 @@ class OnOneGpu:
             assert not run.recoveries
             self._made[what] = run
         return self._made[what]
+
+    def check_kill(self, folder: Path, example: str, at: str, *args: str) -> None:
+        """Kill a machine, and compare with the undisturbed run."""
+        killed = self.run(folder, example, *args, inject=f"kill {at}")
+        assert_identical(killed, self.undisturbed(example, *args))
+        assert_clean(killed)
+        assert len(killed.events("FaultInjected")) == 1
+        (recovery,) = killed.recoveries
+        assert recovery["mode"] == KINDS[example].mode
 
 
 def check_members() -> str:

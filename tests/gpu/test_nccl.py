@@ -17,7 +17,6 @@ def statements() -> Iterator[Statements]:
     running.close()
 
 
-@pytest.mark.xdist_group("statements")
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statement(name: str, statements: Statements) -> None:
     ended = statements.run(name, MEMBERS.get(name, 2))
