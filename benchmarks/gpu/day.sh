@@ -9,7 +9,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 PYTHON=${GPU_PYTHON:-python3}
 WHEELS=${WHEELS:-build/wheels}
-SITE=$PWD/build/gpu-site
+SITE=$PWD/build/gpu-site-$("$PYTHON" -c 'import platform; print(platform.python_version())')
 OUT=${OUT:-build/gpu}
 TESTS_S=${TESTS_S:-300}
 FIGURES_S=${FIGURES_S:-240}
