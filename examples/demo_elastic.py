@@ -35,6 +35,7 @@ from rich.table import Table
 from examples.demo import same_bits
 from swift_ft.cli.watch import View, Watch, in_words, layers_on
 from swift_ft.recovery.job_state import Phase
+from swift_ft.store_address import StoreAddress
 
 SCRIPT = Path(__file__).with_name("train_elastic.py")
 MACHINES, ITERATIONS = 4, 120
@@ -233,7 +234,8 @@ def _watch(machines: Machines) -> Watch:
         if time.monotonic() > deadline:
             raise CommandError(f"no machine has joined a run within {_STARTS_S:g} s")
         time.sleep(_LOOK_S)
-    return Watch(*machines.joined.read_text().split(), View(ITERATIONS))
+    address, run_id = machines.joined.read_text().split()
+    return Watch(StoreAddress.parse(address), run_id, View(ITERATIONS))
 
 
 def _free_port() -> int:

@@ -1,0 +1,25 @@
+"""The demo of a run that goes on with fewer machines: how it finds the run that it watches."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples import demo_elastic
+from swift_ft.store_address import StoreAddress
+
+
+def test_it_watches_the_run_that_its_machines_have_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(demo_elastic, "Watch", lambda *args: asked.append(args))
+    with ExitStack() as stack:
+        machines = demo_elastic.Machines(tmp_path, stack, "127.0.0.1:29500")
+        machines.joined.write_text("127.0.0.1:29500 elastic-1\n")
+        demo_elastic._watch(machines)
+    ((address, run_id, _),) = asked
+    assert (address, run_id) == (StoreAddress.tcp("127.0.0.1", 29500), "elastic-1")
