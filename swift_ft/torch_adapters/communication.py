@@ -16,7 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
-__all__ = ["backend_name", "begin", "device_of", "travels_in_place", "wait_for"]
+from swift_ft.torch_adapters.device_waits import wait_for_devices
+from swift_ft.torch_adapters.lasting_group import LastingGroup
+
+__all__ = ["backend_name", "begin", "device_of", "travels_in_place", "wait_for", "wait_on_host"]
 
 
 def begin(operations: Sequence[dist.P2POp]) -> list[dist.Work]:
@@ -37,6 +40,22 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
     """Where a group takes its tensors: on the host if it can, else on its first device type."""
     devices = group._device_types
     return torch.device("cpu") if torch.device("cpu") in devices else devices[0]
+
+
+def wait_on_host(works: Sequence[dist.Work]) -> None:
+    """As :func:`wait_for`, until the host may read what has arrived.
+
+    On a device, an operation counts as waited for when what follows it there is behind it. Where an abort is
+    silent, it may then have left anything: no length, no state and no digest is taken from that.
+
+    Raises:
+        RuntimeError: as torch does, if a peer is gone, or because the group was aborted.
+    """
+    wait_for(works)
+    waits = LastingGroup.waits
+    kind = torch.accelerator.current_accelerator() if waits is not None and waits.silent else None
+    if waits is not None and kind is not None:
+        wait_for_devices(waits, [torch.device(kind.type, torch.accelerator.current_device_index())])
 
 
 def travels_in_place(tensor: torch.Tensor, device: torch.device) -> bool:

@@ -24,9 +24,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.step_failures import step_failures
 
-__all__ = ["DeviceWaits"]
+__all__ = ["DeviceWaits", "wait_for_devices"]
 
 Wait = Callable[[], object]
+Recorded = Callable[[torch.device], Wait]
 
 
 class DeviceWaits:
@@ -42,11 +43,11 @@ class DeviceWaits:
         self,
         waits: AbortableWaits,
         devices: Callable[[], Iterable[torch.device]],
-        recorded: Callable[[torch.device], Wait] | None = None,
+        recorded: Recorded | None = None,
     ) -> None:
         self._waits = waits
         self._devices = devices
-        self._recorded = _end_of_stream if recorded is None else recorded
+        self._recorded = recorded
         self._hook: Any = None
 
     def watch(self) -> None:
@@ -72,17 +73,34 @@ class DeviceWaits:
         waits = self._waits
         if not waits.silent or not waits.unawaited:
             return
-        ends = [self._recorded(device) for device in {*self._devices()} if device.type not in ("cpu", "meta")]
-        try:
-            waits.call_or_abort(partial(_wait_for_all, ends))
-        except RuntimeError as error:
-            step_failures.note(error, is_over=waits.over)
-            raise
+        wait_for_devices(waits, {*self._devices()}, self._recorded)
         waits.unawaited = False
 
     def _before_update(self, *_: object) -> None:
         if not torch.compiler.is_compiling():  # it would become a part of the graph
             self.finish()
+
+
+def wait_for_devices(
+    waits: AbortableWaits, devices: Iterable[torch.device], recorded: Recorded | None = None
+) -> None:
+    """Wait on the host for all that the current streams of some devices were given so far.
+
+    Args:
+        waits: end with an abort.
+        devices: those that have no streams, such as the host, are passed over.
+        recorded: as :class:`DeviceWaits` takes it.
+
+    Raises:
+        RuntimeError: the groups were aborted, or it took longer than the script's group allows.
+    """
+    recorded = _end_of_stream if recorded is None else recorded
+    ends = [recorded(device) for device in devices if device.type not in ("cpu", "meta")]
+    try:
+        waits.call_or_abort(partial(_wait_for_all, ends))
+    except RuntimeError as error:
+        step_failures.note(error, is_over=waits.over)
+        raise
 
 
 def _end_of_stream(device: torch.device) -> Wait:

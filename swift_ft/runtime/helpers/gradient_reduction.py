@@ -23,7 +23,7 @@ from swift_ft.errors import CannotHelpError
 from swift_ft.recovery.helpers import ReductionHop
 from swift_ft.runtime.helpers.pieces import Piece, pieces_of
 from swift_ft.runtime.replicas.transfer import Link
-from swift_ft.torch_adapters.communication import wait_for
+from swift_ft.torch_adapters.communication import wait_for, wait_on_host
 from swift_ft.torch_adapters.core.tensors import version_of
 from swift_ft.torch_adapters.pipelining.microbatch import Gradients
 
@@ -135,7 +135,7 @@ class StageGradients:
             known = link.carry(begun)
             flats = [piece.empty() for piece in pieces]
             arriving = [(link.carry(flat), flat) for flat in flats]
-            wait_for([known])
+            wait_on_host([known])
         has = begun.tolist()
         ours = [any(term[number] is not None for term in terms) for number in range(len(has))]
         if after is not None:

@@ -29,7 +29,7 @@ from swift_ft.runtime.helpers.gradient_reduction import (
 from swift_ft.runtime.helpers.parameters import OwnersState
 from swift_ft.runtime.helpers.results import ArrivingResults, send_messages, send_others
 from swift_ft.runtime.replicas.transfer import Link
-from swift_ft.torch_adapters.communication import wait_for
+from swift_ft.torch_adapters.communication import wait_on_host
 from swift_ft.torch_adapters.pipelining.microbatch import Computed, Gradients, Inputs, StageChain
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route
 
@@ -133,7 +133,7 @@ class Member:
             results = own[owner]
             for one in arriving:
                 results.update(one.take())
-        wait_for(under_way)
+        wait_on_host(under_way)
         return results, sums
 
     def _stages(self) -> list[tuple[int, int]]:

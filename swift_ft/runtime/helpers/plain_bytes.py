@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.runtime.replicas.transfer import Link
-from swift_ft.torch_adapters.communication import wait_for
+from swift_ft.torch_adapters.communication import wait_on_host
 
 __all__ = ["Arriving", "send_plain"]
 
@@ -44,12 +44,12 @@ class Arriving:
         Raises:
             RuntimeError: as torch does, if the sender is gone.
         """
-        wait_for([self._work])
+        wait_on_host([self._work])
         lead = self._lead.cpu().numpy().tobytes()
         size = int.from_bytes(lead[:_LENGTH_BYTES], "little")
         found = lead[_LENGTH_BYTES : _LENGTH_BYTES + size]
         if missing := size - len(found):
             rest = torch.empty(missing, dtype=torch.uint8, device=self._link.device)
-            wait_for([self._link.carry(rest)])
+            wait_on_host([self._link.carry(rest)])
             found += rest.cpu().numpy().tobytes()
         return found

@@ -26,7 +26,7 @@ from swift_ft.checkpoint.state_payload import Allocate, StatePath, StatePayload,
 from swift_ft.errors import RecoveryError
 from swift_ft.failpoints import Point, hit
 from swift_ft.runtime.replicas.buckets import in_buckets
-from swift_ft.torch_adapters.communication import device_of, travels_in_place, wait_for
+from swift_ft.torch_adapters.communication import device_of, travels_in_place, wait_for, wait_on_host
 
 __all__ = ["Link", "receive", "send"]
 
@@ -137,10 +137,10 @@ def receive(
         RecoveryError: what arrived is not what was sent.
     """
     lengths = torch.zeros(2, dtype=torch.int64, device=link.device)
-    wait_for([link.carry(lengths)])
+    wait_on_host([link.carry(lengths)])
     header_bytes, body_bytes = lengths.tolist()
     body = torch.empty(body_bytes, dtype=torch.uint8, device=link.device)
-    wait_for([link.carry(body)])
+    wait_on_host([link.carry(body)])
     raw = body.cpu().numpy().tobytes()
     kinds, plain = kinds_in(raw[:header_bytes]), raw[header_bytes:]
     tensors = allocate(kinds)
@@ -174,7 +174,7 @@ def receive(
                 increment_version(into)  # the group writes past torch's counter
     if digests:
         sums = torch.empty(len(digests), dtype=torch.int64, device=link.device)
-        wait_for([link.carry(sums)])
+        wait_on_host([link.carry(sums)])
         differ = (sums != torch.stack(digests)).tolist()
         names = [".".join(path) for paths, bad in zip(buckets, differ, strict=True) if bad for path in paths]
         if names:

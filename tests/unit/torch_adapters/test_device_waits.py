@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from swift_ft.torch_adapters import device_waits
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
+from swift_ft.torch_adapters.communication import wait_on_host
 from swift_ft.torch_adapters.device_waits import DeviceWaits
 from swift_ft.torch_adapters.lasting_group import LastingGroup, note_begin
 from swift_ft.torch_adapters.step_failures import step_failures
@@ -161,3 +163,37 @@ def test_over_gloo_nothing_waits(step: Step) -> None:
     step.optimizer.step()
     step.on_device.finish()
     assert (step.parameter.item(), step.device.waits) == (0.5, 0)
+
+
+class _Done:
+    """An operation that is enqueued."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+@pytest.mark.parametrize(("silent", "waited"), [(True, 1), (False, 0)])
+def test_the_host_reads_nothing_before_it_has_arrived(
+    silent: bool, waited: int, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a recovery receives: lengths, a state, its digests."""
+    _with_an_accelerator(step, monkeypatch)
+    step.waits.silent = silent
+    step.device.idle.set()
+    wait_on_host([_Done()])  # type: ignore[list-item]
+    assert step.device.waits == waited
+
+
+def test_what_an_abort_has_left_is_not_read(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_an_accelerator(step, monkeypatch)
+    thread = step.in_the_wait(step.abort)
+    with pytest.raises(RuntimeError, match="aborted") as caught:
+        wait_on_host([_Done()])  # type: ignore[list-item]
+    thread.join()
+    assert is_broken_communication(caught.value)
+
+
+def _with_an_accelerator(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(device_waits, "_end_of_stream", step.device.recorded)
