@@ -55,10 +55,14 @@ test-support: $(VENV)/.installed-dev  ## run all of docs/support.md (half an hou
 	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_support.py
 
 # Scripts that ask for gloo get the backend that behaves like NCCL instead.
-test-nccl-like: $(VENV)/.installed-dev  ## run the kill matrix over a backend that behaves like NCCL (half an hour)
+test-nccl-like: $(VENV)/.installed-dev  ## run the kill matrix over a backend that behaves like NCCL (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/testing/test_nccl_like.py
 	SWIFT_TEST_BACKEND=nccl_like $(BIN)/python -m pytest -n 2 --dist loadfile --thorough --instafail \
-		$(patsubst %,tests/cluster/test_%.py,nccl_like kills replicas hybrid sharded failures guests)
+		$(patsubst %,tests/cluster/test_%.py,$(OVER_NCCL_LIKE))
+
+OVER_NCCL_LIKE := nccl_like phases kills replicas hybrid sharded sharded_stages failures guests layouts \
+	layer_replicas tensor_parallel tied_parameters joint_replays lost_replicas split_replicas \
+	memory_checkpoints parallel_recovery script_communication setup_communication several_calls
 
 test-trainer: $(VENV)/.installed-dev  ## kill the trainer that is like torchtitan's at all points
 	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_trainer.py

@@ -42,4 +42,4 @@ def test_a_loss_is_repaired_over_ipv6(tmp_path: Path) -> None:
 def _spare(hosts: Hosts, kill: str) -> list[str]:
     flags = ["--nnodes", "2", "--rdzv-endpoint", hosts.endpoint, "--rdzv-id", "hosts"]
     flags += ["--heartbeat-timeout", "6", "--log-dir", str(hosts.folder / "logs"), "--inject", kill]
-    return [hosts.module, *flags, *hosts.script]
+    return [hosts.module, *flags, *hosts.command]

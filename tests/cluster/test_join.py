@@ -26,7 +26,7 @@ def test_a_machine_joins_by_hand(
     second = hosts.start("second", 1)
     hosts.wait_for("iteration 10:", "second")
     logs = ("--log-dir", str(hosts.folder / "logs"))
-    hosts.start_command("third", *JOIN, hosts.endpoint, "--", *logs, *hosts.script)
+    hosts.start_command("third", *JOIN, hosts.endpoint, "--", *logs, *hosts.command)
     hosts.wait_for("joins hosts.1-", "third")
     assert "--nnodes 2 --nproc-per-node 1" in hosts.output("third")
     second.send_signal(signal.SIGTERM)

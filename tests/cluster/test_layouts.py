@@ -20,6 +20,7 @@ from tests.support.cluster import (
     ClusterRun,
     assert_clean,
     one_line,
+    over_backend,
     recover,
     run_cluster,
     training,
@@ -321,7 +322,7 @@ def test_a_replay_without_the_job(tmp_path: Path) -> None:
     run = run_cluster(tmp_path / "run", *DROPOUT, inject=LOST, machines=3, flags=ALONE, script=whole)
     assert moves(run) == 1, run.output[-3000:]
     where = ["--machine", "2", "--out", str(tmp_path / "out")]
-    same = [*training(tmp_path / "nowhere", EVEN, iterations=LONG - 1), *DROPOUT]
+    same = over_backend([*training(tmp_path / "nowhere", EVEN, iterations=LONG - 1), *DROPOUT])
     done = recover("replay", str(run.store), *where, "--", *same)
     assert f"{LONG - 1} iterations completed" in done.stdout, done.stderr
     rebuilt = read_part(Store(str(tmp_path / "out")), Part("rank-00002", ""))

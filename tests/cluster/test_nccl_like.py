@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.cluster.test_layouts import ALONE, EVEN, LONG, LOST, assert_same_layers, moves
 from tests.support.cluster import (
     BACKEND,
     EXAMPLES,
+    ITERATIONS,
     ClusterRun,
     assert_clean,
     assert_identical,
@@ -23,33 +27,56 @@ from tests.support.cluster import (
 Undisturbed = Callable[[str], ClusterRun]
 
 
-class Kind:
-    """An example, and how it is run.
+SCRIPTS = Path(__file__).parent / "scripts"
 
-    Args:
+
+@dataclass(frozen=True)
+class Kind:
+    """A script, and how it is run.
+
+    Attributes:
+        script: an example, or one of the tests.
         machines: that take part.
-        args: of the example.
+        args: of the script.
+        flags: of the launcher.
         mode: of its recoveries.
+        iterations: that it trains for.
     """
 
-    def __init__(self, machines: int, *args: str, mode: str) -> None:
-        self.machines, self.args, self.mode = machines, args, mode
+    script: Path
+    machines: int
+    args: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    mode: str = "replay"
+    iterations: int = ITERATIONS
 
 
 KINDS = {
-    "train_ddp": Kind(2, "--layers=2", mode="replica"),
-    "train_swift": Kind(4, mode="replay"),
-    "train_hybrid": Kind(4, "--layers=4", "--microbatches=4", mode="replica"),
-    "train_hsdp": Kind(4, "--layers=2", mode="replica"),
+    "ddp": Kind(EXAMPLES / "train_ddp.py", 2, ("--layers=2",), mode="replica"),
+    "pipeline": Kind(EXAMPLES / "train_swift.py", 4),
+    "hybrid": Kind(EXAMPLES / "train_hybrid.py", 4, ("--layers=4", "--microbatches=4"), mode="replica"),
+    "hsdp": Kind(EXAMPLES / "train_hsdp.py", 4, ("--layers=2",), mode="replica"),
+    "tensor parallel": Kind(
+        SCRIPTS / "tensor_parallel.py",
+        4,
+        ("--layers=2", "--microbatches=4", "--exact", "--swap", "--limit=20kB"),
+    ),
+    "layers": Kind(EVEN, 3, flags=tuple(ALONE), iterations=LONG),
 }
 
 
-def run(folder: Path, example: str, inject: str = "") -> ClusterRun:
-    kind = KINDS[example]
-    script = training(folder, EXAMPLES / f"{example}.py")
+def run(folder: Path, kind: str, inject: str = "", *flags: str) -> ClusterRun:
+    one = KINDS[kind]
+    script = training(folder, one.script, iterations=one.iterations)
+    return over_nccl(
+        folder, *one.args, inject=inject, machines=one.machines, flags=[*one.flags, *flags], script=script
+    )
+
+
+def over_nccl(folder: Path, *args: str, **options: Any) -> ClusterRun:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(BACKEND, "nccl_like")
-        return run_cluster(folder, *kind.args, inject=inject, machines=kind.machines, script=script)
+        return run_cluster(folder, *args, **options)
 
 
 @pytest.fixture(scope="module")
@@ -57,35 +84,81 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """Undisturbed runs over the same backend, made when first asked for."""
     made: dict[str, ClusterRun] = {}
 
-    def reference(example: str) -> ClusterRun:
-        if example not in made:
-            made[example] = run(tmp_path_factory.mktemp("undisturbed"), example)
-            assert made[example].code == 0, made[example].output[-6000:]
-            assert not made[example].recoveries
-        return made[example]
+    def reference(kind: str) -> ClusterRun:
+        if kind not in made:
+            made[kind] = run(tmp_path_factory.mktemp("undisturbed"), kind)
+            assert made[kind].code == 0, made[kind].output[-6000:]
+            assert not made[kind].recoveries
+        return made[kind]
 
     return reference
 
 
 @pytest.mark.parametrize(
-    ("example", "at"),
+    ("kind", "at"),
     [
-        ("train_ddp", "machine=1 iteration=5 point=reducing bucket=0"),
-        ("train_ddp", "machine=0 iteration=5 point=optimizer"),
-        ("train_ddp", "machine=1 iteration=4 point=between"),
-        ("train_swift", "machine=1 iteration=5 point=backward microbatch=7"),  # a stage is ahead, and repeats
-        ("train_swift", "machine=2 iteration=5 point=forward microbatch=0"),
-        ("train_swift", "machine=3 iteration=5 point=optimizer"),
-        ("train_hybrid", "machine=2 iteration=5 point=backward microbatch=3"),
-        ("train_hybrid", "machine=3 iteration=5 point=reducing"),
-        ("train_hybrid", "machine=1 iteration=5 point=optimizer"),
-        ("train_hsdp", "machine=3 iteration=5 point=optimizer"),
+        ("ddp", "machine=1 iteration=5 point=reducing bucket=0"),
+        ("ddp", "machine=0 iteration=5 point=optimizer"),
+        ("ddp", "machine=1 iteration=4 point=between"),
+        ("pipeline", "machine=1 iteration=5 point=backward microbatch=7"),  # a stage is ahead, and repeats
+        ("pipeline", "machine=2 iteration=5 point=forward microbatch=0"),
+        ("pipeline", "machine=3 iteration=5 point=optimizer"),
+        ("hybrid", "machine=2 iteration=5 point=backward microbatch=3"),
+        ("hybrid", "machine=3 iteration=5 point=reducing"),
+        ("hybrid", "machine=1 iteration=5 point=optimizer"),
+        ("hsdp", "machine=3 iteration=5 point=optimizer"),
+        ("tensor parallel", "machine=3 iteration=5 point=backward microbatch=1"),  # two replay together
     ],
 )
-def test_a_kill(example: str, at: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
-    killed = run(tmp_path, example, f"kill {at}")
-    assert_identical(killed, undisturbed(example))
+def test_a_kill(kind: str, at: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
+    killed = run(tmp_path, kind, f"kill {at}")
+    assert_identical(killed, undisturbed(kind))
     assert_clean(killed)
     assert len(killed.events("FaultInjected")) == 1
     (recovery,) = killed.recoveries
-    assert recovery["mode"] == KINDS[example].mode
+    assert recovery["mode"] == KINDS[kind].mode
+
+
+@pytest.mark.parametrize(
+    ("flags", "helpers"),
+    [
+        pytest.param(ALONE, [], id="a guest takes the lost stage"),
+        pytest.param(["--helpers", "9"], [0, 2, 3], id="all others help in the replay"),
+    ],
+)
+def test_survivors_do_more(
+    flags: list[str], helpers: list[int], tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    killed = run(tmp_path, "pipeline", "kill machine=1 iteration=5 point=forward microbatch=3", *flags)
+    assert_identical(killed, undisturbed("pipeline"))
+    (recovery,) = killed.recoveries
+    assert (recovery["mode"], recovery["helpers"]) == ("replay", helpers)
+    assert ("runs the workers of machine 1, too" in killed.output) == (flags == ALONE)
+
+
+def test_layers_move(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """From a machine that has two stages to the other one."""
+    killed = run(tmp_path, "layers", LOST)
+    assert_same_layers(killed, undisturbed("layers"))
+    assert moves(killed) == 1
+    assert len(killed.events("FaultInjected")) == 1
+
+
+def test_a_memory_checkpoint(tmp_path: Path) -> None:
+    """The copy in another worker's memory, in which the lost one's state comes back."""
+    runs = []
+    for folder, inject in (
+        (tmp_path / "undisturbed", ""),
+        (tmp_path / "killed", "kill machine=1 iteration=12 point=forward"),
+    ):
+        script = [
+            str(SCRIPTS / "by_hand.py"),
+            "--store",
+            str(folder / "store"),
+            "--weights-out",
+            str(folder / "weights"),
+        ]
+        runs.append(over_nccl(folder, "--settle", inject=inject, machines=2, script=script))
+    undisturbed, killed = runs
+    assert_identical(killed, undisturbed)
+    assert [recovery["mode"] for recovery in killed.recoveries] == ["memory"]

@@ -120,7 +120,7 @@ def handling(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, **handles: dict[str,
 
 def start_on_one_host(hosts: Hosts, *flags: str) -> Popen[str]:
     shape = ["--standalone", "--machines", "2", "--log-dir", str(hosts.folder / "logs")]
-    launcher = hosts.start_command("all", hosts.module, *shape, *flags, *hosts.script)
+    launcher = hosts.start_command("all", hosts.module, *shape, *flags, *hosts.command)
     hosts.wait_for("iteration 2:", "all")
     return launcher
 

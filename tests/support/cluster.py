@@ -121,6 +121,11 @@ def training(folder: Path, script: Path = EXAMPLE, *, iterations: int = ITERATIO
     return [str(script), *SMALL, *options, *places]
 
 
+def over_backend(script: list[str]) -> list[str]:
+    """A script with its arguments, over the backend that the environment names (BACKEND)."""
+    return [str(OVER_NCCL_LIKE), *script] if os.environ.get(BACKEND) == "nccl_like" else script
+
+
 def command(
     folder: Path,
     *args: str,
@@ -130,9 +135,7 @@ def command(
     script: list[str] | None = None,
 ) -> list[str]:
     """The command line of one run. A fault strikes once the checkpoint before it is committed."""
-    options = [*(script if script is not None else training(folder)), *args]
-    if os.environ.get(BACKEND) == "nccl_like":
-        options.insert(0, str(OVER_NCCL_LIKE))
+    options = over_backend([*(script if script is not None else training(folder)), *args])
     launcher = [sys.executable, "-m", "swift_ft.cli.run", "--standalone", "--machines", str(machines)]
     launcher += ["--spares", "1"]
     launcher += ["--log-dir", str(folder / "logs"), "--events-out", str(folder / "events.json")]

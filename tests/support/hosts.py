@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.cluster import processes_of, training
+from tests.support.cluster import over_backend, processes_of, training
 from tests.support.waiting import free_port, wait_until
 
 __all__ = ["Hosts"]
@@ -28,12 +28,17 @@ class Hosts:
         self.script = training(folder, iterations=iterations)
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
+    @property
+    def command(self) -> list[str]:
+        """The script and its arguments, over the backend that is tested."""
+        return over_backend(self.script)
+
     def start(self, name: str, node: int, *more: str) -> subprocess.Popen[str]:
         """A launcher that asks for a slot, with more flags."""
         flags = ["--nnodes", "2", "--rdzv-endpoint", self.endpoint, "--rdzv-id", "hosts"]
         flags += ["--node-rank", str(node), "--heartbeat-timeout", "6"]
         flags += ["--log-dir", str(self.folder / "logs")]
-        return self.start_command(name, self.module, *flags, *more, *self.script)
+        return self.start_command(name, self.module, *flags, *more, *self.command)
 
     def start_command(self, name: str, module: str, *arguments: str) -> subprocess.Popen[str]:
         """Any command of the package, as a process of this run; it prints all, also where ``CI`` is set."""
