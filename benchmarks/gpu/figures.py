@@ -73,7 +73,7 @@ def run(name: str, limit_s: float, found: dict[str, Figure], *, small: bool) -> 
     try:
         for line in process.stdout:
             if line.startswith("{"):
-                _found(Figure(**json.loads(line)), found, "trial: " if small else "")
+                _found(Figure(**json.loads(line)), found, small=small)
             else:
                 print(line, end="", flush=True)
         code = process.wait(ENDING_S)
@@ -84,9 +84,9 @@ def run(name: str, limit_s: float, found: dict[str, Figure], *, small: bool) -> 
     return "cut off" if late else "done" if code == 0 else f"exit code {code}"
 
 
-def _found(figure: Figure, found: dict[str, Figure], mark: str) -> None:
-    if found.get(figure.name) != figure:
-        print(mark + figure.text(), flush=True)
+def _found(figure: Figure, found: dict[str, Figure], *, small: bool) -> None:
+    if found.get(figure.name) != figure:  # what is asked of a GPU is not asked of a trial
+        print(f"trial: {figure.name}: {figure.value}" if small else figure.text(), flush=True)
     found[figure.name] = figure
 
 
