@@ -91,6 +91,7 @@ def test_the_first_of_several_hosts_dies(hosts: Hosts, tmp_path_factory: pytest.
     assert_identical(ClusterRun(hosts.folder, 0, "", {}), reference)
 
 
+@pytest.mark.thorough  # `make test` runs it with the embedded store: tests/cluster/test_compaction.py
 def test_machines_come_and_go_while_events_are_deleted(
     hosts: Hosts, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

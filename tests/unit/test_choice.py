@@ -36,3 +36,15 @@ def test_what_is_named_is_run() -> None:
     run, left_out = chosen([CLUSTER[1], OWN[0]], ["tests/cluster/test_a.py::test_kill"])  # type: ignore[list-item]
     assert names(run) == names([CLUSTER[1], OWN[0]])
     assert not left_out
+
+
+HABITS = "tests/cluster/habits/test_a.py::"
+
+
+def test_a_habit_is_run_in_half_of_the_tests_that_have_it() -> None:
+    replicas = [Item(f"{HABITS}test_replicas[{habit}]") for habit in ("SAM", "clamp", "EMA")]
+    pipeline = [Item(f"{HABITS}test_a_pipeline[{habit}]") for habit in ("SAM", "clamp")]
+    alone = [Item(f"{HABITS}test_late"), Item(f"{HABITS}test_of_two")]
+    run, left_out = chosen([*replicas, *pipeline, *alone], ["tests"])  # type: ignore[list-item]
+    assert names(run) == names([replicas[0], replicas[2], pipeline[1], *alone])
+    assert names(left_out) == names([replicas[1], pipeline[0]])
