@@ -43,7 +43,7 @@ KILLS = {15: 1, 35: 2}
 """By iteration, the slot whose first machine dies."""
 NEW_MACHINES_AT = 55
 _LOOK_S = 0.02
-_STARTS_S, _ENDS_S = 60.0, 60.0
+_STARTS_S, _ENDS_S = 180.0, 60.0
 
 
 @dataclass
