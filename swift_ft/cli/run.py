@@ -205,6 +205,20 @@ def _run(args: argparse.Namespace) -> int:
     return _run_one_machine(job)
 
 
+@contextlib.contextmanager
+def _cuda_unasked() -> Iterator[None]:
+    """Torch asks the driver for GPUs. If it asked CUDA, no process that is forked from here could use one."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
 def _launch_config(args: argparse.Namespace) -> LaunchConfig:
     if args.rdzv_backend not in (*_EMBEDDED_NAMES, ETCD):
         raise UsageError(
@@ -214,7 +228,8 @@ def _launch_config(args: argparse.Namespace) -> LaunchConfig:
     torchrun_args = argparse.Namespace(**vars(args))
     torchrun_args.rdzv_backend, torchrun_args.rdzv_endpoint = "c10d", "unused:0"  # the rendezvous is our own
     torchrun_args.node_rank = 0  # torch would warn that its c10d ignores it
-    config, _, _ = config_from_args(torchrun_args)
+    with _cuda_unasked():
+        config, _, _ = config_from_args(torchrun_args)
     ranks = {int(rank) for rank in args.local_ranks_filter.split(",") if rank}
     config.logs_specs = MachineLogs(
         log_dir=str(Path(args.log_dir).absolute()),
