@@ -53,8 +53,10 @@ def wait_on_host(works: Sequence[dist.Work]) -> None:
     """
     wait_for(works)
     waits = LastingGroup.waits
-    kind = torch.accelerator.current_accelerator() if waits is not None and waits.silent else None
-    if waits is not None and kind is not None:
+    if waits is None or not waits.silent:
+        return
+    kind = torch.accelerator.current_accelerator(check_available=True)  # a CUDA build alone is no GPU
+    if kind is not None:
         wait_for_devices(waits, [torch.device(kind.type, torch.accelerator.current_device_index())])
 
 

@@ -194,6 +194,17 @@ def test_what_an_abort_has_left_is_not_read(step: Step, monkeypatch: pytest.Monk
 
 
 def _with_an_accelerator(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
+    )
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(device_waits, "_end_of_stream", step.device.recorded)
+
+
+def test_a_build_for_gpus_without_one_waits_for_none(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(check_available: bool = False) -> torch.device | None:
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", found)
+    wait_on_host([_Done()])  # type: ignore[list-item]
+    assert step.device.waits == 0
