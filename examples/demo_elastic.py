@@ -231,6 +231,9 @@ def _in_order(layouts: list[Layout], layers: dict[str, list[int]]) -> list[str]:
 def _watch(machines: Machines) -> Watch:
     deadline = time.monotonic() + _STARTS_S
     while not machines.joined.exists() or not machines.joined.read_text().endswith("\n"):
+        if ended := [number for number, process in machines.processes.items() if process.poll() is not None]:
+            output = (machines.folder / f"machine{ended[0]}.txt").read_text()
+            raise CommandError(f"machine {ended[0]} has ended before it had joined a run:\n{output[-2000:]}")
         if time.monotonic() > deadline:
             raise CommandError(f"no machine has joined a run within {_STARTS_S:g} s")
         time.sleep(_LOOK_S)
