@@ -126,8 +126,9 @@ def _try(thing: Any, method: str) -> None:
     try:
         if not getattr(thing, "closed", False):
             getattr(thing, method)()
-    except Exception:
-        if isinstance(thing, io.IOBase) and not _is_writable(thing):
+    except Exception as error:
+        # A file without its attributes is one that another thread was about to open: it has nothing to lose.
+        if isinstance(thing, io.IOBase) and (isinstance(error, AttributeError) or not _is_writable(thing)):
             return
         print(f"Exception ignored in: {type(thing).__qualname__}.{method}", file=sys.stderr)
         traceback.print_exc()

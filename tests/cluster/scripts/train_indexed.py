@@ -30,7 +30,7 @@ class Windows(Dataset[Any]):
         return window[:-1], window[1:]
 
 
-def batches(config: Config) -> IndexedBatches:
+def batches(config: Config, _: torch.device) -> IndexedBatches:
     size = config.microbatches * config.microbatch_size
     return IndexedBatches(Windows(config), size, shuffle=True, seed=3, drop_last=True, num_workers=WORKERS)
 
