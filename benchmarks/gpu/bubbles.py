@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.part import Figure
+from benchmarks.gpu.part import figure
 from benchmarks.lib.results import (
     Summary,
     Target,
@@ -186,8 +186,8 @@ def measure(args: argparse.Namespace) -> list[Result]:
         ratio = results[-1].ratio("in bubbles").text("")
         what = f"{case.message_mib} MiB, {case.bubble_share:.0%} bubbles"
         print(f"# {what}: in bubbles / off {ratio}", file=sys.stderr, flush=True)
-        for figure in _figures(results[-1]) if args.figures else ():
-            print(json.dumps(asdict(figure)), flush=True)
+        for found in _figures(results[-1]) if args.figures else ():
+            print(json.dumps(found.to_dict()), flush=True)
     for worker in workers:
         worker.join()
     return results
@@ -385,13 +385,12 @@ def judge(results: list[Result]) -> list[Target]:
     return found
 
 
-def _figures(result: Result) -> list[Figure]:
+def _figures(result: Result) -> list[Target]:
     """The share of the copies that is hidden, and the cost where it nearly all is, for `figures.py`."""
     what = f"{result.case.message_mib} MiB, {result.case.bubble_share:.0%} bubbles"
     share = result.inside()
     values = f"{share.median:.0%} ({share.low:.0%}-{share.high:.0%})"
-    limits = [Figure(one.name, one.measured, one.limit, one.met) for one in judge([result])]
-    return [Figure(f"share of log copies hidden in bubbles, {what}", values), *limits]
+    return [figure(f"share of log copies hidden in bubbles, {what}", values), *judge([result])]
 
 
 def report(results: list[Result], targets: list[Target], args: argparse.Namespace) -> str:

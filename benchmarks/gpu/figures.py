@@ -20,8 +20,8 @@ import time
 
 import torch
 
-from benchmarks.gpu.part import Figure, end_in_order
-from benchmarks.lib.results import append_results, table
+from benchmarks.gpu.part import end_in_order
+from benchmarks.lib.results import Target, append_results, target_table
 
 LIMITS_S = {"step": 95.0, "recovery": 65.0, "undo": 30.0, "bubbles": 30.0, "unpack": 15.0}
 """Of the parts, in the order in which they run."""
@@ -48,7 +48,7 @@ def main() -> int:
     if args.small:
         print("# A TRIAL on a CPU, with small sizes: these numbers say nothing about a GPU.", flush=True)
     end_in_order()
-    found: dict[str, Figure] = {}
+    found: dict[str, Target] = {}
     failed = []
     for name in args.only:
         began = time.monotonic()
@@ -62,7 +62,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def run(name: str, limit_s: float, found: dict[str, Figure], *, small: bool) -> str:
+def run(name: str, limit_s: float, found: dict[str, Target], *, small: bool) -> str:
     """Run one part, and print its figures as they come. Returns how it ended."""
     command = [sys.executable, "-m", f"benchmarks.gpu.{name}", *OPTIONS.get(name, ())]
     command += ["--small"] * small
@@ -73,7 +73,7 @@ def run(name: str, limit_s: float, found: dict[str, Figure], *, small: bool) -> 
     try:
         for line in process.stdout:
             if line.startswith("{"):
-                _found(Figure(**json.loads(line)), found, small=small)
+                _found(Target(**json.loads(line)), found, small=small)
             else:
                 print(line, end="", flush=True)
         code = process.wait(ENDING_S)
@@ -84,10 +84,16 @@ def run(name: str, limit_s: float, found: dict[str, Figure], *, small: bool) -> 
     return "cut off" if late else "done" if code == 0 else f"exit code {code}"
 
 
-def _found(figure: Figure, found: dict[str, Figure], *, small: bool) -> None:
+def _found(figure: Target, found: dict[str, Target], *, small: bool) -> None:
     if found.get(figure.name) != figure:  # what is asked of a GPU is not asked of a trial
-        print(f"trial: {figure.name}: {figure.value}" if small else figure.text(), flush=True)
+        print(f"trial: {figure.name}: {figure.measured}" if small else in_one_line(figure), flush=True)
     found[figure.name] = figure
+
+
+def in_one_line(figure: Target) -> str:
+    """With what was asked, if anything was."""
+    judged = {None: "", True: f" (asked {figure.limit}: met)", False: f" (asked {figure.limit}: MISSED)"}
+    return f"{figure.name}: {figure.measured}{judged[figure.met]}"
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -100,15 +106,13 @@ def end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def report(found: dict[str, Figure], failed: list[str]) -> str:
+def report(found: dict[str, Target], failed: list[str]) -> str:
     """All figures as Markdown."""
-    judged = {None: "", True: "met", False: "**missed**"}
-    rows = [[one.name, one.asked, one.value, judged[one.met]] for one in found.values()]
     intro = (
         f"One {torch.cuda.get_device_name()}; workers that train together share it, over NCCL and sockets."
     )
     missing = f"\n\nNot complete: {'; '.join(failed)}." if failed else ""
-    return f"{intro}\n\n{table(['', 'asked', 'measured', ''], rows)}{missing}"
+    return f"{intro}\n\n{target_table([*found.values()])}{missing}"
 
 
 if __name__ == "__main__":

@@ -7,41 +7,24 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
-from benchmarks.lib.results import Summary
+from benchmarks.lib.results import Summary, Target
 from examples.commands import CommandError
 
-__all__ = ["Figure", "Part", "end_in_order", "limited", "run_part"]
+__all__ = ["Part", "end_in_order", "figure", "limited", "run_part"]
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One result. A later one of the same name takes its place: it has more repetitions.
-
-    Attributes:
-        name: what was measured.
-        value: as text.
-        asked: the limit, as text; empty if there is none.
-        met: whether it is met.
-    """
-
-    name: str
-    value: str
-    asked: str = ""
-    met: bool | None = None
-
-    def text(self) -> str:
-        """In one line."""
-        judged = {None: "", True: f" (asked {self.asked}: met)", False: f" (asked {self.asked}: MISSED)"}
-        return f"{self.name}: {self.value}{judged[self.met]}"
+def figure(name: str, value: str) -> Target:
+    """A measured value of which nothing is asked."""
+    return Target(name, "", value, None)
 
 
-def limited(name: str, measured: Summary, limit: float, unit: str = "") -> Figure:
-    """A figure that shall not be larger than a limit."""
-    return Figure(name, measured.text(unit), f"<= {limit:g}{unit}", measured.median <= limit)
+def limited(name: str, measured: Summary, limit: float, unit: str = "") -> Target:
+    """One that shall not be larger than a limit."""
+    return Target(name, f"<= {limit:g}{unit}", measured.text(unit), measured.median <= limit)
 
 
 @dataclass(frozen=True)
@@ -62,7 +45,7 @@ def end_in_order() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
-def run_part(description: str | None, measure: Callable[[Part], Iterator[Figure]]) -> int:
+def run_part(description: str | None, measure: Callable[[Part], Iterator[Target]]) -> int:
     """The main function of a part: prints each figure as a line of JSON."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -74,8 +57,8 @@ def run_part(description: str | None, measure: Callable[[Part], Iterator[Figure]
         return 2
     end_in_order()
     try:
-        for figure in measure(Part("cpu" if args.small else "cuda", args.small)):
-            print(json.dumps(asdict(figure)), flush=True)
+        for found in measure(Part("cpu" if args.small else "cuda", args.small)):
+            print(json.dumps(found.to_dict()), flush=True)
     except CommandError as error:
         print(error, file=sys.stderr)
         return 1

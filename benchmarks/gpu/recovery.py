@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu.part import Figure, Part, limited, run_part
-from benchmarks.lib.results import Summary
+from benchmarks.gpu.part import Part, figure, limited, run_part
+from benchmarks.lib.results import Summary, Target
 from benchmarks.recovery.compute import pure_compute
 from examples.commands import CommandError
 from examples.disturbed import Failure, SwiftOutcome, swift
@@ -30,7 +30,7 @@ STEPS = {
 MODEL = ("--layers=12", "--width=1024", "--heads=16", "--sequence=512", "--microbatches=8")
 
 
-def measure(part: Part) -> Iterator[Figure]:
+def measure(part: Part) -> Iterator[Target]:
     """One failure after the other; figures after each."""
     options = ("--device", part.device)
     if part.small:
@@ -52,20 +52,20 @@ def measure(part: Part) -> Iterator[Figure]:
         yield from _iteration(outcome)
 
 
-def _figures(outcomes: list[tuple[dict[str, float], float]]) -> Iterator[Figure]:
+def _figures(outcomes: list[tuple[dict[str, float], float]]) -> Iterator[Target]:
     steps = [timeline for timeline, _ in outcomes]
     replays = [timeline["replayed"] - timeline["loaded"] for timeline in steps]
     without = [timeline["live"] - replay for timeline, replay in zip(steps, replays, strict=True)]
     yield limited("kill to live without the replay", Summary.of(without), LIVE_S, " s")
     for name, words in STEPS.items():
-        yield Figure(words, Summary.of([timeline[name] for timeline in steps]).text())
+        yield figure(words, Summary.of([timeline[name] for timeline in steps]).text())
     ratios = [replay / pure for replay, (_, pure) in zip(replays, outcomes, strict=True)]
     yield limited("replay / pure compute of the lost stage", Summary.of(ratios), REPLAY)
 
 
-def _iteration(outcome: SwiftOutcome) -> Iterator[Figure]:
+def _iteration(outcome: SwiftOutcome) -> Iterator[Target]:
     if outcome.iteration_s is not None:
-        yield Figure("an iteration before the kill", f"{outcome.iteration_s:.3f} s")
+        yield figure("an iteration before the kill", f"{outcome.iteration_s:.3f} s")
 
 
 if __name__ == "__main__":

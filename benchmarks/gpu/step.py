@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.part import Figure, Part, limited, run_part
-from benchmarks.lib.results import Summary
+from benchmarks.gpu.part import Part, figure, limited, run_part
+from benchmarks.lib.results import Summary, Target
 from examples.commands import CommandError, finished, swift_run, torchrun
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_large.py"
@@ -57,7 +57,7 @@ SMALL = Sizes(
 )
 
 
-def measure(part: Part) -> Iterator[Figure]:
+def measure(part: Part) -> Iterator[Target]:
     """Run the variants in turns; ratios after each repetition."""
     sizes = SMALL if part.small else LARGE
     seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
@@ -69,10 +69,10 @@ def measure(part: Part) -> Iterator[Figure]:
             yield from _figures(seconds)
 
 
-def _figures(seconds: dict[str, list[float]]) -> Iterator[Figure]:
+def _figures(seconds: dict[str, list[float]]) -> Iterator[Target]:
     for variant, values in seconds.items():
         if values:
-            yield Figure(f"step, {variant}", Summary.of(values).text(" s", 4))
+            yield figure(f"step, {variant}", Summary.of(values).text(" s", 4))
     for variant, name in (("logged", "logging"), ("copied", "logging and memory checkpoints")):
         pairs = [*zip(seconds[variant], seconds["plain"], strict=False)]
         if pairs:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import swift_ft
-from benchmarks.gpu.part import Figure, Part, limited, run_part
-from benchmarks.lib.results import Summary
+from benchmarks.gpu.part import Part, figure, limited, run_part
+from benchmarks.lib.results import Summary, Target
 
 WIDTH = 4096
 UNDO, EXACT = 1.5, 1.5
@@ -24,12 +24,12 @@ UNDO, EXACT = 1.5, 1.5
 WARM_UP = 2
 
 
-def measure(part: Part) -> Iterator[Figure]:
+def measure(part: Part) -> Iterator[Target]:
     """Both wrappers, one after the other."""
     tensors, width = (2, 128) if part.small else (60, WIDTH)
     device = torch.device(part.device)
     grads = [torch.randn(width, width, device=device) * 1e-3 for _ in range(tensors)]
-    yield Figure("parameters of the optimizer", f"{tensors * width * width / 1e6:.3g} million in float32")
+    yield figure("parameters of the optimizer", f"{tensors * width * width / 1e6:.3g} million in float32")
     for exact in (False, True):
         yield from _compared(grads, exact, 3 if part.small else 10)
         gc.collect()
@@ -37,7 +37,7 @@ def measure(part: Part) -> Iterator[Figure]:
             torch.cuda.empty_cache()
 
 
-def _compared(grads: list[torch.Tensor], exact: bool, repetitions: int) -> Iterator[Figure]:
+def _compared(grads: list[torch.Tensor], exact: bool, repetitions: int) -> Iterator[Target]:
     plain = _adamw(grads)
     wrapped = swift_ft.wrap_optimizer(_adamw(grads), exact=exact)
     kind = "exact " if exact else ""
@@ -50,18 +50,18 @@ def _compared(grads: list[torch.Tensor], exact: bool, repetitions: int) -> Itera
         if repetition >= WARM_UP:
             for values, seconds in zip((plains, steps, undos), times, strict=True):
                 values.append(seconds)
-    yield Figure("step of fused AdamW, plain", Summary.of([1e3 * value for value in plains]).text(" ms"))
+    yield figure("step of fused AdamW, plain", Summary.of([1e3 * value for value in plains]).text(" ms"))
     step = Summary.of([ours / theirs for ours, theirs in zip(steps, plains, strict=True)])
     undo = Summary.of([ours / theirs for ours, theirs in zip(undos, plains, strict=True)])
     if exact:
         yield limited("exact step / plain step", step, EXACT)
-        yield Figure("undo of an exact step / plain step", undo.text(""))
+        yield figure("undo of an exact step / plain step", undo.text(""))
     else:
-        yield Figure("step of a wrapped optimizer / plain step", step.text(""))
+        yield figure("step of a wrapped optimizer / plain step", step.text(""))
         yield limited("undo / plain step", undo, UNDO)
     if grads[0].is_cuda:
         taken = torch.cuda.max_memory_allocated() / 1e9
-        yield Figure(f"most memory of both optimizers, {kind}step and undo", f"{taken:.1f} GB")
+        yield figure(f"most memory of both optimizers, {kind}step and undo", f"{taken:.1f} GB")
         torch.cuda.reset_peak_memory_stats()
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.gpu.part import Figure, Part, run_part
+from benchmarks.gpu.part import Part, figure, run_part
+from benchmarks.lib.results import Target
 from benchmarks.logging.codec import measure as measure_codec
 from benchmarks.logging.codec import messages
 from swift_ft.logging.format.codec import Codec
@@ -18,7 +19,7 @@ from swift_ft.logging.format.codec import Codec
 CODECS = [(Codec.ZSTD, 1), (Codec.ZSTD_PLANES, 1)]
 
 
-def measure(part: Part) -> Iterator[Figure]:
+def measure(part: Part) -> Iterator[Target]:
     """Each codec, on messages of both directions."""
     torch.set_num_threads(1)
     repetitions = 2 if part.small else 5
@@ -26,7 +27,7 @@ def measure(part: Part) -> Iterator[Figure]:
         for codec, level in CODECS:
             one = measure_codec(records, codec, level, repetitions)
             name = f"unpacking {direction.name.lower()} messages, {codec} {level}"
-            yield Figure(name, f"{one.unpack_mb_s.text('', 0)} MB/s, {one.ratio:.2f} times smaller")
+            yield figure(name, f"{one.unpack_mb_s.text('', 0)} MB/s, {one.ratio:.2f} times smaller")
 
 
 if __name__ == "__main__":

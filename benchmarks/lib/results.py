@@ -51,21 +51,21 @@ class Summary:
 
 @dataclass(frozen=True)
 class Target:
-    """A target and the measured value.
+    """A measured value, and the target if there is one.
 
     Attributes:
         name: what is measured.
-        limit: ``<=`` or ``>=`` and a number, as text.
+        limit: ``<=`` or ``>=`` and a number, as text; empty without a target.
         measured: the value, as text.
-        met: whether the target is met.
+        met: whether the target is met; None without one.
     """
 
     name: str
     limit: str
     measured: str
-    met: bool
+    met: bool | None
 
-    def to_dict(self) -> dict[str, str | bool]:
+    def to_dict(self) -> dict[str, str | bool | None]:
         """A JSON-ready dictionary."""
         return asdict(self)
 
@@ -103,7 +103,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def target_table(targets: Sequence[Target]) -> str:
     """Targets, met or missed."""
-    rows = [[t.name, t.limit, t.measured, "met" if t.met else "**missed**"] for t in targets]
+    judged = {None: "", True: "met", False: "**missed**"}
+    rows = [[t.name, t.limit, t.measured, judged[t.met]] for t in targets]
     return table(["target", "asked", "measured", ""], rows)
 
 

@@ -27,7 +27,6 @@ from swift_ft.torch_adapters.step_failures import step_failures
 __all__ = ["DeviceWaits", "wait_for_devices"]
 
 Wait = Callable[[], object]
-Recorded = Callable[[torch.device], Wait]
 
 
 class DeviceWaits:
@@ -36,18 +35,11 @@ class DeviceWaits:
     Args:
         waits: end with an abort, and know whether one is silent and whether anything communicates.
         devices: that a step computes on.
-        recorded: notes the end of a device's current stream. What it returns waits for that.
     """
 
-    def __init__(
-        self,
-        waits: AbortableWaits,
-        devices: Callable[[], Iterable[torch.device]],
-        recorded: Recorded | None = None,
-    ) -> None:
+    def __init__(self, waits: AbortableWaits, devices: Callable[[], Iterable[torch.device]]) -> None:
         self._waits = waits
         self._devices = devices
-        self._recorded = recorded
         self._hook: Any = None
 
     def watch(self) -> None:
@@ -73,7 +65,7 @@ class DeviceWaits:
         waits = self._waits
         if not waits.silent or not waits.unawaited:
             return
-        wait_for_devices(waits, {*self._devices()}, self._recorded)
+        wait_for_devices(waits, {*self._devices()})
         waits.unawaited = False
 
     def _before_update(self, *_: object) -> None:
@@ -81,21 +73,17 @@ class DeviceWaits:
             self.finish()
 
 
-def wait_for_devices(
-    waits: AbortableWaits, devices: Iterable[torch.device], recorded: Recorded | None = None
-) -> None:
+def wait_for_devices(waits: AbortableWaits, devices: Iterable[torch.device]) -> None:
     """Wait on the host for all that the current streams of some devices were given so far.
 
     Args:
         waits: end with an abort.
         devices: those that have no streams, such as the host, are passed over.
-        recorded: as :class:`DeviceWaits` takes it.
 
     Raises:
         RuntimeError: the groups were aborted, or it took longer than the script's group allows.
     """
-    recorded = _end_of_stream if recorded is None else recorded
-    ends = [recorded(device) for device in devices if device.type not in ("cpu", "meta")]
+    ends = [_end_of_stream(device) for device in devices if device.type not in ("cpu", "meta")]
     try:
         waits.call_or_abort(partial(_wait_for_all, ends))
     except RuntimeError as error:
@@ -104,6 +92,7 @@ def wait_for_devices(
 
 
 def _end_of_stream(device: torch.device) -> Wait:
+    """What waits for the end of a device's current stream, as it is now."""
     wait: Wait = torch.accelerator.current_stream(device).record_event().synchronize
     return wait
 

@@ -3,7 +3,7 @@
 NCCL sends a batch of messages over the communicator of the whole group, which waits for all members before it
 carries anything. In a replay, some never come.
 
-Private parts used (tested on torch 2.13): ``ProcessGroup._start_coalescing`` and ``_end_coalescing``.
+Private parts used (tested on torch 2.11 to 2.14): ``ProcessGroup._start_coalescing`` and ``_end_coalescing``.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Step:
         self.waits.silent = True
         LastingGroup.waits = self.waits
         devices = [torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 0)]
-        self.on_device = DeviceWaits(self.waits, lambda: devices, self.device.recorded)  # type: ignore[arg-type]
+        self.on_device = DeviceWaits(self.waits, lambda: devices)
         self.on_device.watch()
         self.parameter = torch.nn.Parameter(torch.ones(1))
         self.parameter.grad = torch.ones(1)
@@ -70,8 +70,9 @@ class Step:
 
 
 @pytest.fixture
-def step() -> Iterator[Step]:
+def step(monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
     made = Step()
+    monkeypatch.setattr(device_waits, "_end_of_stream", made.device.recorded)
     yield made
     made.on_device.close()
     LastingGroup.waits = None
@@ -148,13 +149,13 @@ def test_without_an_update_the_end_of_a_step_waits(step: Step) -> None:
     assert step.device.waits == 1
 
 
-def test_an_error_of_the_device_is_the_scripts(step: Step) -> None:
+def test_an_error_of_the_device_is_the_scripts(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ValueError("an illegal address was encountered")
 
-    on_device = DeviceWaits(step.waits, lambda: [torch.device("cuda", 0)], lambda _: fail)
+    monkeypatch.setattr(device_waits, "_end_of_stream", lambda _: fail)
     with pytest.raises(ValueError, match="illegal address"):
-        on_device.finish()
+        step.on_device.finish()
     assert step_failures.cause is None
 
 
@@ -177,7 +178,7 @@ def test_the_host_reads_nothing_before_it_has_arrived(
     silent: bool, waited: int, step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a recovery receives: lengths, a state, its digests."""
-    _with_an_accelerator(step, monkeypatch)
+    _with_an_accelerator(monkeypatch)
     step.waits.silent = silent
     step.device.idle.set()
     wait_on_host([_Done()])  # type: ignore[list-item]
@@ -185,7 +186,7 @@ def test_the_host_reads_nothing_before_it_has_arrived(
 
 
 def test_what_an_abort_has_left_is_not_read(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    _with_an_accelerator(step, monkeypatch)
+    _with_an_accelerator(monkeypatch)
     thread = step.in_the_wait(step.abort)
     with pytest.raises(RuntimeError, match="aborted") as caught:
         wait_on_host([_Done()])  # type: ignore[list-item]
@@ -193,12 +194,11 @@ def test_what_an_abort_has_left_is_not_read(step: Step, monkeypatch: pytest.Monk
     assert is_broken_communication(caught.value)
 
 
-def _with_an_accelerator(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+def _with_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
     )
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(device_waits, "_end_of_stream", step.device.recorded)
 
 
 def test_a_build_for_gpus_without_one_waits_for_none(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
