@@ -24,7 +24,8 @@ def test_a_loss_is_repaired_over_ipv6(tmp_path: Path) -> None:
     try:
         for node, name in enumerate(("first", "second")):
             more = ["--events-out", str(tmp_path / "events.json")] if not node else []
-            hosts.start(name, node, "--inject", kill, *more)
+            hosts.start(name, node, "--elastic-wait", "100", "--inject", kill, *more)
+        hosts.wait_for("iteration 0:", "first", "second")  # a spare that comes before them takes a slot
         spare = hosts.start_command("spare", *_spare(hosts, kill))
         assert hosts.processes["first"].wait(timeout=120) == 0, hosts.output("first")
         assert spare.wait(timeout=60) == 0, hosts.output("spare")
@@ -41,5 +42,6 @@ def test_a_loss_is_repaired_over_ipv6(tmp_path: Path) -> None:
 
 def _spare(hosts: Hosts, kill: str) -> list[str]:
     flags = ["--nnodes", "2", "--rdzv-endpoint", hosts.endpoint, "--rdzv-id", "hosts"]
-    flags += ["--heartbeat-timeout", "6", "--log-dir", str(hosts.folder / "logs"), "--inject", kill]
+    flags += ["--heartbeat-timeout", "6", "--elastic-wait", "100"]
+    flags += ["--log-dir", str(hosts.folder / "logs"), "--inject", kill]
     return [hosts.module, *flags, *hosts.command]

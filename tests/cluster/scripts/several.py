@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
+from tests.support.waiting import wait_until
 
 KINDS = ("accumulate", "two optimizers", "two updates", "gan", "teacher", "two models", "reduced late")
 
@@ -69,6 +70,12 @@ def main() -> None:
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def wait_for_both_updates() -> None:
+        """Nobody dies before both have updated twice: what is left to undo depends on it."""
+        done = [Path(os.environ["SWIFT_TEST_FOLDER"]) / f"updated{number}" for number in range(2)]
+        done[rank].touch()
+        wait_until(lambda: all(mark.exists() for mark in done), "both to have updated")
+
     def data(iteration: int, part: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(1000 * iteration + 10 * part + rank)
         return torch.randn(6, 8, generator=generator), torch.randn(6, 4, generator=generator)
@@ -93,6 +100,8 @@ def main() -> None:
                     optimizers[0].step()
                     optimizers[0].zero_grad()
                 if not args.die.startswith("middle"):
+                    if step.index == 5:
+                        wait_for_both_updates()
                     dies("end")
                     dist.all_reduce(torch.ones(1))
             else:
