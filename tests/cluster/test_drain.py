@@ -55,6 +55,7 @@ def test_a_machine_is_drained(tmp_path: Path, references: Any, capfd: pytest.Cap
     assert "] machine 1 leaves: it was drained" in run.output
 
 
+@pytest.mark.thorough
 def test_a_machine_leaves_without_a_spare(
     tmp_path: Path, references: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -155,6 +155,7 @@ def test_microbatches_go_to_the_other_pipeline_before_layers_move(tmp_path: Path
         assert part.read_text().count('"iteration": 7,') == 1
 
 
+@pytest.mark.thorough
 def test_without_the_tree_sums_are_rounded_otherwise(tmp_path: Path, exact: ClusterRun) -> None:
     """And microbatches go where session.plan() has said before."""
     reference = run_shared(tmp_path / "undisturbed", exact=False)
@@ -175,6 +176,7 @@ def test_without_the_tree_sums_are_rounded_otherwise(tmp_path: Path, exact: Clus
     assert exact.code == 0
 
 
+@pytest.mark.thorough
 def test_a_schedule_that_forces_equal_shares(tmp_path: Path) -> None:
     """That is said, and layers move all the same."""
     chosen = ("--schedule", "Interleaved1F1B")
@@ -308,6 +310,7 @@ def test_schedules(schedule: str, exact: bool, tmp_path: Path, undisturbed: Refe
     assert modes(run) == {"replica"}, run.output[-3000:]
 
 
+@pytest.mark.thorough
 def test_three_pipelines(tmp_path: Path, undisturbed: References) -> None:
     """Any two machines may be lost at once."""
     three = (*DROPOUT, "--pipelines", "3")

@@ -171,6 +171,7 @@ def test_the_machines_of_a_group_replay_together(machine: int, tmp_path: Path, m
     assert_rebuilt(made(session=session), machine, tmp_path / "out", ranks, session=session)
 
 
+@pytest.mark.thorough
 def test_replicas_replay_together(tmp_path: Path, made: Make) -> None:
     """Ranks 0 and 2 hold the first stage, each in a pipeline of its own, and average their gradients."""
     args = ("--layers=4", "--microbatches=4")

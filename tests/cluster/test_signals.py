@@ -206,6 +206,7 @@ def test_a_signal_to_all_processes_at_once_is_a_stop(hosts: Hosts, monkeypatch: 
     assert hosts.output("all").splitlines()[-1] == "swift-run: stopped by SIGTERM"
 
 
+@pytest.mark.thorough
 def test_scripts_that_end_at_a_signal_on_other_hosts_are_no_early_end(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

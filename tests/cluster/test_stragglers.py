@@ -62,6 +62,7 @@ def test_it_gets_fewer_layers_as_long_as_it_is_slow(tmp_path: Path, undisturbed:
     assert [len(layers) for layers in layers_of(found)] == EVEN
 
 
+@pytest.mark.thorough
 def test_a_spare_takes_its_place(tmp_path: Path, undisturbed: ClusterRun) -> None:
     found = run(tmp_path, "--stragglers", "replace", "--spares", "1")
     assert_same_layers(found, undisturbed)
@@ -70,6 +71,7 @@ def test_a_spare_takes_its_place(tmp_path: Path, undisturbed: ClusterRun) -> Non
     assert [rank for _, rank, _ in paces(found)][:1] == [1]
 
 
+@pytest.mark.thorough
 def test_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits for the other's gradients, and does not count that."""
     monkeypatch.setenv("OF", "train_ddp")

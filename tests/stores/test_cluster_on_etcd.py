@@ -39,6 +39,7 @@ def hosts(tmp_path: Path, etcd: EtcdCluster) -> Iterator[Hosts]:
         process.wait(timeout=30)
 
 
+@pytest.mark.thorough
 def test_operators_reach_a_run_in_etcd(
     tmp_path: Path, etcd: EtcdCluster, references: Any, hosts: Hosts, capfd: pytest.CaptureFixture[str]
 ) -> None:

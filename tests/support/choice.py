@@ -1,6 +1,6 @@
 """Which tests `make test` runs: all kinds of cases, and of a long list of cases of one kind a few.
 
-Tests of whole clusters are many and slow. Of the cases of one parametrized test every third one is run, and
+Tests of whole clusters are many and slow. Of the cases of one parametrized test every fifth one is run, and
 none of those that are marked as thorough; ``--thorough`` runs all (`make test-all`). A test that is named on
 the command line is run anyway. Habits of scripts (`tests/cluster/habits`) are no cases of one kind: each is
 run. One that several tests of its file have, for replicas and for pipelines say, is run in half of them, and
@@ -20,7 +20,7 @@ __all__ = ["MARK", "chosen"]
 
 MARK = "thorough"
 _OF_CLUSTERS = ("cluster", "stores")
-_EVERY = 3
+_EVERY = 5
 
 
 def chosen(items: Iterable[pytest.Item], named: Sequence[str]) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -44,7 +44,7 @@ def chosen(items: Iterable[pytest.Item], named: Sequence[str]) -> tuple[list[pyt
 
 
 def _alike(items: Sequence[pytest.Item]) -> set[int]:
-    """Two of three cases of each test of clusters, by id()."""
+    """Four of five cases of each test of clusters, by id()."""
     out: set[int] = set()
     for _, group in groupby(items, _function):
         cases = [*group]

@@ -21,15 +21,15 @@ def names(items: object) -> list[str]:
     return [item.nodeid for item in items]  # type: ignore[attr-defined]
 
 
-CLUSTER = [Item(f"tests/cluster/test_a.py::test_kill[{number}]") for number in range(5)]
+CLUSTER = [Item(f"tests/cluster/test_a.py::test_kill[{number}]") for number in range(7)]
 UNIT = [Item(f"tests/unit/test_a.py::test_{number}") for number in range(5)]
 OWN = [Item("tests/cluster/test_b.py::test_x[0]", "thorough"), Item("tests/cluster/test_b.py::test_x[1]")]
 
 
 def test_of_many_like_cases_a_few_are_run() -> None:
     run, left_out = chosen([*CLUSTER, *UNIT, *OWN], ["tests"])  # type: ignore[list-item]
-    assert names(run) == names([CLUSTER[0], CLUSTER[3], *UNIT, OWN[1]])
-    assert names(left_out) == names([CLUSTER[1], CLUSTER[2], CLUSTER[4], OWN[0]])
+    assert names(run) == names([CLUSTER[0], CLUSTER[5], *UNIT, OWN[1]])
+    assert names(left_out) == names([*CLUSTER[1:5], CLUSTER[6], OWN[0]])
 
 
 def test_what_is_named_is_run() -> None:
