@@ -39,7 +39,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "optim",
         "logging.format",
         "logging",
-        "planning.files",
+        "costs",
         "planning.grouping planning.layout",
         "planning.simulation",
         "planning",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 from torch import nn
@@ -20,6 +20,7 @@ from torch import nn
 from swift_ft.checkpoint.library_state import library_state
 from swift_ft.checkpoint.step.rollback import CheckStep
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.errors import (
     NotAttachedError,
     SessionInUseError,
@@ -28,8 +29,6 @@ from swift_ft.errors import (
 )
 from swift_ft.heap import keep_freed_memory
 from swift_ft.logging import Compress, LogBudget, Ship
-from swift_ft.planning.forecast import Forecast
-from swift_ft.planning.profile import Profile
 from swift_ft.runtime.between import OnLoss, Part
 from swift_ft.runtime.compose import assemble
 from swift_ft.runtime.foreign_loaders import refuse_loaders_that_communicate
@@ -56,6 +55,9 @@ from swift_ft.runtime.steps import Step, steps
 from swift_ft.runtime.unprotected_steps import UnprotectedSteps
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.worker_context import WorkerContext
+
+if TYPE_CHECKING:
+    from swift_ft.planning.forecast import Forecast
 
 __all__ = ["Session"]
 
@@ -415,7 +417,7 @@ class Session:
         """What this worker does, and what logging costs it. May be called from any thread."""
         return self._assembly.metrics()
 
-    def profile(self) -> Profile:
+    def profile(self) -> ChainProfile:
         """The computation and messages measured in the first iterations, as ``swift-group`` reads them.
 
         Raises:

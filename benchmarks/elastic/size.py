@@ -26,7 +26,7 @@ from benchmarks.lib.results import (
     target_table,
 )
 from examples.commands import CommandError, finished, swift_run
-from swift_ft.planning.layout.profile import LayerProfile, read_layers
+from swift_ft.costs.layer_profile import LayerProfile, read_layers
 from swift_ft.planning.layout.sizing import MachineKind, Work, sizes
 
 SCRIPT = Path(__file__).parent / "scripts" / "slept_layers.py"

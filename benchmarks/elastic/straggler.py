@@ -28,9 +28,9 @@ from benchmarks.lib.results import (
     target_table,
 )
 from examples.commands import CommandError, finished, swift_run
+from swift_ft.costs.layer_profile import LayerProfile, read_layers
+from swift_ft.costs.shared_machines import parts
 from swift_ft.planning.layout.makespan import StageTime, makespan_ns
-from swift_ft.planning.layout.profile import LayerProfile, read_layers
-from swift_ft.planning.layout.shared_machines import parts
 from swift_ft.recovery.layout.stage_layers import even_layout
 
 SCRIPT = Path(__file__).parent / "scripts" / "slept_layers.py"

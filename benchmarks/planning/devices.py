@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
 from benchmarks.lib.results import machine as this_machine
+from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.planning.layout.cluster import POWER_UNIT, Cluster, Node
 from swift_ft.planning.layout.devices import plan_devices
-from swift_ft.planning.layout.profile import LayerProfile
 
 TYPES = (("A100", 312, 80), ("H20", 148, 96), ("V100", 125, 32))  # TFLOP/s, GB
 SIZES = (16, 24, 32, 64, 1024)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.results import Target, append_results, table, target_table
-from swift_ft.planning.grouping.chain import ChainProfile
+from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.planning.grouping.groups import plan_groups
 
 BANDWIDTH, INTERVAL = 5e9, 100

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.results import Target, append_results, table, target_table
+from swift_ft.costs.layer_profile import LayerProfile
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.instantiate import best_instantiation
-from swift_ft.planning.layout.orders import Schedule
 from swift_ft.planning.layout.pipeline_time import PipelineTime
-from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.planning.layout.templates import best_template
 from swift_ft.recovery.layout.growth import reform
 from swift_ft.recovery.layout.losses import Pipelines, reconfigure

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from typing import Any
 
 from swift_ft.checkpoint.store_claim import history_directory
+from swift_ft.costs.job import Measured, Worker
 from swift_ft.errors import SwiftError
-from swift_ft.planning.job import Measured, Worker
 from swift_ft.storage.digest import sealed, unsealed
 from swift_ft.storage.store import Store
 

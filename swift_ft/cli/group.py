@@ -12,12 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from swift_ft.cli.common import OneLineParser, pyplot, run_tool, save_plot, unit
+from swift_ft.costs.chain_profile import ChainProfile, read_profile
 from swift_ft.errors import UsageError
 from swift_ft.planning.advisor import Advice, LoggingQuestion, advise, bubble_ratio
-from swift_ft.planning.grouping.chain import ChainProfile
-from swift_ft.planning.grouping.groups import METHODS, GroupPlan, SweepPoint, plan_groups, sweep_budgets
+from swift_ft.planning.grouping.groups import (
+    METHODS,
+    GroupPlan,
+    SweepPoint,
+    plan_groups,
+    sweep_budgets,
+    write_groups,
+)
 from swift_ft.planning.presets import PROFILE_PRESETS, preset_profile
-from swift_ft.planning.profile import read_profile, write_groups
 from swift_ft.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
 
 __all__ = ["main", "parser"]

@@ -28,7 +28,6 @@ from torch.distributed.run import config_from_args, get_args_parser, parse_min_m
 
 from swift_ft.addresses import is_this_host, own_address
 from swift_ft.cli.console import LauncherConsole
-from swift_ft.cli.events_report import write_report
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
 from swift_ft.cli.status import add_status_option, show_status
 from swift_ft.config import RunConfig
@@ -264,8 +263,7 @@ def _run_cluster(job: MachineJob) -> int:
         _write_endpoint(config, cluster.store, cluster.run_id)
         with _told_of_errors(console):
             result = cluster.run()
-    if config.events_out:
-        write_report(config.events_out, result.verdict, result.history, cluster.run_id, result.store)
+    _write_events(config, result.verdict, result.history, cluster.run_id, result.store)
     return _exit_code(result.verdict)
 
 
@@ -287,10 +285,16 @@ def _run_one_machine(job: MachineJob) -> int:
                 job = replace(job, history=history if config.events_out else None, on_store=stores.append)
                 verdict = run_machine(job)
         finally:
-            if config.events_out:
-                store_url = stores[-1] if stores else ""
-                write_report(config.events_out, verdict, history, job.run_id, store_url)
+            _write_events(config, verdict, history, job.run_id, stores[-1] if stores else "")
     return _exit_code(verdict)
+
+
+def _write_events(config: RunConfig, verdict: Verdict, history: History, run_id: str, store: str) -> None:
+    """Writes what ``--events-out`` asks for. Only who asks imports the reports."""
+    if config.events_out:
+        from swift_ft.cli.events_report import write_report
+
+        write_report(config.events_out, verdict, history, run_id, store)
 
 
 def _with_secret(job: MachineJob) -> MachineJob:

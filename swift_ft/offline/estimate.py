@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from swift_ft.costs.job import Job, Measured, Worker
 from swift_ft.planning.costs import Costs, times
-from swift_ft.planning.job import Job, Measured, Worker
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.timeline import Recovery
 

@@ -12,10 +12,10 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
+from swift_ft.costs.job import Worker
 from swift_ft.errors import UsageError
 from swift_ft.offline.archive import ArchivedJournal
 from swift_ft.offline.estimate import Estimate, RunCosts
-from swift_ft.planning.job import Worker
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase, State

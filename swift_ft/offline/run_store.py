@@ -10,8 +10,8 @@ from typing import Any
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.run_record import read_record
 from swift_ft.checkpoint.worker_profile import read_profiles
+from swift_ft.costs.job import Worker
 from swift_ft.errors import SwiftError, UsageError, first_line
-from swift_ft.planning.job import Worker
 from swift_ft.storage.read_only import ReadOnlyStore
 from swift_ft.storage.store import Store
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from statistics import median
 
-from swift_ft.planning.advisor import Advice, LoggingQuestion, advise
-from swift_ft.planning.job import Job, Measured, Worker
-from swift_ft.planning.layout.makespan import StageTime
-from swift_ft.planning.layout.microbatch_shares import worth_sharing
-from swift_ft.planning.layout.orders import Schedule
-from swift_ft.planning.layout.profile import NANOSECONDS
-from swift_ft.planning.layout.shared_machines import (
+from swift_ft.costs.job import Job, Measured, Worker
+from swift_ft.costs.layer_profile import NANOSECONDS
+from swift_ft.costs.microbatch_shares import worth_sharing
+from swift_ft.costs.schedule_orders import Schedule
+from swift_ft.costs.shared_machines import (
     balanced,
     loads_of_pipelines,
     parts,
     slowest_ns,
     worth_moving_to,
 )
+from swift_ft.planning.advisor import Advice, LoggingQuestion, advise
+from swift_ft.planning.layout.makespan import StageTime
 from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
 from swift_ft.planning.presets import Fact
 from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of

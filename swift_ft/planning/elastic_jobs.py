@@ -23,9 +23,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from swift_ft.costs.json_files import load_object, read_text, whole
+from swift_ft.costs.layer_profile import NANOSECONDS, read_layers
 from swift_ft.errors import UsageError
-from swift_ft.planning.files import load_object, read_text, whole
-from swift_ft.planning.layout.profile import NANOSECONDS, read_layers
 from swift_ft.planning.layout.throughput import iteration_by_nodes
 from swift_ft.planning.simulation.elastic import Change, ElasticJob
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from swift_ft.costs.job import Job, ScriptGroup
 from swift_ft.planning.advisor import Advice
 from swift_ft.planning.costs import Costs, times, total
-from swift_ft.planning.job import Job, ScriptGroup
 from swift_ft.planning.presets import Fact
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.memory import CopyPlacement

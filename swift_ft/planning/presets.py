@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.errors import UsageError
 from swift_ft.planning.advisor import boundary_bytes
-from swift_ft.planning.grouping.chain import ChainProfile
 from swift_ft.planning.simulation.failure_laws import Exponential, FailureLaw, UniformCount
 from swift_ft.planning.simulation.strategies import Cluster, Strategy
 

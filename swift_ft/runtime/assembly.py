@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,9 +30,8 @@ from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.worker_journal import WorkerJournal, journal_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.coordination.store_client import connect
+from swift_ft.costs.job import Worker
 from swift_ft.errors import UsageError
-from swift_ft.planning.forecast import Forecast
-from swift_ft.planning.job import Worker
 from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.attachments import Attachments
@@ -45,7 +45,6 @@ from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import share_files
 from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.fault_injector import inject_faults
-from swift_ft.runtime.forecasting import forecast_now
 from swift_ft.runtime.housekeeping import Housekeeper, Housekeeping
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.layer_profiler import LayerCosts
@@ -87,6 +86,9 @@ from swift_ft.torch_adapters.script_groups import script_groups
 from swift_ft.worker_context import WorkerContext
 
 __all__ = ["Assembly"]
+
+if TYPE_CHECKING:
+    from swift_ft.planning.forecast import Forecast
 
 
 class Assembly:
@@ -481,7 +483,9 @@ class Assembly:
         )
 
     def forecast(self) -> Forecast:
-        """See :meth:`swift_ft.Session.plan`."""
+        """See :meth:`swift_ft.Session.plan`. Planning is imported here: a training needs none of it."""
+        from swift_ft.runtime.forecasting import forecast_now
+
         self._publish_place()
         self._writer.flush(self._context.config.report_timeout_s)  # what this worker has measured
         state = self._participant.state

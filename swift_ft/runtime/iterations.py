@@ -10,10 +10,10 @@ from typing import Any
 
 from swift_ft.checkpoint.store_claim import claim_store
 from swift_ft.coordination.agent_channel import agent_channel
+from swift_ft.costs.slow_links import LinkSample
 from swift_ft.determinism import seed_step
 from swift_ft.errors import DivergenceError, RecoveryError, first_line
 from swift_ft.failpoints import Point, hit
-from swift_ft.planning.slow_links import LinkSample
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import leaves_after_checkpoint

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.torch_adapters.layer_stack import stack_of
 
 __all__ = ["LayerTimes", "layers_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from swift_ft.planning.slow_links import LinkSample
+from swift_ft.costs.slow_links import LinkSample
 from swift_ft.torch_adapters.link_times import LinkTimes
 
 __all__ = ["LinkMeter"]

@@ -20,10 +20,10 @@ from torch import nn
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.coordination.background_writer import BackgroundWriter
+from swift_ft.costs.chain_profile import ChainProfile, write_profile
+from swift_ft.costs.job import Job, Measured, Worker
 from swift_ft.errors import UsageError, first_line
 from swift_ft.logging import IterationStats
-from swift_ft.planning.job import Job, Measured, Worker
-from swift_ft.planning.profile import Profile, write_profile
 from swift_ft.runtime.layer_profiler import LayerProfiler
 from swift_ft.torch_adapters.communication import begin, device_of, wait_for
 from swift_ft.torch_adapters.layer_stack import stack_of
@@ -193,7 +193,7 @@ class Profiler:
         self._writer.set(_key(self._context.rank), json.dumps(facts))
         self._archive(replace(self._place, measured=measured))
 
-    def read(self) -> Profile:
+    def read(self) -> ChainProfile:
         """The job's profile.
 
         Raises:
@@ -208,7 +208,7 @@ class Profiler:
             published = self._rendezvous.multi_get(self._keys())
         return self._profile_of([json.loads(text) for text in published])
 
-    def _profile_of(self, facts: Sequence[Mapping[str, Any]]) -> Profile:
+    def _profile_of(self, facts: Sequence[Mapping[str, Any]]) -> ChainProfile:
         """The profile, from what each worker has published."""
         context = self._context
         if not all(one["in_pipeline"] for one in facts):
@@ -226,7 +226,7 @@ class Profiler:
                 f"Machines {far[0][0]} and {far[0][1]} send messages to each other but are not neighbours: "
                 "the planner only knows chains, such as those of 1F1B and GPipe."
             )
-        return Profile(tuple(compute_s), tuple(between[slot, slot + 1] for slot in range(machines - 1)))
+        return ChainProfile(tuple(compute_s), tuple(between[slot, slot + 1] for slot in range(machines - 1)))
 
     def job(
         self, *, groups: tuple[int, ...], checkpoint_every: int, snapshot_every: int | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from swift_ft.planning.layout.shared_machines import Paces, worth_moving_to
+from swift_ft.costs.shared_machines import Paces, worth_moving_to
 from swift_ft.recovery.devices import AS_OTHERS, devices_of_stages
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.layout.stage_layers import (

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from swift_ft.costs.microbatch_shares import worth_sharing
+from swift_ft.costs.shared_machines import loads_of_pipelines
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.microbatch_shares import worth_sharing
-from swift_ft.planning.layout.shared_machines import loads_of_pipelines
 from swift_ft.recovery.devices import device_of, devices_of_stages, pace_of
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import cut_of

@@ -18,9 +18,9 @@ from typing import Any
 
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
-from swift_ft.planning.job import Worker
-from swift_ft.planning.slow_links import LinkSample, SlowLinks
-from swift_ft.planning.stragglers import Sample, Stragglers, least_of_peers
+from swift_ft.costs.job import Worker
+from swift_ft.costs.slow_links import LinkSample, SlowLinks
+from swift_ft.costs.stragglers import Sample, Stragglers, least_of_peers
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.devices import device_of, pace_of, shared_devices
 from swift_ft.recovery.job_state import Phase, State

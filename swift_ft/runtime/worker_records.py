@@ -10,7 +10,7 @@ from swift_ft.checkpoint.recording_file import StoredRecording, write_recording
 from swift_ft.checkpoint.worker_history import WorkerHistory, write_history
 from swift_ft.checkpoint.worker_profile import write_profile
 from swift_ft.checkpoint.worker_record import WorkerRecord, write_record
-from swift_ft.planning.job import Worker
+from swift_ft.costs.job import Worker
 from swift_ft.storage.store import Store
 
 __all__ = ["WorkerRecords"]

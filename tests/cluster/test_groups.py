@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.planning.advisor import boundary_bytes
-from swift_ft.planning.grouping.groups import plan_groups
-from swift_ft.planning.profile import Profile, write_groups
+from swift_ft.planning.grouping.groups import plan_groups, write_groups
 from tests.cluster.test_log_settings import MESSAGE_BYTES, metrics_of
 from tests.support.cluster import (
     CHECKPOINT_EVERY,
@@ -72,7 +72,7 @@ def test_only_messages_between_groups_are_logged(
 
 
 def test_the_planners_file(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = Profile((1.0, 1.0, 1.0, 1.0), (65536, 65536, 65536))
+    profile = ChainProfile((1.0, 1.0, 1.0, 1.0), (65536, 65536, 65536))
     plan = plan_groups(profile, budget_bytes=3 * 65536, checkpoint_interval=CHECKPOINT_EVERY, bandwidth=1e9)
     assert 1 < len(plan.groups) < 4
     write_groups(plan, tmp_path / "groups.json")

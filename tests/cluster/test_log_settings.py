@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from swift_ft.costs.chain_profile import read_profile
+from swift_ft.costs.layer_profile import read_layers
 from swift_ft.planning.grouping.groups import plan_groups
 from swift_ft.planning.layout.costs import StageCosts
-from swift_ft.planning.layout.profile import read_layers
 from swift_ft.planning.layout.templates import templates_for
-from swift_ft.planning.profile import read_profile
 from tests.support.cluster import ClusterRun, assert_clean, assert_identical, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "session_settings.py"

@@ -3,7 +3,8 @@ from collections.abc import Iterator
 
 from hypothesis import strategies as st
 
-from swift_ft.planning.grouping.chain import Chain, ChainProfile
+from swift_ft.costs.chain_profile import ChainProfile
+from swift_ft.planning.grouping.chain import Chain
 
 
 def all_starts(n: int) -> Iterator[tuple[int, ...]]:

@@ -13,6 +13,7 @@ from docs.house import MODULES, ROOT, floor_of, imports_of, own_imports_of
 FORBIDDEN = {
     "recovery": {"torch", "threading", "time", "socket", "subprocess", "os", "multiprocessing", "random"},
     "undo": {"torch.distributed", "threading", "time", "socket", "subprocess", "os"},
+    "costs": {"torch", "threading", "time", "socket", "subprocess", "multiprocessing"},
     "planning": {"torch", "threading", "time", "socket", "subprocess", "multiprocessing"},
     "logging": {"torch.distributed", "subprocess", "multiprocessing"},
     "storage": {"torch.distributed", "subprocess", "multiprocessing"},

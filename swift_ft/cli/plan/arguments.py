@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swift_ft.cli.common import unit
+from swift_ft.costs.layer_profile import NANOSECONDS, read_layers
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
-from swift_ft.planning.layout.orders import Schedule
 from swift_ft.planning.layout.pipeline_template import Template, TemplateOptions
-from swift_ft.planning.layout.profile import NANOSECONDS, read_layers
 from swift_ft.planning.layout.templates import node_counts, smallest_pipeline, templates_for
 from swift_ft.units import parse_bytes, parse_seconds
 

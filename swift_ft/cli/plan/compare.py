@@ -15,13 +15,13 @@ from swift_ft.cli.plan.arguments import costs_of, declare_model, options_of
 from swift_ft.cli.plan.picture import draw_bars
 from swift_ft.cli.plan.templates import console
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.costs.layer_profile import NANOSECONDS
+from swift_ft.costs.schedule_orders import Schedule, is_allowed
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.estimates import autohet_ns, oobleck_ns
 from swift_ft.planning.layout.makespan import makespan_ns
-from swift_ft.planning.layout.orders import Schedule, is_allowed
 from swift_ft.planning.layout.pipeline_template import Template, TemplateOptions
-from swift_ft.planning.layout.profile import NANOSECONDS
 from swift_ft.planning.layout.templates import best_template
 from swift_ft.units import format_seconds
 

@@ -11,9 +11,9 @@ from rich.table import Table
 from swift_ft.cli.plan.arguments import microbatches
 from swift_ft.cli.plan.picture import STAGE_SECONDS, draw_bars
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.costs.layer_profile import NANOSECONDS, read_layers
 from swift_ft.planning.layout.cluster import read_cluster
 from swift_ft.planning.layout.devices import DevicePlan, Pipeline, plan_devices
-from swift_ft.planning.layout.profile import NANOSECONDS, read_layers
 from swift_ft.units import format_seconds
 
 __all__ = ["VERB"]

@@ -12,10 +12,10 @@ from swift_ft.cli.plan.arguments import costs_of, declare_cluster, microbatches,
 from swift_ft.cli.plan.picture import draw_stages
 from swift_ft.cli.plan.templates import console
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.costs.layer_profile import NANOSECONDS
 from swift_ft.planning.layout.instantiate import Instantiation, best_instantiation
 from swift_ft.planning.layout.pipeline_template import Template
 from swift_ft.planning.layout.pipeline_time import PipelineTime
-from swift_ft.planning.layout.profile import NANOSECONDS
 from swift_ft.units import format_seconds
 
 __all__ = ["VERB"]

@@ -12,8 +12,8 @@ from swift_ft.cli.common import unit
 from swift_ft.cli.plan.arguments import at_most
 from swift_ft.cli.plan.templates import console
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.costs.layer_profile import NANOSECONDS, layers_to_json, write_layers
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.profile import NANOSECONDS, layers_to_json, write_layers
 from swift_ft.planning.layout.shapes import Shapes, from_powers, transformer_layers
 from swift_ft.units import format_bytes, format_seconds, parse_seconds
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swift_ft.cli.common import pyplot, save_plot
+from swift_ft.costs.layer_profile import NANOSECONDS
 from swift_ft.planning.layout.costs import StageCosts
-from swift_ft.planning.layout.profile import NANOSECONDS
 from swift_ft.planning.layout.search import Stage
 from swift_ft.units import format_seconds
 

@@ -15,10 +15,10 @@ from swift_ft.cli.common import unit
 from swift_ft.cli.plan.arguments import MOST_NODES, costs_of, declare_model, microbatches, options_of
 from swift_ft.cli.plan.picture import draw_bars
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.costs.layer_profile import NANOSECONDS
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.instantiate import best_instantiation, deal
 from swift_ft.planning.layout.pipeline_time import PipelineTime
-from swift_ft.planning.layout.profile import NANOSECONDS
 from swift_ft.planning.layout.templates import node_counts, templates_for
 from swift_ft.recovery.layout.change import Change
 from swift_ft.recovery.layout.growth import moved, reform

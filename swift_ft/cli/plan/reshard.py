@@ -12,9 +12,9 @@ from rich.table import Table
 from swift_ft.cli.plan.picture import draw_bars
 from swift_ft.cli.plan.reconfigure import parse_nodes
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.costs.layer_profile import read_layers
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.layer_tensors import layer_tensors
-from swift_ft.planning.layout.profile import read_layers
 from swift_ft.recovery.layout.mesh import Layout, even_layout
 from swift_ft.recovery.moves.plan import MovePlan, plan_moves
 from swift_ft.recovery.moves.sources import Location

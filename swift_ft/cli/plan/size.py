@@ -13,9 +13,9 @@ from swift_ft.cli.common import unit
 from swift_ft.cli.plan.arguments import MOST_NODES, at_most, microbatches
 from swift_ft.cli.plan.templates import console
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.costs.layer_profile import read_layers
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.machine_kinds import read_kinds
-from swift_ft.planning.layout.profile import read_layers
 from swift_ft.planning.layout.sizing import Goal, MachineKind, Size, Work, knee, recommended, sizes
 from swift_ft.units import format_seconds, parse_bandwidth, parse_bytes, parse_seconds
 

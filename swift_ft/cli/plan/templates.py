@@ -12,9 +12,9 @@ from rich.table import Table
 from swift_ft.cli.plan.arguments import costs_of, declare_cluster, templates_of
 from swift_ft.cli.plan.picture import draw_stages, named
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.costs.layer_profile import NANOSECONDS
 from swift_ft.planning.layout.instantiate import count_sets
 from swift_ft.planning.layout.pipeline_template import Template
-from swift_ft.planning.layout.profile import NANOSECONDS
 from swift_ft.units import format_seconds
 
 __all__ = ["VERB", "add_template_rows", "console"]

@@ -17,67 +17,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.errors import UsageError
 
-__all__ = ["Chain", "ChainProfile", "FloatArray", "IntArray"]
+__all__ = ["Chain", "FloatArray", "IntArray"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-
-_MAX_BYTES = 2**62  # sums of bytes stay exact in int64
-
-
-@dataclass(frozen=True)
-class ChainProfile:
-    """Measurements of a pipeline over a few iterations, machine by machine in pipeline order.
-
-    Attributes:
-        compute_s: seconds of computation per iteration on each machine.
-        boundary_bytes: bytes per iteration, both directions together, between machine ``i`` and ``i + 1``.
-        failure_weight: how often each machine fails relative to the others; empty means equally often.
-    """
-
-    compute_s: tuple[float, ...]
-    boundary_bytes: tuple[int, ...]
-    failure_weight: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        n = len(self.compute_s)
-        if n == 0:
-            raise UsageError("the profile has no machines: give at least one entry under 'machines'")
-        if len(self.boundary_bytes) != n - 1:
-            raise UsageError(
-                f"{n} machines have {n - 1} boundaries, but 'boundary_bytes' has "
-                f"{len(self.boundary_bytes)} entries: give one per pair of neighbours"
-            )
-        if self.failure_weight and len(self.failure_weight) != n:
-            raise UsageError(
-                f"{len(self.failure_weight)} failure weights for {n} machines: give one each, or none"
-            )
-        _check_numbers("compute_s of machine", self.compute_s)
-        _check_numbers("failure_weight of machine", self.failure_weight)
-        for i, size in enumerate(self.boundary_bytes):
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise UsageError(f"boundary_bytes {i} is {size!r}: it must be a whole number of bytes")
-            if size < 0:
-                raise UsageError(f"boundary_bytes {i} is {size}: it must not be negative")
-        if sum(self.boundary_bytes) > _MAX_BYTES:
-            raise UsageError("boundary_bytes add up to more than 2**62: are they really bytes per iteration?")
-        if self.failure_weight and sum(self.failure_weight) <= 0:
-            raise UsageError("all failure weights are zero: at least one machine must be able to fail")
-
-    @property
-    def n_machines(self) -> int:
-        """How many machines the pipeline spans."""
-        return len(self.compute_s)
-
-
-def _check_numbers(what: str, values: Sequence[float]) -> None:
-    for i, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise UsageError(f"{what} {i} is {value!r}: it must be a finite number")
-        if value < 0:
-            raise UsageError(f"{what} {i} is {value}: it must not be negative")
 
 
 @dataclass(frozen=True)

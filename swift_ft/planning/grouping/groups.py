@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from swift_ft.costs.chain_profile import ChainProfile
+from swift_ft.costs.json_files import write_text
 from swift_ft.errors import UsageError
-from swift_ft.planning.grouping.chain import Chain, ChainProfile
+from swift_ft.planning.grouping.chain import Chain
 from swift_ft.planning.grouping.exact import optimal_partition
 from swift_ft.planning.grouping.greedy import balanced_partition, greedy_merges, greedy_partition
 
-__all__ = ["METHODS", "GroupPlan", "SweepPoint", "evaluate_groups", "plan_groups", "sweep_budgets"]
+__all__ = [
+    "METHODS",
+    "GroupPlan",
+    "SweepPoint",
+    "evaluate_groups",
+    "plan_groups",
+    "sweep_budgets",
+    "write_groups",
+]
 
 METHODS = ("optimal", "greedy", "balanced")
 
@@ -210,3 +222,12 @@ def _plan(
         checkpoint_interval=interval,
         gap_s=gap,
     )
+
+
+def write_groups(plan: GroupPlan, path: Path) -> None:
+    """Writes the ``groups.json`` that a session takes.
+
+    Raises:
+        UsageError: if the file cannot be written.
+    """
+    write_text(path, json.dumps(plan.to_dict(), indent=1) + "\n")

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swift_ft.costs.json_files import load_object, read_text, whole
 from swift_ft.errors import UsageError
-from swift_ft.planning.files import load_object, read_text, whole
 
 __all__ = ["POWER_UNIT", "Cluster", "Node", "cluster_from_json", "read_cluster"]
 

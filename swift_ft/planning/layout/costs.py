@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from swift_ft.costs.layer_profile import LayerProfile, copies_bytes
+from swift_ft.costs.schedule_orders import Schedule, in_flight
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.makespan import StageTime
-from swift_ft.planning.layout.orders import Schedule, in_flight
-from swift_ft.planning.layout.profile import LayerProfile
 
-__all__ = ["StageCosts", "copies_bytes"]
+__all__ = ["StageCosts"]
 
 _WHOLE = 1000  # overheads are per mille, so that all numbers stay whole
 
@@ -95,10 +95,3 @@ class StageCosts:
     def kept(self, schedule: Schedule, stages_behind: int, stages: int, microbatches: int) -> int:
         """Microbatches whose activations a stage keeps."""
         return in_flight(schedule, stages - 1 - stages_behind, workers=stages, microbatches=microbatches)
-
-
-def copies_bytes(layers: Sequence[LayerProfile], first: int, end: int) -> int:
-    """Copies that a stage of layers ``first`` to ``end - 1`` has of state shared with other stages."""
-    others = {layers[layer].shared_with for layer in range(first, end)}
-    copies = {other for other in others if other is not None and not first <= other < end}
-    return sum(layers[other].state_bytes for other in copies)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple
 
+from swift_ft.costs.layer_balance import Balance, Stage, balance
+from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.cluster import Cluster, Node
 from swift_ft.planning.layout.device_groups import Grouping, group_devices
 from swift_ft.planning.layout.group_packing import Groups
 from swift_ft.planning.layout.group_tables import Kind, Task
-from swift_ft.planning.layout.layer_balance import Balance, Stage, balance
-from swift_ft.planning.layout.profile import NANOSECONDS, LayerProfile
 from swift_ft.planning.layout.timed_groups import can_time_all, fastest_groups
 from swift_ft.units import format_bytes
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.orders import Schedule
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.planning.layout.rounds import best_dealt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.recovery.layout.tensors import StateTensor
 
 __all__ = ["layer_tensors"]

@@ -14,8 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from swift_ft.costs.json_files import load_object, read_text, whole
 from swift_ft.errors import UsageError
-from swift_ft.planning.files import load_object, read_text, whole
 from swift_ft.planning.layout.sizing import MachineKind
 
 __all__ = ["read_kinds"]

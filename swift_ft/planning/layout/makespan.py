@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from swift_ft.costs.schedule_orders import Action, Kind, Schedule, check_size, stages_of, worker_order
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.orders import Action, Kind, Schedule, check_size, stages_of, worker_order
 
 __all__ = ["PipelineRun", "Span", "StageTime", "makespan_ns", "one_f_one_b_ns", "orders_of", "spans"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from swift_ft.costs.schedule_orders import Schedule, check_size
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
-from swift_ft.planning.layout.orders import Schedule, check_size
 from swift_ft.units import format_bytes
 
 __all__ = ["least_memory", "least_nodes", "why_not"]

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, takewhile
 
+from swift_ft.costs.schedule_orders import check_size, most_kept, stages_of
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.makespan import makespan_ns
-from swift_ft.planning.layout.orders import check_size, most_kept, stages_of
 from swift_ft.planning.layout.pipeline_template import PER_WORKER, Template, TemplateOptions
 from swift_ft.planning.layout.search import Stage
 from swift_ft.units import format_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swift_ft.planning.layout.orders import Schedule, check_size
+from swift_ft.costs.schedule_orders import Schedule, check_size
 from swift_ft.planning.layout.search import Stage
 
 __all__ = ["PER_WORKER", "Template", "TemplateOptions"]
@@ -50,7 +50,7 @@ class Template:
         microbatches: for which it was made.
         iteration_ns: its exact makespan with them.
         bound_ns: no cut has a smaller one.
-        stages_per_worker: :func:`~swift_ft.planning.layout.orders.stages_of` says which each has.
+        stages_per_worker: :func:`~swift_ft.costs.schedule_orders.stages_of` says which each has.
     """
 
     nodes: int

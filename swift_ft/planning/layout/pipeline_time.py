@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from swift_ft.costs.schedule_orders import Schedule, is_allowed, stages_of
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.estimates import lower_bound_ns
 from swift_ft.planning.layout.makespan import StageTime, makespan_ns, one_f_one_b_ns
-from swift_ft.planning.layout.orders import Schedule, is_allowed, stages_of
 from swift_ft.planning.layout.pipeline_template import Template
 
 __all__ = ["PipelineTime"]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.planning.layout.costs import StageCosts
-from swift_ft.planning.layout.orders import Schedule
 
 __all__ = ["Budget", "Cut", "Question", "Stage", "best_cut", "cuts_below", "root_bound_ns"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.profile import NANOSECONDS, LayerProfile
 
 __all__ = ["Shapes", "from_powers", "transformer_layers"]
 

@@ -10,8 +10,8 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 
+from swift_ft.costs.schedule_orders import Action, Schedule, stages_of
 from swift_ft.planning.layout.makespan import PipelineRun, StageTime, orders_of
-from swift_ft.planning.layout.orders import Action, Schedule, stages_of
 
 __all__ = ["shared_makespan_ns"]
 

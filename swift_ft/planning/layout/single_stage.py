@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from swift_ft.costs.schedule_orders import Schedule, is_allowed
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.makespan import makespan_ns, one_f_one_b_ns
 from swift_ft.planning.layout.misfit import why_not
-from swift_ft.planning.layout.orders import Schedule, is_allowed
 from swift_ft.planning.layout.pipeline_template import PER_WORKER, Template, TemplateOptions
 from swift_ft.planning.layout.search import Budget, Cut, Question, Stage, best_cut, cuts_below, root_bound_ns
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.instantiate import Instantiation, best_instantiation
 from swift_ft.planning.layout.pipeline_template import TemplateOptions
 from swift_ft.planning.layout.pipeline_time import PipelineTime
-from swift_ft.planning.layout.profile import NANOSECONDS, LayerProfile
 from swift_ft.planning.layout.templates import node_counts, smallest_pipeline, templates_for
 
 __all__ = ["Goal", "MachineKind", "Size", "Work", "knee", "recommended", "sizes"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from swift_ft.costs.layer_profile import LayerProfile
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.instantiate import best_instantiation
-from swift_ft.planning.layout.orders import Schedule
 from swift_ft.planning.layout.pipeline_template import TemplateOptions
 from swift_ft.planning.layout.pipeline_time import PipelineTime
-from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.planning.layout.templates import node_counts, templates_for
 
 __all__ = ["iteration_by_nodes"]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import first_line
 from swift_ft.logging import LogReader, MessageKey
-from swift_ft.planning.layout.orders import Schedule
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.plan import Plan, Task

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from swift_ft.coordination.background_writer import BackgroundWriter
-from swift_ft.planning.job import ScriptGroup
+from swift_ft.costs.job import ScriptGroup
 from swift_ft.runtime.pipeline.script_communication import GroupUse
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.waits import waiting

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.data.shares import Change, shares_at
-from swift_ft.planning.layout.orders import Schedule
 from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor
 from swift_ft.torch_adapters.layer_stack import LayerStack

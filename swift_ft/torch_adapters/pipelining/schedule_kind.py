@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swift_ft.planning.layout.orders import Schedule
+from swift_ft.costs.schedule_orders import Schedule
 
 __all__ = ["kind_of"]
 

@@ -3,7 +3,7 @@
 import importlib
 import os
 
-from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.layer_profiler import LayerCosts
 

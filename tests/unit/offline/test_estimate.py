@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from swift_ft.checkpoint.worker_profile import read_profiles, write_profile
+from swift_ft.costs.job import Measured, Worker
 from swift_ft.offline.archive import ArchivedJournal
 from swift_ft.offline.loss import LossPlan, LossPlanner
-from swift_ft.planning.job import Measured, Worker
 from swift_ft.recovery import events as ev
 from swift_ft.storage.store import Store
 from tests.support.journals import RUN, checkpoint, entries_of, machine, opening

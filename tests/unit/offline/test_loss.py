@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from swift_ft.costs.job import Measured, Worker
 from swift_ft.errors import UsageError
 from swift_ft.offline.archive import ArchivedJournal
 from swift_ft.offline.loss import LossPlanner, Outcome
-from swift_ft.planning.job import Measured, Worker
 from swift_ft.recovery import events as ev
 from tests.support.journals import RUN, checkpoint, entries_of, machine, opening
 

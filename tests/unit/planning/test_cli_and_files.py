@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from swift_ft.cli import group, simulate
+from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.errors import UsageError
 from swift_ft.planning.advisor import LoggingQuestion, advise, bubble_ratio
 from swift_ft.planning.grouping.groups import GroupPlan
-from swift_ft.planning.profile import Profile, read_calibration, read_failure_trace
+from swift_ft.planning.simulation.inputs import read_calibration, read_failure_trace
 
 
 def test_profile_round_trip() -> None:
-    profile = Profile((0.5, 0.25), (10,), (1.0, 2.0))
-    assert Profile.from_json(profile.to_json()) == profile
-    plain = Profile((0.5, 0.25), (10,))
-    assert Profile.from_json(plain.to_json()) == plain
+    profile = ChainProfile((0.5, 0.25), (10,), (1.0, 2.0))
+    assert ChainProfile.from_json(profile.to_json()) == profile
+    plain = ChainProfile((0.5, 0.25), (10,))
+    assert ChainProfile.from_json(plain.to_json()) == plain
     assert "failure_weight" not in plain.to_json()
 
 

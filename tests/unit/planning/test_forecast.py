@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_ft.costs.chain_profile import ChainProfile
+from swift_ft.costs.job import Job, Measured, ScriptGroup, Worker
+from swift_ft.costs.layer_profile import LayerProfile
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
 from swift_ft.planning.forecast import Protection, forecast
-from swift_ft.planning.grouping.chain import ChainProfile
 from swift_ft.planning.grouping.groups import evaluate_groups
-from swift_ft.planning.job import Job, Measured, ScriptGroup, Worker
 from swift_ft.planning.layout.makespan import StageTime, makespan_ns
-from swift_ft.planning.layout.orders import Schedule
-from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import RecoveryMode, make_plan

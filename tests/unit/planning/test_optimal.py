@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.planning.grouping import exact
-from swift_ft.planning.grouping.chain import Chain, ChainProfile
+from swift_ft.planning.grouping.chain import Chain
 from swift_ft.planning.grouping.exact import optimal_partition
 from tests.support.chains import brute_force, profiles
 

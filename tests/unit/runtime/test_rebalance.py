@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from immutables import Map
 
-from swift_ft.planning.layout.profile import LayerProfile
-from swift_ft.planning.layout.shared_machines import balanced, slowest_ns
+from swift_ft.costs.layer_profile import LayerProfile
+from swift_ft.costs.shared_machines import balanced, slowest_ns
 from swift_ft.recovery.devices import devices_of_stages
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import JobShape, Layouts, PendingLayout, Phase, RecoveryRound, State

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from immutables import Map
 
+from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.data import GlobalBatches
-from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import JobShape, Layouts, PendingLayout, Phase, RecoveryRound, Shares, State
 from swift_ft.recovery.membership import Membership

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.cli.plan.main import main
-from swift_ft.planning.layout.profile import read_layers
+from swift_ft.costs.layer_profile import read_layers
 
 GPT2 = ["layers", "--hidden", "768", "--blocks", "12", "--vocabulary", "50257", "--sequence", "1024"]
 

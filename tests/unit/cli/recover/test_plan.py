@@ -10,7 +10,7 @@ import pytest
 
 from swift_ft.checkpoint.worker_profile import write_profile
 from swift_ft.cli.recover.main import main
-from swift_ft.planning.job import Measured, Worker
+from swift_ft.costs.job import Measured, Worker
 from swift_ft.recovery.events import Event, JobOpened, StatusReported
 from tests.support.journals import RUN, checkpoint, machine, opening, store_with
 

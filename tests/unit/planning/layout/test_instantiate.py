@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_ft.costs.layer_profile import LayerProfile
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.instantiate import best_instantiation, count_sets, deal, node_sets
 from swift_ft.planning.layout.makespan import StageTime
-from swift_ft.planning.layout.orders import Schedule
 from swift_ft.planning.layout.pipeline_time import PipelineTime
-from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.planning.layout.templates import node_counts, templates_for
 
 

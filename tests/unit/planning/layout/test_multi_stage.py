@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_ft.costs.layer_profile import LayerProfile
+from swift_ft.costs.schedule_orders import Kind, Schedule, is_allowed, most_kept, stages_of, worker_order
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout import multi_stage
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.makespan import makespan_ns
-from swift_ft.planning.layout.orders import Kind, Schedule, is_allowed, most_kept, stages_of, worker_order
 from swift_ft.planning.layout.pipeline_template import PER_WORKER, TemplateOptions
-from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.planning.layout.templates import best_template, smallest_pipeline
 
 LAYERS = st.builds(

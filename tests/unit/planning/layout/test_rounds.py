@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.instantiate import best_instantiation, node_sets
 from swift_ft.planning.layout.makespan import StageTime
-from swift_ft.planning.layout.orders import Schedule
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 
 IN_ROUNDS = (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.planning.layout.makespan import StageTime, makespan_ns
-from swift_ft.planning.layout.orders import Schedule
 from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
 
 SIZES = [

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from swift_ft.cli.plan.main import main
+from swift_ft.costs.layer_profile import LayerProfile, write_layers
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.machine_kinds import read_kinds
 from swift_ft.planning.layout.makespan import StageTime, makespan_ns
-from swift_ft.planning.layout.profile import LayerProfile, write_layers
 from swift_ft.planning.layout.sizing import Goal, MachineKind, Work, knee, recommended, sizes
 
 MS = 1_000_000

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_ft.costs.layer_profile import LayerProfile
+from swift_ft.costs.schedule_orders import Schedule, is_allowed
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.makespan import makespan_ns
-from swift_ft.planning.layout.orders import Schedule, is_allowed
 from swift_ft.planning.layout.pipeline_template import PER_WORKER, TemplateOptions
-from swift_ft.planning.layout.profile import LayerProfile
 from swift_ft.planning.layout.search import Stage
 from swift_ft.planning.layout.templates import best_template, node_counts, templates_for
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, median_low
 
-from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.costs.layer_profile import LayerProfile
 
 __all__ = ["on_equal_devices"]
 

@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 
-from swift_ft.planning.layout.alike import on_equal_devices
-from swift_ft.planning.layout.profile import LayerProfile
-from swift_ft.planning.stragglers import Sample, Stragglers, least_of_peers
+from swift_ft.costs.equal_devices import on_equal_devices
+from swift_ft.costs.layer_profile import LayerProfile
+from swift_ft.costs.stragglers import Sample, Stragglers, least_of_peers
 
 EXPECTED = {0: 1.0, 1: 2.0, 2: 1.0, 3: 0.5}
 

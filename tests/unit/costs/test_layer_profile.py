@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_ft.errors import UsageError
-from swift_ft.planning.layout.profile import (
+from swift_ft.costs.layer_profile import (
     LayerProfile,
     layers_from_json,
     layers_to_json,
     read_layers,
     write_layers,
 )
+from swift_ft.errors import UsageError
 
 GOOD = {"forward_s": 0.001, "backward_s": 0.002, "state_bytes": 100}
 AMOUNTS = st.integers(0, 10**15)

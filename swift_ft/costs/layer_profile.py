@@ -18,10 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swift_ft.costs.json_files import load_object, read_text, whole, write_text
 from swift_ft.errors import UsageError
-from swift_ft.planning.files import load_object, read_text, whole, write_text
 
-__all__ = ["NANOSECONDS", "LayerProfile", "layers_from_json", "layers_to_json", "read_layers", "write_layers"]
+__all__ = [
+    "NANOSECONDS",
+    "LayerProfile",
+    "copies_bytes",
+    "layers_from_json",
+    "layers_to_json",
+    "read_layers",
+    "write_layers",
+]
 
 NANOSECONDS = 1_000_000_000
 """In a second."""
@@ -162,3 +170,10 @@ def write_layers(layers: Sequence[LayerProfile], path: Path) -> None:
         UsageError: if the file cannot be written.
     """
     write_text(path, layers_to_json(layers))
+
+
+def copies_bytes(layers: Sequence[LayerProfile], first: int, end: int) -> int:
+    """Copies that a stage of layers ``first`` to ``end - 1`` has of state shared with other stages."""
+    others = {layers[layer].shared_with for layer in range(first, end)}
+    copies = {other for other in others if other is not None and not first <= other < end}
+    return sum(layers[other].state_bytes for other in copies)

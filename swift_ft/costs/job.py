@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from swift_ft.costs.layer_profile import LayerProfile
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.orders import Schedule
-from swift_ft.planning.layout.profile import LayerProfile
 
 __all__ = ["Job", "Measured", "ScriptGroup", "Worker"]
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift_ft.costs.layer_profile import LayerProfile
+from swift_ft.costs.microbatch_shares import pipeline_ns, share_microbatches
+from swift_ft.costs.schedule_orders import Schedule
+from swift_ft.costs.shared_machines import loads_of_pipelines
 from swift_ft.planning.layout.makespan import StageTime
-from swift_ft.planning.layout.microbatch_shares import pipeline_ns, share_microbatches
-from swift_ft.planning.layout.orders import Schedule
-from swift_ft.planning.layout.profile import LayerProfile
-from swift_ft.planning.layout.shared_machines import loads_of_pipelines
 from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
 
 PIPELINES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=3)

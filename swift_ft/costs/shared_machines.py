@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from swift_ft.planning.layout.layer_balance import Stage, balance
-from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.costs.layer_balance import Stage, balance
+from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.recovery.layout.stage_layers import StageLayers, layers_of
 
 __all__ = ["Paces", "balanced", "loads_of_pipelines", "parts", "slowest_ns", "worth_moving_to"]

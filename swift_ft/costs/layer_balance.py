@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from swift_ft.planning.layout.costs import copies_bytes
-from swift_ft.planning.layout.profile import LayerProfile
+from swift_ft.costs.layer_profile import LayerProfile, copies_bytes
 
 __all__ = ["Balance", "Stage", "balance"]
 

@@ -11,8 +11,8 @@ from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import generate_rank_to_stage_mapping
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
+from swift_ft.costs.schedule_orders import Kind, Schedule, check_size, in_flight, stages_of, worker_order
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.orders import Kind, Schedule, check_size, in_flight, stages_of, worker_order
 
 OF_TORCH: dict[Schedule, Any] = {
     Schedule.GPIPE: schedules.ScheduleGPipe,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swift_ft.planning.slow_links import LinkSample, SlowLinks
+from swift_ft.costs.slow_links import LinkSample, SlowLinks
 
 FAST = LinkSample(0, "10.0.0.2", 0.2, 1e9)
 SLOW = LinkSample(0, "10.0.0.1", 0.5, 1e8)

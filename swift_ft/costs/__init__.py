@@ -1,0 +1,1 @@
+"""Costs of a running training: schedule orders, layers, links, stragglers. Pure, but for the files."""
