@@ -121,6 +121,7 @@ lint: $(VENV)/.installed-dev  ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# With BENCH_RECORD=benchmarks/results each benchmark keeps its figures, and `make docs` puts them on the pages.
 bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against torchrun and torchft
 	$(BIN)/python -m benchmarks.logging.overhead
 	$(BIN)/python -m benchmarks.logging.collectives
@@ -152,10 +153,11 @@ bench-scale: $(VENV)/.installed-dev  ## measure the control plane of up to 1,024
 	OMP_NUM_THREADS=1 TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m benchmarks.scale.control_plane --out build/scale.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scale.simulated --measured build/scale.json
 
-docs: $(VENV)/.installed-dev  ## draw the map and the protocol, and write the reference's tables, from the code
+docs: $(VENV)/.installed-dev  ## draw the map and the protocol, write tables from the code, and figures from the runs
 	$(BIN)/python -m docs.house
 	$(BIN)/python -m docs.reference
 	$(BIN)/python -m docs.support
+	$(BIN)/python -m docs.results
 
 # The variable silences an advertisement, which is no warning about the site.
 site: $(VENV)/.installed-dev  ## build the site of all documents in build/site

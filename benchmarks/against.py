@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.lib.cpu_time import cpu_seconds
-from benchmarks.lib.results import Summary, append_results, argument_parser, machine, table
+from benchmarks.lib.results import Summary, argument_parser, machine, of_repetitions, record, table
 from benchmarks.logging.overhead import iteration_ends
 from examples.commands import ROOT, CommandError, check, started, swift_run
 
@@ -56,8 +56,8 @@ def main() -> int:
         return 1
     body = report(samples, args.repetitions)
     print(json.dumps({"machine": machine(), "samples": samples}, indent=1) if args.json else body)
-    if args.update:
-        append_results("This checkout against the one before", body)
+    if args.record:
+        record("against", body, args)
     return 0
 
 
@@ -130,7 +130,7 @@ def report(samples: Mapping[str, list[Figures]], repetitions: int) -> str:
     ).stdout.strip()
     intro = (
         f"Commit {commit} against the checkout before it: four machines, the GPT of `examples/`, gloo. "
-        f"{repetitions} interleaved repetitions; medians (ranges)."
+        f"{of_repetitions(repetitions)}."
     )
     return f"{intro}\n\n{table(['', 'this', 'before', 'this / before'], rows)}"
 

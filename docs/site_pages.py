@@ -16,7 +16,13 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "benchmarks/RESULTS.md": "results.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/RESULTS.md": "results.md",
+    "benchmarks/HISTORY.md": "results-history.md",
+    "benchmarks/results/README.md": "results-format.md",
+}
 """Where a page stands in the repository, and its name in the site."""
 
 _FIGURES = "benchmarks/figures"

@@ -27,9 +27,9 @@ from pathlib import Path
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -100,8 +100,8 @@ def main() -> int:
     )
     samples = {"change_s": changes, "back_s": back, "torchrun_s": theirs, "wall": wall, "cpu": cpu}
     print(json.dumps({"machine": machine(), **samples}, indent=1) if args.json else body)
-    if args.update:
-        append_results("A change of the layout", body)
+    if args.record:
+        record("layout-change", body, args)
     return 0
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -63,8 +63,8 @@ def main() -> int:
         f"{table(heads, rows)}\n\n{target_table([target])}"
     )
     print(json.dumps({"machine": machine(), "ratios": ratios}, indent=1) if args.json else body)
-    if args.update:
-        append_results("The forecast of a job with one machine less", body)
+    if args.record:
+        record("smaller-forecast", body, args)
     return 0
 
 

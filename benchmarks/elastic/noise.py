@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.results import Target, append_results, argument_parser, machine, table, target_table
+from benchmarks.lib.results import Target, argument_parser, machine, record, table, target_table
 from examples.commands import CommandError, started, swift_run
 
 SCRIPT = Path(__file__).parent / "scripts" / "noisy_steps.py"
@@ -73,8 +73,8 @@ def main() -> int:
     print(
         json.dumps({"machine": machine(), "loads": loads, "alarms": alarms}, indent=1) if args.json else body
     )
-    if args.update:
-        append_results("An hour of noise", body)
+    if args.record:
+        record("noise", body, args)
     return 0
 
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -102,8 +102,8 @@ def main() -> int:
         f"{losses(left)}" + (f"\n\n{target_table(targets)}" if targets else "")
     )
     print(json.dumps({"machine": machine(), "wall": wall, "cpu": cpu, "left": left}) if args.json else body)
-    if args.update:
-        append_results("Pipelines that are replicas", body)
+    if args.record:
+        record("loss-beside-torchft" if args.losses_only else "layer-replicas", body, args)
     return 0
 
 

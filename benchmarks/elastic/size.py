@@ -19,9 +19,9 @@ from pathlib import Path
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -68,8 +68,8 @@ def main() -> int:
         f"{target_table([target])}"
     )
     print(json.dumps({"machine": machine(), "ratios": ratios}, indent=1) if args.json else body)
-    if args.update:
-        append_results("How many machines", body)
+    if args.record:
+        record("machine-count", body, args)
     return 0
 
 

@@ -21,9 +21,9 @@ from typing import Any
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -76,8 +76,8 @@ def main() -> int:
         f"Iterations are medians, the last of {COUNTED}.\n\n{table(heads, rows)}\n\n{target_table(targets)}"
     )
     print(json.dumps({"machine": machine(), "ratios": ratios}, indent=1) if args.json else body)
-    if args.update:
-        append_results("A slow machine", body)
+    if args.record:
+        record("slow-machine", body, args)
     return 0
 
 

@@ -31,9 +31,9 @@ from benchmarks.gpu.part import figure
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -131,8 +131,8 @@ def main() -> int:
     results = measure(args)
     targets = judge(results)
     body = report(results, targets, args)
-    if args.update:
-        append_results("Logging on a GPU", body)
+    if args.record:
+        record("gpu-logging", body, args)
     if args.figures:
         return 0
     print(json.dumps(as_json(results, targets), indent=1) if args.json else body)

@@ -21,7 +21,7 @@ import time
 import torch
 
 from benchmarks.gpu.part import end_in_order
-from benchmarks.lib.results import Target, append_results, target_table
+from benchmarks.lib.results import Target, add_record_option, record, target_table
 
 LIMITS_S = {"step": 95.0, "recovery": 65.0, "undo": 30.0, "bubbles": 30.0, "unpack": 15.0}
 """Of the parts, in the order in which they run."""
@@ -38,10 +38,10 @@ def main() -> int:
     )
     parser.add_argument("--small", action="store_true", help="a trial on a CPU")
     parser.add_argument("--only", nargs="+", choices=[*LIMITS_S], default=[*LIMITS_S], metavar="PART")
-    parser.add_argument("--update", action="store_true", help="append a section to benchmarks/RESULTS.md")
+    add_record_option(parser)
     args = parser.parse_args()
-    if args.small and args.update:
-        parser.error("--small is a trial: its figures are not appended to the results")
+    if args.small and args.record:
+        parser.error("--small is a trial: its figures are not recorded")
     if not args.small and not torch.cuda.is_available():
         print("figures.py: no CUDA device, nothing can be measured", file=sys.stderr)
         return 2
@@ -57,8 +57,8 @@ def main() -> int:
         print(f"# {name}: {ended}, {time.monotonic() - began:.0f} s of {limit_s:.0f}", flush=True)
         if ended != "done":
             failed.append(f"{name}: {ended}")
-    if args.update:
-        append_results("On a GPU", report(found, failed))
+    if args.record:
+        record("gpu", report(found, failed), args)
     return 1 if failed else 0
 
 

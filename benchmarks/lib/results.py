@@ -1,15 +1,16 @@
-"""Shared by all benchmarks: medians, targets, tables, and the machine that the numbers depend on.
-
-Nothing here prints results; only ``--update`` calls ``append_results``.
-"""
+"""Shared by all benchmarks: medians, targets, tables, the machine that figures depend on, the record."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import platform
+import shlex
 import statistics
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -17,8 +18,25 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.lib.markdown import TARGET_COLUMNS, VERDICTS, read_body, table
+from benchmarks.lib.runs import FOLDER, Host, Run, write_run
+from benchmarks.lib.subjects import SUBJECTS
+
+__all__ = [
+    "BENCHMARKS",
+    "TRAIN_WITH",
+    "Summary",
+    "Target",
+    "add_record_option",
+    "argument_parser",
+    "machine",
+    "of_repetitions",
+    "record",
+    "table",
+    "target_table",
+]
+
 BENCHMARKS = Path(__file__).resolve().parents[1]
-RESULTS = BENCHMARKS / "RESULTS.md"
 TRAIN_WITH = BENCHMARKS / "recovery" / "scripts" / "train_with.py"
 """``train_swift.py`` with the session's arguments replaced by those in the variable SESSION."""
 
@@ -95,33 +113,97 @@ def _cpu_model() -> str:
     return platform.processor() or "unknown"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def target_table(targets: Sequence[Target]) -> str:
     """Targets, met or missed."""
-    judged = {None: "", True: "met", False: "**missed**"}
-    rows = [[t.name, t.limit, t.measured, judged[t.met]] for t in targets]
-    return table(["target", "asked", "measured", ""], rows)
+    rows = [[t.name, t.limit, t.measured, VERDICTS[t.met]] for t in targets]
+    return table(TARGET_COLUMNS, rows)
 
 
-def append_results(title: str, body: str) -> None:
-    """Appends a section to ``benchmarks/RESULTS.md``, with the date and the machine."""
+def of_repetitions(repetitions: int) -> str:
+    """What the figures of so many repetitions are: with one, there is no median of anything."""
+    if repetitions == 1:
+        return "One run of each: no medians"
+    return f"Medians (ranges) of {repetitions} interleaved repetitions"
+
+
+def record(subject: str, body: str, args: argparse.Namespace) -> None:
+    """Writes what was measured into a file of its own, in the folder that ``--record`` names.
+
+    Args:
+        subject: a key of ``subjects.SUBJECTS``.
+        body: what the benchmark prints: Markdown with tables.
+        args: the command line, with ``record`` and maybe ``repetitions``.
+    """
+    title = SUBJECTS[subject].title  # before anything is written: a benchmark has to use a known name
+    today = datetime.now(UTC).strftime("%Y-%m-%d")
+    folder: Path = args.record
+    found = read_body(body)
+    run = Run(
+        subject,
+        today,
+        next(n for n in itertools.count(1) if not (folder / f"{today}-{subject}-{n}.json").exists()),
+        _host(),
+        commit=_commit(),
+        command=_command(),
+        repetitions=getattr(args, "repetitions", None),
+        about=found.about,
+        tables=found.tables,
+        targets=found.targets,
+        notes=found.notes,
+    )
+    print(
+        f"# {title}: recorded in {write_run(run, folder)}; `make docs` puts it on the page", file=sys.stderr
+    )
+
+
+def _host() -> Host:
     facts = machine()
-    where = (
-        f"{facts['cores']} cores ({facts['cpu']}), {facts['memory']}, {facts['system']}, "
-        f"Python {facts['python']}, torch {facts['torch']}, load average at the end {facts['load']}."
+    return Host(
+        cores=int(facts["cores"]),
+        cpu=facts["cpu"],
+        memory_gib=int(facts["memory"].split()[0]),
+        system=facts["system"],
+        python=facts["python"],
+        torch=facts["torch"],
+        load=float(facts["load"]),
+        gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
     )
-    old = (
-        RESULTS.read_text()
-        if RESULTS.exists()
-        else "# Results\n\nWhat the benchmarks measured, newest last.\n"
+
+
+def _commit() -> str | None:
+    """What was measured, ``-dirty`` if it is in no commit; None outside of a repository."""
+    command = ["git", "-C", str(BENCHMARKS), "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return None
+
+
+def _command() -> str:
+    main = sys.modules["__main__"].__spec__
+    program = f"-m {main.name}" if main else sys.argv[0]
+    return shlex.join(["python", *program.split(" ", 1), *_without_record(sys.argv[1:])])
+
+
+def _without_record(words: Sequence[str]) -> list[str]:
+    """Arguments without ``--record`` and its folder: they say where a file went, not what was measured."""
+    if "--record" not in words:
+        return list(words)
+    at = words.index("--record")
+    folder = at + 1 < len(words) and not words[at + 1].startswith("-")
+    return [*words[:at], *words[at + 1 + folder :]]
+
+
+def add_record_option(parser: argparse.ArgumentParser) -> None:
+    """``--record [FOLDER]``, which the variable ``BENCH_RECORD`` sets for all benchmarks of a ``make``."""
+    parser.add_argument(
+        "--record",
+        nargs="?",
+        type=Path,
+        const=FOLDER,
+        default=Path(chosen) if (chosen := os.environ.get("BENCH_RECORD")) else None,
+        metavar="FOLDER",
+        help="write the figures as JSON, by default into benchmarks/results",
     )
-    date = datetime.now(UTC).strftime("%Y-%m-%d")
-    RESULTS.write_text(f"{old.rstrip()}\n\n## {title}, {date}\n\n{where}\n\n{body.strip()}\n")
 
 
 def argument_parser(description: str | None, repetitions: int | None = None) -> argparse.ArgumentParser:
@@ -130,7 +212,7 @@ def argument_parser(description: str | None, repetitions: int | None = None) -> 
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--update", action="store_true", help="append a section to benchmarks/RESULTS.md")
+    add_record_option(parser)
     if repetitions is not None:
         parser.add_argument("--repetitions", type=int, default=repetitions, help="default: %(default)s")
     return parser

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.lib.results import Summary, append_results, argument_parser, machine, table
+from benchmarks.lib.results import Summary, argument_parser, machine, record, table
 from examples.commands import finished
 from swift_ft.logging import Direction, MessageKey, checksum_of
 from swift_ft.logging.format.codec import Codec, pack, unpack
@@ -67,8 +67,8 @@ def main() -> int:
         for codec, level in LEVELS
     ]
     body = report(results)
-    if args.update:
-        append_results("Packing the log", body)
+    if args.record:
+        record("packing", body, args)
     if args.json:
         print(json.dumps({"machine": machine(), "results": [asdict(one) for one in results]}, indent=1))
     else:

@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -50,8 +50,8 @@ def main() -> int:
         print(json.dumps({"machine": machine(), "results": shown}, indent=1))
     else:
         print(body)
-    if args.update:
-        append_results("Logging what a script communicates", body)
+    if args.record:
+        record("script-collectives", body, args)
     return 0
 
 

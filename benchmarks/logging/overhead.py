@@ -33,9 +33,10 @@ from benchmarks.lib.results import (
     TRAIN_WITH,
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    of_repetitions,
+    record,
     table,
     target_table,
 )
@@ -92,8 +93,8 @@ def main() -> int:
         print(json.dumps(as_json(samples, summaries, targets), indent=1))
     else:
         print(body)
-    if args.update:
-        append_results("Overhead", body)
+    if args.record:
+        record("overhead", body, args)
     return 0
 
 
@@ -189,7 +190,7 @@ def report(summaries: dict[str, Summary], targets: list[Target], repetitions: in
         "Iteration time of the GPT of `examples/` (four stages, gloo, 1F1B) with a session whose messages "
         "cross machines (logged, and packed with zstd), with one whose messages do not (unlogged), and under "
         "plain torchrun. "
-        f"{iterations} iterations a run, {repetitions} interleaved repetitions; medians (ranges)."
+        f"{iterations} iterations a run. {of_repetitions(repetitions)}."
     )
     head = ["", "a run's mean iteration", "a run's median iteration", "CPU time of all processes"]
     return f"{intro}\n\n{table(head, rows)}\n\n{target_table(targets)}"

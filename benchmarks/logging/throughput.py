@@ -29,9 +29,9 @@ import torch
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -98,8 +98,8 @@ def main() -> int:
         print(json.dumps(as_json(samples, targets), indent=1))
     else:
         print(body)
-    if args.update:
-        append_results("Throughput of the log", body)
+    if args.record:
+        record("log-throughput", body, args)
     return 0
 
 

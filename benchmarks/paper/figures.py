@@ -28,9 +28,10 @@ from benchmarks.lib.results import (
     BENCHMARKS,
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    of_repetitions,
+    record,
     table,
     target_table,
 )
@@ -80,8 +81,8 @@ def main() -> int:
     (args.out / "figures.json").write_text(json.dumps(results, indent=1) + "\n")
     body = report(samples, failure, markers, targets, args.note)
     print(json.dumps(results, indent=1) if args.json else body)
-    if args.update:
-        append_results("Figures 9 to 11 and table 3 of the paper", body)
+    if args.record:
+        record("paper", body, args)
     return 0
 
 
@@ -266,7 +267,7 @@ def report(
     intro = (
         f"The GPT of `examples/` ({' '.join(SIZE)}; gloo, AdamW) on machines of one host, a checkpoint every "
         f"{failure.checkpoint_every} iterations; machine {failure.machine} gets SIGKILL "
-        f"{failure.distance} iterations after one. Medians (ranges) of {count} interleaved repetitions, "
+        f"{failure.distance} iterations after one. {of_repetitions(count)}, "
         "ratios within each. Recovery time is the paper's: from the replacement's joining until all are back "
         "in the interrupted iteration. For swift_ft the machine joins, so that the start of its script is in "
         "the recovery time; for torchrun the workers do, and starting Python again is not. "

@@ -26,9 +26,10 @@ from typing import Any
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    of_repetitions,
+    record,
     table,
     target_table,
 )
@@ -103,8 +104,8 @@ def main() -> int:
         print(json.dumps(as_json(setting, repetitions, targets, no_torchft, stock), indent=1))
     else:
         print(body)
-    if args.update:
-        append_results("Replication", body)
+    if args.record:
+        record("replication", body, args)
     return 0
 
 
@@ -286,8 +287,7 @@ def report(
         "first step is one of those that are repeated. Ours loses the whole machine (its agent too) and has "
         "a spare that has torch imported; the others lose the process, and their launchers start Python "
         "again. Only DCP makes "
-        f"checkpoints. Medians (ranges) of {len(repetitions)} interleaved repetitions; ratios are within "
-        "each repetition."
+        f"checkpoints. {of_repetitions(len(repetitions))}; ratios are within each repetition."
     )
     counts = {contender.name: sum(contender.name in one for one in repetitions) for contender in contenders}
     for name, count in counts.items():

@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
+from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from benchmarks.lib.results import machine as this_machine
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.planning.layout.cluster import POWER_UNIT, Cluster, Node
@@ -80,8 +80,8 @@ def main() -> int:
         print(json.dumps({"machine": this_machine(), "rows": [asdict(row) for row in rows]}, indent=1))
     else:
         print(body)
-    if args.update:
-        append_results("Pipelines of unlike devices", f"{' '.join((__doc__ or '').split())}\n\n{body}")
+    if args.record:
+        record("unlike-devices", f"{' '.join((__doc__ or '').split())}\n\n{body}", args)
     return 0 if all(target.met for target in targets) else 1
 
 

@@ -9,7 +9,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 
-from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
+from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from swift_ft.planning.elastic_jobs import ELASTIC_PRESETS, losing_every
 from swift_ft.planning.simulation.elastic import WAYS, simulate_elastic
 from swift_ft.units import format_seconds
@@ -70,8 +70,8 @@ def main() -> int:
     )
     body = f"{intro}\n\n{table(head, cells)}\n\n{target_table(targets)}"
     print(json.dumps([asdict(row) for row in rows]) if args.json else body)
-    if args.update:
-        append_results("Oobleck's Table 2", body)
+    if args.record:
+        record("oobleck", body, args)
     return 0 if all(target.met for target in targets) else 1
 
 

@@ -1,7 +1,7 @@
 """How long grouping takes by number of machines, how much memory, and how far greedy is from the optimum.
 
 Prints what it measured on this machine: CPU time of one process with one thread, so that other load does not
-count. ``--json`` for programs, ``--update`` for a summary in RESULTS.md.
+count. ``--json`` for programs, ``--record`` for a file in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import Target, append_results, table, target_table
+from benchmarks.lib.results import Target, add_record_option, record, table, target_table
 from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.planning.grouping.groups import plan_groups
 
@@ -196,7 +196,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--update", action="store_true", help="append a summary to benchmarks/RESULTS.md")
+    add_record_option(parser)
     args = parser.parse_args()
     rows = [
         measure(n, shape, parallel, part, args.seed)
@@ -205,8 +205,8 @@ def main() -> None:
         for parallel in (False, True)
         for part in args.budgets
     ]
-    if args.update:
-        append_results("Grouping", summary(rows))
+    if args.record:
+        record("grouping", summary(rows), args)
     if args.json:
         print(json.dumps([asdict(row) for row in rows]))
     else:

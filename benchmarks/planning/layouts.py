@@ -2,7 +2,7 @@
 
 A cell is one template: so many layers on so many nodes of so many devices, with 4 microbatches per stage, as
 in the paper. Here its cost is the exact time under 1F1B, and each answer says whether it is proven best. CPU
-time of one process with one thread. ``--json`` for programs, ``--update`` for a summary in RESULTS.md.
+time of one process with one thread. ``--json`` for programs, ``--record`` for a file in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import Target, append_results, table, target_table
+from benchmarks.lib.results import Target, add_record_option, record, table, target_table
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.planning.layout.costs import StageCosts
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=LAYERS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--update", action="store_true", help="append a summary to benchmarks/RESULTS.md")
+    add_record_option(parser)
     args = parser.parse_args()
     rows = [
         measure(layers, nodes, devices, spread, args.seed)
@@ -185,8 +185,8 @@ def main() -> None:
     ]
     reconfigurations = {f"{lost} lost": loss_s(1000, lost, args.seed) for lost in (1, 50, 500, 900)}
     reconfigurations |= {f"{added} added": growth_s(1000, added, args.seed) for added in (1, 50, 500)}
-    if args.update:
-        append_results("Layouts", summary(rows, reconfigurations))
+    if args.record:
+        record("layouts", summary(rows, reconfigurations), args)
     if args.json:
         found = {"templates": [asdict(row) for row in rows], "reconfiguration_s": reconfigurations}
         print(json.dumps(found))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
+from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from benchmarks.lib.results import machine as this_machine
 from swift_ft.recovery.layout.mesh import even_layout
 from swift_ft.recovery.layout.tensors import StateTensor, kept_for
@@ -105,8 +105,8 @@ def main() -> int:
         print(json.dumps({"machine": this_machine(), "rows": [asdict(row) for row in rows]}, indent=1))
     else:
         print(body)
-    if args.update:
-        append_results("Moves between layouts", body)
+    if args.record:
+        record("layout-moves", body, args)
     return 0 if target.met else 1
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.lib.results import Summary, Target, append_results, argument_parser, table, target_table
+from benchmarks.lib.results import Summary, Target, argument_parser, record, table, target_table
 from benchmarks.lib.results import machine as this_machine
 from benchmarks.recovery.breakdown import Breakdown, read_breakdown
 from examples.commands import CommandError
@@ -34,7 +34,7 @@ LIMIT = 0.10
 def main() -> int:
     """Executes and simulates in turns and prints the report. Returns 1 if the target is missed."""
     parser = argument_parser(__doc__, repetitions=1)
-    parser.add_argument("--record", type=Path, help="write the last executed training's breakdown here")
+    parser.add_argument("--breakdown", type=Path, help="write where the last executed training's time went")
     args = parser.parse_args()
     rows = []
     try:
@@ -48,8 +48,8 @@ def main() -> int:
     except CommandError as error:
         print(f"simulated.py: {error}", file=sys.stderr)
         return 1
-    if args.record:
-        args.record.write_text(json.dumps(executed.to_dict(), indent=1) + "\n")
+    if args.breakdown:
+        args.breakdown.write_text(json.dumps(executed.to_dict(), indent=1) + "\n")
     ratio = Summary.of([simulated / executed.training_s for executed, simulated in rows])
     met = ratio.low >= 1 - LIMIT and ratio.high <= 1 + LIMIT
     target = Target("simulated / executed training time", f"1 +- {LIMIT:g}", ratio.text(""), met)
@@ -59,8 +59,8 @@ def main() -> int:
         print(json.dumps({"machine": this_machine(), "runs": runs, "targets": [target.to_dict()]}, indent=1))
     else:
         print(body)
-    if args.update:
-        append_results("Simulated and executed", body)
+    if args.record:
+        record("simulated", body, args)
     return 0 if met else 1
 
 

@@ -25,9 +25,9 @@ from torch import nn
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -91,8 +91,8 @@ def main() -> int:
         print(json.dumps(as_json(samples, targets), indent=1))
     else:
         print(body)
-    if args.update:
-        append_results("Proof", body)
+    if args.record:
+        record("proof", body, args)
     return 0
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
+from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from examples.commands import EXAMPLES, ROOT
 from swift_ft.testing.chaos.campaign import Campaign
 from swift_ft.testing.chaos.plans import Shape
@@ -117,8 +117,8 @@ def main() -> int:
         print(json.dumps({name: [_facts(trial) for trial in trials] for name, trials in found.items()}))
     else:
         print(body)
-    if args.update:
-        append_results("A campaign of random faults", body)
+    if args.record:
+        record("campaign", body, args)
     return 1 if any(trial.outcome in _BAD for trials in found.values() for trial in trials) else 0
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.lib.results import Summary, append_results, argument_parser, machine, table
+from benchmarks.lib.results import Summary, argument_parser, machine, record, table
 from swift_ft.torch_adapters.connections import new_connections, shut_down, tcp_connections
 
 WORLDS = (2, 4, 8)
@@ -216,8 +216,8 @@ def main() -> int:
         f"{args.repetitions} generations in turns.\n\n{table(['', *names], rows)}"
     )
     print(json.dumps({"machine": machine(), "times": times, "ends": ends}, indent=1) if args.json else body)
-    if args.update:
-        append_results("Groups made anew, or reconfigured by torch", body)
+    if args.record:
+        record("groups", body, args)
     return 0
 
 

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.lib.results import Summary, append_results, argument_parser, machine, table
+from benchmarks.lib.results import Summary, argument_parser, machine, of_repetitions, record, table
 from benchmarks.recovery.recovery import replayed_run
 from examples.commands import CommandError
 from examples.disturbed import Failure
@@ -46,12 +46,12 @@ def main() -> int:
     ]
     body = (
         "Four machines with one worker each train the GPT of `examples/` with a script that imports datasets "
-        "and the Trainer of transformers first; machine 1 gets SIGKILL, a spare takes its place. Medians "
-        f"(ranges) of {args.repetitions} interleaved repetitions.\n\n{table(['', *STEPS.values()], rows)}"
+        "and the Trainer of transformers first; machine 1 gets SIGKILL, a spare takes its place. "
+        f"{of_repetitions(args.repetitions)}.\n\n{table(['', *STEPS.values()], rows)}"
     )
     print(json.dumps({"machine": machine(), "samples": samples}, indent=1) if args.json else body)
-    if args.update:
-        append_results("A script that imports much", body)
+    if args.record:
+        record("imports", body, args)
     return 0
 
 

@@ -18,7 +18,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.lib.results import Summary, Target, append_results, argument_parser, machine, table
+from benchmarks.lib.results import Summary, Target, argument_parser, machine, record, table, target_table
 from examples.commands import ROOT, CommandError, finished, swift_run, torchrun
 
 SCRIPT = ROOT / "benchmarks" / "recovery" / "scripts" / "sharded.py"
@@ -68,12 +68,12 @@ def main() -> int:
         f"in the store. {args.repetitions} repetitions. Beside them, {bad} runs of torchrun started its "
         f"workers again more than once, or hung. What copies cost: in one run, {PAIRS} blocks of {BLOCK} "
         f"iterations with copies alternate with as many without.\n\n{table(['recovery', 'takes'], rows)}\n\n"
-        + table(["", "target", "measured"], [[t.name, t.limit, t.measured] for t in targets])
+        + target_table(targets)
     )
     samples = {"overhead": ratios, "memory_s": ours, "torchrun_s": theirs, "torchrun_failed": bad}
     print(json.dumps({"machine": machine(), **samples}, indent=1) if args.json else body)
-    if args.update:
-        append_results("Memory checkpoints", body)
+    if args.record:
+        record("memory-checkpoints", body, args)
     return 0
 
 

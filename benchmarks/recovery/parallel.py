@@ -30,9 +30,10 @@ import torch
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    of_repetitions,
+    record,
     table,
     target_table,
 )
@@ -153,8 +154,8 @@ def main() -> int:
         print(json.dumps(results.as_json(), indent=1))
     else:
         print(results.report())
-    if args.update:
-        append_results("Parallel recovery", results.report())
+    if args.record:
+        record("parallel-recovery", results.report(), args)
     return 0
 
 
@@ -350,8 +351,7 @@ class Results:
             "of more workers than cores: the CPU time of the busiest process is the lower bound of a "
             "replay with a core for each worker. CPU time is that of all processes of the run; a shared "
             "replay's lower bound is the pure compute of its microbatches by as many processes at once. "
-            f"Medians (ranges) of {len(self._samples[self._variants[0]])} interleaved repetitions; ratios "
-            "are within each repetition."
+            f"{of_repetitions(len(self._samples[self._variants[0]]))}; ratios are within each repetition."
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ the start of a job and the loss of one machine that a spare replaces: every mach
 reports and gets ready, twice. After each event it asks for its orders. Nothing else is counted: no
 journal, no network. Each job is a hybrid of pipelines and replicas, and a single long pipeline.
 
-``--json`` for programs, ``--update`` for a section in RESULTS.md.
+``--json`` for programs, ``--record`` for a file in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
+from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import commit_due, worker_order
@@ -135,8 +135,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
         _print(rows)
-    if args.update:
-        append_results("The pure protocol, by job size", f"{_table(rows)}\n\n{target_table(_targets(rows))}")
+    if args.record:
+        record("protocol", f"{_table(rows)}\n\n{target_table(_targets(rows))}", args)
 
 
 HEAD = ("machines", "job", "recovery", "events", "all CPU s", "joins", "reports and plans", "slowest event")

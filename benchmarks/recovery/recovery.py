@@ -21,9 +21,10 @@ from typing import Any
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    of_repetitions,
+    record,
     table,
     target_table,
 )
@@ -104,8 +105,8 @@ def main() -> int:
         print(json.dumps(as_json(samples, summaries, targets, recoveries), indent=1))
     else:
         print(body)
-    if args.update:
-        append_results("Recovery", body)
+    if args.record:
+        record("recovery", body, args)
     return 0
 
 
@@ -238,7 +239,7 @@ def report(summaries: dict[int, dict[str, Summary]], targets: list[Target], repe
         "Four machines with one worker each on one host train the GPT of `examples/` (gloo, 1F1B); machine 1 "
         "gets SIGKILL in mid-forward, a spare takes its place. Seconds after the kill, each step when the "
         "last worker has done it. First the replacement replays alone, then as by default, with all "
-        f"survivors as helpers. Medians (ranges) of {repetitions} interleaved repetitions."
+        f"survivors as helpers. {of_repetitions(repetitions)}."
     )
     return f"{intro}\n\n{table(head, rows)}\n\n{target_table(targets)}"
 

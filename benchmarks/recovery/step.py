@@ -17,7 +17,7 @@ import torch
 from gpt import Config, build_stage, loss_fn
 from torch import nn
 
-from benchmarks.lib.results import Summary, Target, append_results, argument_parser, machine, table
+from benchmarks.lib.results import Summary, Target, argument_parser, machine, record, table, target_table
 from swift_ft.checkpoint.step.rollback import CheckStep, Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import wrap_optimizer
@@ -86,12 +86,12 @@ def main() -> int:
     body = (
         f"{millions}, one thread. Medians of {STEPS} steps, {args.repetitions} repetitions; steps in which "
         f"all bits are compared are no medians.\n\n{table(['CPU time of', ''], rows)}\n\n"
-        + table(["", "target", "measured"], [[target.name, target.limit, target.measured]])
+        + target_table([target])
     )
     samples = {"share": shares, "step_s": step_s, "noted_s": noted_s}
     print(json.dumps({"machine": machine(), **samples}, indent=1) if args.json else body)
-    if args.update:
-        append_results("What a step notes", body)
+    if args.record:
+        record("step-notes", body, args)
     return 0
 
 

@@ -7,7 +7,7 @@ cache before each reading, which root may do: then the disk is measured, else th
 A pair of neighbouring readings makes a ratio. CPU time stands beside wall time: where other programs use the
 machine, wall time says more of them than of us.
 
-``--json`` for programs, ``--update`` for a section in RESULTS.md.
+``--json`` for programs, ``--record`` for a file in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.lib.results import Summary, Target, append_results, argument_parser, table, target_table
+from benchmarks.lib.results import Summary, Target, argument_parser, record, table, target_table
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.run_record import RECORD
@@ -184,8 +184,8 @@ def main() -> None:
     size = f"{measured.total_bytes / 1e9:.1f} GB, messages of {args.message_kib} KiB"
     report = f"{target_table([target])}\n\n{size}:\n\n{table(['', 'wall time', 'CPU time'], rows)}"
     print(report)
-    if args.update:
-        append_results("The speed of verification", report)
+    if args.record:
+        record("verification", report, args)
 
 
 if __name__ == "__main__":

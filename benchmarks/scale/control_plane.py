@@ -7,7 +7,7 @@ the signal to the last order to go live, of all agents and all workers, and what
 In a job of ``--of`` machines ``--lost`` are killed at once, too. Their losses are found one after the other.
 A new worker then takes half a second to start, as a real one does: until then all losses are known.
 
-``--json`` for programs, ``--update`` for a section in RESULTS.md.
+``--json`` for programs, ``--record`` for a file in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
+from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from benchmarks.scale.fit import fit
 from benchmarks.scale.host import Costs, Host
 from benchmarks.scale.machine import Job
@@ -342,10 +342,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
         _print(rows)
-    if args.update:
+    if args.record:
         parts = [table(head, cells) for head, cells in _tables(rows)]
         body = "\n\n".join([*parts, target_table(targets(rows))])
-        append_results("The control plane, by job size", body)
+        record("control-plane", body, args)
 
 
 def _print(rows: Sequence[Row]) -> None:

@@ -21,9 +21,9 @@ from typing import Any
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -72,8 +72,8 @@ def main() -> int:
         )
     else:
         print(body)
-    if args.update:
-        append_results("Silent machines", body)
+    if args.record:
+        record("silent-machines", body, args)
     return 0
 
 

@@ -3,7 +3,7 @@
 As in `control_plane.py` all machines are on this host, many in one process, and do not train. Measured is the
 time from when they are told to join until all agents and workers have their first order to go live.
 
-``--json`` for programs, ``--update`` for a section in RESULTS.md.
+``--json`` for programs, ``--record`` for a file in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import append_results, argument_parser, table
+from benchmarks.lib.results import argument_parser, record, table
 from benchmarks.scale.control_plane import cpu_of, summed
 from benchmarks.scale.host import Host
 from benchmarks.scale.machine import Job
@@ -130,8 +130,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for row in rows:
             shown.add_row(*_cells(row))
         Console().print(shown)
-    if args.update:
-        append_results("Forming a job, by its size", table(HEAD, [_cells(row) for row in rows]))
+    if args.record:
+        record("forming", table(HEAD, [_cells(row) for row in rows]), args)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 The model (`model.py`) gets the costs of single steps, measured here (`calibrate.py`). It is held against real
 control planes: give ``--measured`` what `control_plane.py --out` has written.
 
-``--json`` for programs, ``--update`` for a section in RESULTS.md.
+``--json`` for programs, ``--record`` for a file in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from immutables import Map
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import Target, append_results, argument_parser, table, target_table
+from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from benchmarks.scale.calibrate import calibrated
 from benchmarks.scale.etcd_rate import LARGE, EtcdRate, measure
 from benchmarks.scale.model import Costs, Tree, checkpoint, recovery
@@ -251,12 +251,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         console.print(f"one step of each: {costs}", f"etcd: {etcd}", sep="\n")
         for target in targets(rows, etcd):
             console.print(f"{'met   ' if target.met else 'missed'}  {target.name}: {target.measured}")
-    if args.update:
+    if args.record:
         body = "\n\n".join(table(head, cells) for head, cells in parts)
         steps = f"One step of each: `{costs}`. etcd: `{etcd}`."
-        append_results(
-            "Ten thousand machines, simulated", f"{body}\n\n{steps}\n\n{target_table(targets(rows, etcd))}"
-        )
+        record("scale-simulated", f"{body}\n\n{steps}\n\n{target_table(targets(rows, etcd))}", args)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from pathlib import Path
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -69,8 +69,8 @@ def main() -> int:
         print(json.dumps({**shown, "targets": [target.to_dict() for target in targets]}, indent=1))
     else:
         print(body)
-    if args.update:
-        append_results("A stalled rendezvous store", body)
+    if args.record:
+        record("stalled-store", body, args)
     return 0
 
 

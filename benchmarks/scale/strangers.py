@@ -7,7 +7,6 @@ opens them. Printed is the ratio of the median times between two iterations, and
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -21,7 +20,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.results import argument_parser, record, table
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_swift.py"
 SMALL = ["--layers=8", "--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--microbatches=8"]
@@ -32,9 +35,7 @@ _ITERATION = re.compile(r"iteration (\d+):")
 
 def main() -> None:
     """Run, attack, and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--iterations", type=int, default=600)
     parser.add_argument("--phase-s", type=float, default=3.0)
     args = parser.parse_args()
@@ -43,15 +44,54 @@ def main() -> None:
         quiet, attacked = step_times(run, attack)
         attack.stop.set()
         code = run.wait(60)
-    result = {
-        "ratio": statistics.median(attacked) / statistics.median(quiet),
-        "quiet_ms": 1e3 * statistics.median(quiet),
-        "attacked_ms": 1e3 * statistics.median(attacked),
-        "steps": [len(quiet), len(attacked)],
-        "connections": attack.connections,
-        "exit_code": code,
-    }
-    print(json.dumps(result, indent=1))
+    result = Result(quiet, attacked, attack.connections, code)
+    print(json.dumps(result.as_json(), indent=1) if args.json else result.report())
+    if args.record:
+        record("strangers", result.report(), args)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was measured.
+
+    Attributes:
+        quiet: times between two iterations, in seconds, while no stranger connects.
+        attacked: the same while they do.
+        connections: of strangers, in all.
+        code: exit code of the run.
+    """
+
+    quiet: list[float]
+    attacked: list[float]
+    connections: int
+    code: int
+
+    def as_json(self) -> dict[str, Any]:
+        """All results as JSON."""
+        quiet, attacked = statistics.median(self.quiet), statistics.median(self.attacked)
+        return {
+            "ratio": attacked / quiet,
+            "quiet_ms": 1e3 * quiet,
+            "attacked_ms": 1e3 * attacked,
+            "steps": [len(self.quiet), len(self.attacked)],
+            "connections": self.connections,
+            "exit_code": self.code,
+        }
+
+    def report(self) -> str:
+        """All results as Markdown."""
+        found = self.as_json()
+        rows = [
+            ["without them", f"{found['quiet_ms']:.1f} ms", str(len(self.quiet))],
+            ["beside them", f"{found['attacked_ms']:.1f} ms", str(len(self.attacked))],
+            ["with / without", f"{found['ratio']:.3f}", ""],
+        ]
+        return (
+            "A run of four machines. In every other phase one thread opens connections to all its ports, as "
+            "fast as it can, with random bytes or half-open. A step is the time between two iterations.\n\n"
+            f"{table(['', 'median step', 'steps'], rows)}\n\n"
+            f"{self.connections:,} connections in all. The run ended with exit code {self.code}."
+        )
 
 
 @contextlib.contextmanager

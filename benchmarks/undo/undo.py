@@ -32,9 +32,9 @@ import swift_ft.optim
 from benchmarks.lib.results import (
     Summary,
     Target,
-    append_results,
     argument_parser,
     machine,
+    record,
     table,
     target_table,
 )
@@ -124,8 +124,8 @@ def main() -> int:
         print(json.dumps(whole | {"targets": [target.to_dict() for target in targets]}, indent=1))
     else:
         print(body)
-    if args.update:
-        append_results("Undo", body)
+    if args.record:
+        record("undo", body, args)
     return 0
 
 

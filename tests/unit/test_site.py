@@ -51,11 +51,12 @@ def test_the_interface_comes_from_the_docstrings(site: Path) -> None:
         ("README.md", "![a](docs/recovery.svg)", "![a](recovery.svg)"),
         ("README.md", "[a](CHANGELOG.md)", "[a](changelog.md)"),
         ("README.md", "[a](https://example.org/x.md) [b](#part)", "[a](https://example.org/x.md) [b](#part)"),
-        ("docs/undo.md", "[a](../benchmarks/RESULTS.md#proof)", "[a](results.md#proof)"),
+        ("docs/undo.md", "[a](../benchmarks/HISTORY.md#proof)", "[a](results-history.md#proof)"),
         ("docs/how-to/llama.md", "[a](gpt2.md) [b](../guide.md#data)", "[a](gpt2.md) [b](../guide.md#data)"),
         ("docs/how-to/llama.md", "[a](../../benchmarks/RESULTS.md)", "[a](../results.md)"),
         ("docs/how-to/gpt2.md", "```python\nx[0](../a.py)\n```\n", "```python\nx[0](../a.py)\n```\n"),
-        ("benchmarks/RESULTS.md", "![a](figures/figure-9.png)", "![a](figures/figure-9.png)"),
+        ("benchmarks/HISTORY.md", "![a](figures/figure-9.png)", "![a](figures/figure-9.png)"),
+        ("benchmarks/RESULTS.md", "[a](results/README.md)", "[a](results-format.md)"),
     ],
 )
 def test_links_as_the_site_has_them(source: str, link: str, expected: str) -> None:

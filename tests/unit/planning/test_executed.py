@@ -1,7 +1,7 @@
 """swift-sim against a training that was really executed and lost three machines to SIGKILL.
 
-``data/executed.json`` is what ``benchmarks/planning/simulated.py --record`` measured: 70 iterations on four
-machines, on two busy cores.
+``data/executed.json`` is what ``benchmarks/planning/simulated.py --breakdown`` measured: 70 iterations on
+four machines, on two busy cores.
 The simulator gets its recoveries and the times of its failures, and must find its total.
 """
 

@@ -1,0 +1,245 @@
+"""What is measured: of each subject its title, the command that measures it, the figures to show first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SUBJECTS", "Pick", "Subject"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One figure of a run's tables, for the page of today's figures.
+
+    Attributes:
+        words: what the page says of it.
+        row: as the table names it.
+        column: as the table names it.
+        occurrence: 2 for the second row of this name.
+    """
+
+    words: str
+    row: str
+    column: str
+    occurrence: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a benchmark measures.
+
+    Attributes:
+        title: for pages.
+        command: that measures it: a module of ``benchmarks``, or a target of make. None if no script does.
+        shown: what the page of today's figures shows, beside the targets that were missed: names of targets,
+            and figures.
+        why_no_command: how it was measured, where there is no command.
+    """
+
+    title: str
+    command: str | None
+    shown: tuple[Pick | str, ...] = ()
+    why_no_command: str = ""
+
+
+_AFTER_25 = "25 iterations after the checkpoint"
+
+SUBJECTS = {
+    # ------------------------------------------------------------------------------------------ recovery
+    "recovery": Subject(
+        "Recovery",
+        "benchmarks.recovery.recovery",
+        (
+            f"kill to live, without the replay, {_AFTER_25}",
+            f"replay / pure compute, {_AFTER_25}",
+            f"faster than torchrun + DCP, with helpers, {_AFTER_25}",
+            Pick("until training is back, with helpers", "with helpers: kill to all live", _AFTER_25),
+        ),
+    ),
+    "parallel-recovery": Subject(
+        "Parallel recovery",
+        "benchmarks.recovery.parallel",
+        (Pick("replay with one helper / alone", "replay / with alone", "1 helper"),),
+    ),
+    "replication": Subject(
+        "Replication",
+        "benchmarks.peers.replication",
+        (
+            Pick(
+                "kill to the survivor's next completed step",
+                "kill to the survivor's next completed step",
+                "swift_ft",
+            ),
+            Pick(
+                "the same, torchft with timeouts of 1 s",
+                "kill to the survivor's next completed step",
+                "torchft, timeouts 1 s",
+            ),
+        ),
+    ),
+    "memory-checkpoints": Subject(
+        "Memory checkpoints", "benchmarks.recovery.memory", ("torchrun's recovery / ours",)
+    ),
+    "imports": Subject(
+        "A script that imports much",
+        "benchmarks.recovery.imports",
+        (
+            Pick("kill to all live, as it comes", "as it comes", "kill to all live"),
+            Pick(
+                "the same, with `--preload`",
+                "--preload datasets,transformers.trainer",
+                "kill to all live",
+            ),
+        ),
+    ),
+    "groups": Subject(
+        "Groups made anew, or reconfigured by torch",
+        "benchmarks.recovery.groups",
+        (
+            Pick("4 workers, made anew", "4 workers", "anew"),
+            Pick("4 workers, reconfigured", "4 workers", "reconfigured"),
+        ),
+    ),
+    "verification": Subject("The speed of verification", "benchmarks.recovery.verify"),
+    # ------------------------------------------------------------------------------- the price of a step
+    "overhead": Subject(
+        "Overhead",
+        "benchmarks.logging.overhead",
+        ("logging: logged / unlogged, iteration time",),
+    ),
+    "ddp-step": Subject(
+        "What a DDP step pays for",
+        None,
+        why_no_command="short runs of `examples/train_ddp.py` and its plain counterpart in turns, by hand",
+    ),
+    "transactions": Subject(
+        "Failure-free steps, before and after notes of all that a step may change",
+        None,
+        (Pick("logged, wall time, after / before", "logged", "wall time"),),
+        "`benchmarks.logging.overhead` of two commits in turns, by hand; `benchmarks.against` compares "
+        "two checkouts",
+    ),
+    "against": Subject(
+        "This checkout against the one before",
+        "benchmarks.against",
+        (Pick("an iteration, wall, this / before", "an iteration, wall", "this / before"),),
+    ),
+    "step-notes": Subject(
+        "What a step notes", "benchmarks.recovery.step", ("CPU time of the notes / of the step",)
+    ),
+    "script-collectives": Subject(
+        "Logging what a script communicates",
+        "benchmarks.logging.collectives",
+        ("a step with logged collectives, small results only",),
+    ),
+    "proof": Subject(
+        "Proof",
+        "benchmarks.proof.overhead",
+        ("transformer, 4 layers 512 wide: all digests, a checkpoint every 100 iterations",),
+    ),
+    "undo": Subject(
+        "Undo",
+        "benchmarks.undo.undo",
+        (
+            "20M adamw foreach: step / plain step",
+            "20M adamw foreach: undo / foreach step",
+        ),
+    ),
+    "packing": Subject("Packing the log", "benchmarks.logging.codec"),
+    "log-throughput": Subject(
+        "Throughput of the log",
+        "benchmarks.logging.throughput",
+        ("file: writer / raw write", "s3: writer / raw write"),
+    ),
+    # ------------------------------------------------------------------------------------ fewer machines
+    "layout-change": Subject("A change of the layout", "benchmarks.elastic.change", ("a change",)),
+    "slow-machine": Subject(
+        "A slow machine",
+        "benchmarks.elastic.straggler",
+        ("a machine slowed to a third is found, iterations",),
+    ),
+    "machine-count": Subject(
+        "How many machines",
+        "benchmarks.elastic.size",
+        ("an iteration of 1 to 4 machines / what swift-plan size says",),
+    ),
+    "smaller-forecast": Subject(
+        "The forecast of a job with one machine less",
+        "benchmarks.elastic.forecast",
+        ("an iteration of 3 machines / its forecast, of 4 losses",),
+    ),
+    "layer-replicas": Subject("Pipelines that are replicas", "benchmarks.elastic.replicas"),
+    "loss-beside-torchft": Subject(
+        "After a loss, beside torchft",
+        "benchmarks.elastic.replicas --losses-only",
+        (
+            Pick("speed left of six machines", "layers have moved, too", "speed left"),
+            Pick("the same, torchft", "torchft 0.2.0", "speed left"),
+        ),
+    ),
+    "noise": Subject(
+        "An hour of noise", "benchmarks.elastic.noise", ("false alarms in 60 minutes of three jobs",)
+    ),
+    # ------------------------------------------------------------------------------------------ planning
+    "grouping": Subject("Grouping", "benchmarks.planning.grouping", ("optimal, random boundaries",)),
+    "layouts": Subject("Layouts", "benchmarks.planning.layouts", ("all cells",)),
+    "layout-moves": Subject("Moves between layouts", "benchmarks.planning.moves", ("slowest plan",)),
+    "unlike-devices": Subject(
+        "Pipelines of unlike devices", "benchmarks.planning.devices", ("1,024 devices",)
+    ),
+    "oobleck": Subject("Oobleck's Table 2", "benchmarks.planning.elastic", ("one loss in 10 min",)),
+    "simulated": Subject(
+        "Simulated and executed", "benchmarks.planning.simulated", ("simulated / executed training time",)
+    ),
+    "paper": Subject(
+        "Figures 9 to 11 and table 3 of the paper",
+        "benchmarks.paper.figures",
+        (
+            Pick("DDP: recovery shorter than torchrun's by", "DDP: swift_ft", "shorter by"),
+            Pick("pipeline, 4 groups: shorter by", "pipeline: logging, 4 groups", "shorter by"),
+        ),
+    ),
+    # --------------------------------------------------------------------------------------------- scale
+    "protocol": Subject(
+        "The pure protocol, by job size",
+        "benchmarks.recovery.protocol",
+        ("all events of a start and a recovery, 16,384 machines, one pipeline",),
+    ),
+    "control-plane": Subject(
+        "The control plane, by job size",
+        "benchmarks.scale.control_plane",
+        ("1,024 machines, from the loss to the last order, on two cores",),
+    ),
+    "scale-simulated": Subject(
+        "Ten thousand machines, simulated",
+        "benchmarks.scale.simulated",
+        ("16,384 machines, from a silent loss to the last order, without the replay",),
+    ),
+    "forming": Subject(
+        "Forming a job, by its size",
+        "benchmarks.scale.forming",
+        (Pick("1,024 machines, to the last order", "1,024", "to the last order"),),
+    ),
+    "silent-machines": Subject(
+        "Silent machines",
+        "benchmarks.scale.detection",
+        ("a silent machine is seen, by default settings",),
+    ),
+    "strangers": Subject(
+        "Strangers at the ports",
+        "benchmarks.scale.strangers",
+        (Pick("a step beside them / without", "with / without", "median step"),),
+    ),
+    "stalled-store": Subject(
+        "A stalled rendezvous store",
+        "benchmarks.scale.stalled_store",
+        ("step time, stalled store / healthy",),
+    ),
+    # --------------------------------------------------------------------------------------- correctness
+    "campaign": Subject("A campaign of random faults", "benchmarks.recovery.campaign", ("wrong",)),
+    "nccl-like": Subject("NCCL-like matrix", "make test-nccl-like"),
+    "releases": Subject("Other releases of torch and of Python", "make test-torch"),
+    "gpu": Subject("On a GPU", "benchmarks.gpu.figures"),
+    "gpu-logging": Subject("Logging on a GPU", "benchmarks.gpu.bubbles"),
+}
+"""By name, as the names of files in ``benchmarks/results/`` have it, in the order of the pages."""

@@ -1,0 +1,263 @@
+"""Sentences and tables of README and docs/ that quote measured figures, filled from the newest runs.
+
+A page has a place ``<!-- begin figures NAME -->`` ... ``<!-- end figures NAME -->`` for each of ``QUOTES``,
+and ``python -m docs.results`` writes it anew. In a text, ``{back:.1f}`` is the figure of ``FIGURES`` called
+``back``, ``{back.low:.1f}`` and ``{back.high:.1f}`` are the ends of its range, and ``{recovery_run.runs}``
+says how often the newest run of that subject has measured.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.lib.figures import Cell, Figure
+from benchmarks.lib.runs import Run
+
+__all__ = ["FIGURES", "QUOTES", "Quote", "fill", "places"]
+
+_PLACE = re.compile(r"<!-- begin figures ([\w-]+) -->\n(.*?)<!-- end figures \1 -->", re.DOTALL)
+_WIDTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """Where a figure stands in the newest run of a subject.
+
+    Attributes:
+        subject: whose newest run it is.
+        row: name of a row of its tables; of a target if there is no column.
+        columns: one, or several whose medians are put together into a range.
+        occurrences: which of the rows of that name, from 1; several are put together, too.
+        spread: put together not the medians but all that was measured.
+    """
+
+    subject: str
+    row: str
+    columns: tuple[str, ...] = ()
+    occurrences: tuple[int, ...] = (1,)
+    spread: bool = False
+
+    def figure(self, runs: Mapping[str, Run]) -> Figure:
+        """The figure.
+
+        Raises:
+            LookupError: if the newest run has none there.
+        """
+        run = runs[self.subject]
+        if self.columns:
+            cells = [run.cell(self.row, column, nth) for nth in self.occurrences for column in self.columns]
+        else:
+            cells = [one.measured for one in run.targets if one.name == self.row]
+        found = [self._known(cell) for cell in cells]
+        if not found:
+            raise LookupError(f"{run.name} has no target {self.row!r}")
+        if len(found) == 1:
+            return found[0]
+        ends = [end for one in found for end in _ends(one, spread=self.spread)]
+        return Figure(None, min(ends), max(ends), found[0].unit, found[0].digits)
+
+    def _known(self, cell: Cell) -> Figure:
+        if isinstance(cell, Figure):
+            return cell
+        raise LookupError(f"{self.row!r} of {self.subject} is no figure, but {cell!r}")
+
+
+def _ends(figure: Figure, *, spread: bool) -> list[float]:
+    numbers = (figure.low, figure.high) if spread or figure.value is None else (figure.value,)
+    return [one for one in numbers if one is not None] or [figure.value or 0.0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What a text may say of a run."""
+
+    run: Run
+
+    @property
+    def runs(self) -> str:
+        """How often it has measured."""
+        many = self.run.repetitions
+        return "runs not noted" if many is None else "one run" if many == 1 else f"median of {many}"
+
+
+def places(text: str) -> list[str]:
+    """Names of the places for figures that a page has."""
+    return [match[1] for match in _PLACE.finditer(text)]
+
+
+def fill(text: str, runs: Mapping[str, Run]) -> str:
+    """A page with the figures of the newest runs.
+
+    Args:
+        text: the present page.
+        runs: the newest run of each subject.
+
+    Raises:
+        LookupError: if a place has an unknown name, or a figure is not in the newest run.
+    """
+    known = {name: quote.figure(runs) for name, quote in FIGURES.items()}
+    words = {f"{subject}_run": _Words(run) for subject, run in runs.items()}
+
+    def written(match: re.Match[str]) -> str:
+        said = QUOTES[match[1]].strip().format_map(known | words)
+        wrapped = said if said.startswith("|") else textwrap.fill(said, _WIDTH, break_on_hyphens=False)
+        return f"<!-- begin figures {match[1]} -->\n\n{wrapped}\n\n<!-- end figures {match[1]} -->"
+
+    return _PLACE.sub(written, text)
+
+
+# ----------------------------------------------------------------------------------------------- figures
+
+_1, _25, _49 = (f"{n} iterations after the checkpoint" for n in (1, 25, 49))
+_SURVIVOR = "kill to the survivor's next completed step"
+_ALL_LIVE = "to all live, interrupted iteration begins"
+
+FIGURES = {
+    # Recovery of a pipeline
+    "detected": Quote("recovery", "kill to detected", (_1, _25, _49), spread=True),
+    "live": Quote("recovery", "kill to live without the replay", (_1, _25, _49)),
+    "live_spread": Quote("recovery", "kill to live without the replay", (_1, _25, _49), spread=True),
+    "live_helped": Quote("recovery", "kill to live without the replay", (_1, _25, _49), (2,)),
+    "replay": Quote("recovery", "replay / pure compute", (_25, _49)),
+    "replay_spread": Quote("recovery", "replay / pure compute", (_25, _49), spread=True),
+    "back": Quote("recovery", _ALL_LIVE, (_25,)),
+    "back_helped": Quote("recovery", "with helpers: kill to all live", (_25,)),
+    "back_torchrun": Quote("recovery", "torchrun + DCP, until in the same iteration again", (_25,)),
+    "faster": Quote("recovery", "torchrun + DCP / swift_ft", (_25,)),
+    "faster_helped": Quote("recovery", "torchrun + DCP / swift_ft", (_25,), (2,)),
+    "faster_49": Quote("recovery", "torchrun + DCP / swift_ft", (_49,)),
+    "faster_helped_49": Quote("recovery", "torchrun + DCP / swift_ft", (_49,), (2,)),
+    "one_helper": Quote("parallel-recovery", "replay / with alone", ("1 helper",)),
+    # DDP
+    "survivor": Quote("replication", _SURVIVOR, ("swift_ft",)),
+    "survivor_torchft": Quote("replication", _SURVIVOR, ("torchft",)),
+    "survivor_torchft_fast": Quote("replication", _SURVIVOR, ("torchft, timeouts 1 s",)),
+    "survivor_torchrun": Quote("replication", _SURVIVOR, ("torchrun + DCP",)),
+    "ddp_step": Quote("replication", "failure-free step", ("swift_ft",)),
+    "ddp_ratio": Quote("replication", "failure-free step, ours / plain DDP"),
+    "ddp_short": Quote("ddp-step", "torchrun", ("step",), (1, 2, 3)),
+    "ddp_short_cpu": Quote("ddp-step", "torchrun", ("CPU time of worker 0",), (1, 2, 3)),
+    # Imports
+    "imports": Quote("imports", "as it comes", ("kill to all reported",)),
+    "preloaded": Quote("imports", "--preload datasets,transformers.trainer", ("kill to all reported",)),
+    # The price of a step
+    "overhead": Quote("overhead", "everything: logged / plain", ("a run's mean iteration",)),
+    "overhead_cpu": Quote("overhead", "everything: logged / plain", ("CPU time of all processes",)),
+    "digests": Quote("proof", "BatchNorm", ("ratio, every 100",)),
+    "undo": Quote("undo", "20M adamw foreach: undo / foreach step"),
+    "exact": Quote("undo", "20M adamw foreach: exact step / plain step"),
+    "exact_fused": Quote("undo", "20M adamw fused: exact step / plain step"),
+    "compiled": Quote("undo", "20M adamw foreach: compiled step / plain step"),
+    "compiled_fused": Quote("undo", "20M adamw fused: compiled step / plain step"),
+    # The log
+    "packed_float32": Quote("packing", "float32", ("ratio",), tuple(range(1, 11))),
+    "packed_bfloat16": Quote("packing", "bfloat16", ("ratio",), tuple(range(1, 11))),
+    "s3_writer": Quote("log-throughput", "s3", ("MB/s",), (2,)),
+    "s3_ratio": Quote("log-throughput", "s3: writer / raw write"),
+    # Fewer machines
+    "left": Quote("loss-beside-torchft", "layers have moved, too", ("speed left",)),
+    "left_torchft": Quote("loss-beside-torchft", "torchft 0.2.0", ("speed left",)),
+    # Planning
+    "greedy": Quote("grouping", "greedy"),
+    "greedy_above": Quote("grouping", "10000", ("greedy above it",), (1, 2, 3, 4, 5)),
+    "equal_boundaries": Quote("grouping", "10000", ("optimal",), (1, 2)),
+    "random_boundaries": Quote("grouping", "10000", ("optimal",), (3,)),
+    "within_1_percent": Quote("grouping", "10000", ("optimal",), (4,)),
+    "exactly_alike": Quote("grouping", "10000", ("optimal",), (5,)),
+    "grouping_memory": Quote("grouping", "memory, of all chains"),
+}
+
+# ------------------------------------------------------------------------------------------------- texts
+
+QUOTES = {
+    "readme": """
+| measured | swift_ft | others | of |
+| --- | --- | --- | --- |
+| pipeline: from the kill until all are live, without the replay | {live.low:.2f} to {live.high:.2f} s, \
+with helpers {live_helped.low:.2f} to {live_helped.high:.2f} s | | {recovery_run.runs} |
+| pipeline: replay / pure computation of the same iterations, 25 and 49 of them | {replay.low:.2f} to \
+{replay.high:.2f} | | {recovery_run.runs} |
+| pipeline: from the kill until training is back, 25 iterations after the checkpoint | {back:.1f} s, with \
+helpers {back_helped:.1f} s | torchrun + DCP {back_torchrun:.1f} s: {faster:.1f} and {faster_helped:.1f} \
+times as long; after 49 iterations {faster_49:.1f} and {faster_helped_49:.1f} times (the goal was 5) | \
+{recovery_run.runs} |
+| pipeline: replay with one helper / without | {one_helper:.2f} | | {parallel-recovery_run.runs} |
+| DDP: from the kill to the survivor's next completed step | {survivor:.2f} s | torchft \
+{survivor_torchft:.1f} s, or {survivor_torchft_fast:.2f} s with its timeouts at 1 s; torchrun + DCP \
+{survivor_torchrun:.0f} s | {replication_run.runs} |
+| the script imports datasets and transformers: from the kill until its replacement has reported | \
+{imports:.1f} s, with `--preload` {preloaded:.2f} s | | {imports_run.runs} |
+| iteration time with the session and its log / plain torchrun | {overhead:.3f} (the goal was 1.02) | | \
+{overhead_run.runs} |
+| undo of AdamW / a step, 20 million parameters, foreach | {undo:.2f} | | {undo_run.runs} |
+| step with `exact=True` / plain step, AdamW, 20 million parameters, foreach and fused | {exact:.1f} and \
+{exact_fused:.1f} (the goal was 1.6) | | {undo_run.runs} |
+| the same with `exact="compiled"` | {compiled:.1f} and {compiled_fused:.1f} (the goals were 1.6 and 3) | \
+| {undo_run.runs} |
+""",
+    "slower": """
+A few percent, on two cores that all processes share. An iteration with the session and its log took
+{overhead:.2f} times as long as one of plain torchrun ({overhead_run.runs}), and {overhead_cpu:.2f} times
+its CPU time. Digests at each checkpoint boundary cost below 1 % of the CPU time at
+`checkpoint_every=100` ({digests:.4f} times at most). With DDP, a step took {ddp_short.low:.2f} to
+{ddp_short.high:.2f} times as long as one of plain DDP in short runs in turns ({ddp_short_cpu.low:.2f} to
+{ddp_short_cpu.high:.2f} times its CPU time), and {ddp_ratio:.2f} times in the newest long one
+({replication_run.runs}). The exception is `wrap_optimizer(..., exact=True)`: {exact:.1f} times the plain
+step for AdamW with foreach, {exact_fused:.1f} times for fused AdamW ({compiled:.1f} and
+{compiled_fused:.1f} with `exact="compiled"`). Without `exact`, a wrapped step costs what the plain one
+does.
+""",
+    "recovery": """
+A killed worker is noticed after {detected.low:.2f} to {detected.high:.2f} s. In a pipeline, all are live
+again {live_spread.low:.2f} to {live_spread.high:.2f} s after the kill, plus the replay, which takes as
+long as the lost stage's computation since the checkpoint ({replay_spread.low:.2f} to
+{replay_spread.high:.2f} times), or less with helpers. 25 iterations after a checkpoint that was
+{back:.1f} s in all, and {back_helped:.1f} s with helpers, where torchrun with a DCP checkpoint took
+{back_torchrun:.1f} s ({recovery_run.runs}). With DDP, the survivor's next step was complete
+{survivor:.2f} s after the kill, of which it computed for {ddp_step:.1f} s ({replication_run.runs}). What
+your script imports comes on top, unless you name it ([`--preload`](#do-i-need-spares)).
+""",
+    "packing": """
+Packing (`compress=`) makes messages {packed_float32.low:.1f} to {packed_float32.high:.1f} times smaller
+for float32, {packed_bfloat16.low:.1f} to {packed_bfloat16.high:.1f} times for bfloat16.
+""",
+    "s3": """
+There is no measurement of real S3: the tests run against SeaweedFS, where the log was written at
+{s3_writer:.0f} MB/s, {s3_ratio:.2f} times the speed of plain uploads ({s3_ratio.low:.2f} to
+{s3_ratio.high:.2f}).
+""",
+    "from-torchrun": """
+Measured in a pipeline, 25 iterations after the checkpoint: {back:.1f} s instead of {back_torchrun:.1f}
+s, or {back_helped:.1f} s with helpers ({recovery_run.runs}); for two DDP workers {survivor:.2f} s
+instead of {survivor_torchrun:.1f} s ({replication_run.runs}).
+""",
+    "from-torchft": """
+Measured for two DDP workers ({replication_run.runs}): the survivor's next complete step came
+{survivor:.2f} s after the kill, with torchft 0.2 after {survivor_torchft:.1f} s by default and
+{survivor_torchft_fast:.2f} s with all its timeouts at 1 s (its gloo hook had to be patched).
+""",
+    "speed-left": """
+Of six machines in two pipelines, five kept {left:.2f} of the speed, and {left_torchft:.2f} with torchft
+({loss-beside-torchft_run.runs}; 5/6 is 0.83, and a pipeline of fewer stages has smaller bubbles).
+""",
+    "undo": """
+In the newest run (AdamW, 20 million parameters, two threads; {undo_run.runs}), an exact step takes
+{exact_fused:.1f} times as long as a fused one, and {compiled_fused:.1f} times with `exact="compiled"`;
+{exact:.1f} and {compiled:.1f} times as long as one with foreach. An undo takes {undo:.2f} of a foreach
+step.
+""",
+    "grouping": """
+`benchmarks/planning/grouping.py` measures it (CPU seconds of one thread; budgets of 1 to 90 % of a full
+log, with and without parallel recovery). For 10,000 machines: greedy up to {greedy:.2f} s; optimal
+{equal_boundaries.low:.1f} to {equal_boundaries.high:.1f} s with equal boundaries,
+{random_boundaries.low:.1f} to {random_boundaries.high:.1f} s with random computation and boundaries, up
+to {within_1_percent.high:.1f} s where computation is alike within 1 % and boundaries are random, up to
+{exactly_alike.high:.1f} s where it is exactly alike. All of these were proven. Memory stayed below
+{grouping_memory:.1f} GB. At worst, greedy was {greedy_above.low:.0f} to {greedy_above.high:.0f} % above
+the optimum.
+""",
+}
+"""Texts by the name of their place. Lines are joined and wrapped anew, but for tables."""
