@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
     "benchmarks/RESULTS.md": "results.md",
     "benchmarks/HISTORY.md": "results-history.md",
     "benchmarks/results/README.md": "results-format.md",

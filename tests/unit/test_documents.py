@@ -11,9 +11,14 @@ import pytest
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.pipelining.stage import PipelineStage
 
+from docs import decision_list
 from docs.house import PACKAGE, ROOT, documents
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+ABOUT_THE_CODE = [DOCS / "architecture.md", DOCS / "walks.md", *sorted(decision_list.FOLDER.glob("*.md"))]
+"""Every name in backticks on these pages is one of the code."""
+
 OF_TORCH = {get_optimizer_state_dict.__name__, PipelineStage.get_fwd_recv_ops.__name__}
 """Names of torch that the documents use and the code does not spell out."""
 
@@ -23,6 +28,38 @@ TOP = ("benchmarks/", "docs/", "examples/", "swift_ft/", "tests/")
 def test_the_documents_are_drawn_from_what_is() -> None:
     old = [path.name for path, text in documents().items() if path.read_text() != text]
     assert not old, f"{old} are not what the code says any more: run `make docs`"
+
+
+# ------------------------------------------------------------------------------------------- decisions
+
+
+def test_the_list_of_decisions_is_complete() -> None:
+    decisions = decision_list.read()
+    assert [decision.number for decision in decisions.values()] == [*range(1, len(decisions) + 1)]
+    assert all(path.name.startswith(f"{decision.number:04d}-") for path, decision in decisions.items())
+    page = (decision_list.FOLDER / "index.md").read_text()
+    assert page == decision_list.document(decisions), "docs/decisions/index.md is old: run `make docs`"
+
+
+def test_the_architecture_stays_an_overview() -> None:
+    lines = (DOCS / "architecture.md").read_text().splitlines()
+    assert len(lines) <= 220, "a decision is a page of its own in docs/decisions"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("# A title\n\nArea: code\n\n## Context\n\n## Decision\n", "begins with"),
+        ("# 3. A title\n\nArea: cooking\n\n## Context\n\n## Decision\n", "'cooking' is no area"),
+        ("# 3. A title\n\nArea: code\n\n## Decision\n", "has the sections"),
+    ],
+)
+def test_a_page_that_is_no_decision_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        decision_list.parse(text)
+
+
+# ----------------------------------------------------------------------------------------- files and links
 
 
 def spans_of(text: str) -> Iterator[str]:
@@ -124,11 +161,11 @@ def exists(name: str) -> bool:
     return all(part in WORDS or part in OF_TORCH for part in name.split("."))
 
 
-def test_names_of_the_code_in_the_architecture_exist() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    assert "## Four walks through the code" in text
-    gone = sorted({name for name in names_in(text) if not name.endswith(".py") and not exists(name)})
-    assert not gone, f"docs/architecture.md names {gone}, which the code does not have"
+@pytest.mark.parametrize("page", ABOUT_THE_CODE, ids=lambda page: page.stem)
+def test_names_of_the_code_exist(page: Path) -> None:
+    names = {name for name in names_in(page.read_text()) if not name.endswith(".py")}
+    gone = sorted(name for name in names if not exists(name))
+    assert not gone, f"{page.name} names {gone}, which the code does not have"
 
 
 def test_a_name_that_is_gone_is_found() -> None:

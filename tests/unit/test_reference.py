@@ -47,7 +47,7 @@ def test_a_record_without_an_event_is_found(tmp_path: Path) -> None:
     assert (second.level, second.event, second.fields) == ("error", "broken", ("rank",))
 
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 FLAGS = {
     name: {flag for action in tool.parser()._actions for flag in action.option_strings}

@@ -75,7 +75,7 @@ def client(server: TCPStore) -> RendezvousStore:
 def test_each_machine_meets_the_one_with_the_ticket_above(
     server: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name server that is silent costs each connection 5 s (docs/architecture.md): all wait longer here."""
+    """A silent name server costs each connection 5 s (docs/decisions/0068-name-server.md): all wait."""
     monkeypatch.setattr(meeting, "_TOLD_S", 100.0)
     meetings = [Meeting(client(server), fanout=2) for _ in range(7)]
     assert [one.ticket for one in meetings] == list(range(7))
