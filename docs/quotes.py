@@ -167,6 +167,8 @@ FIGURES = {
     "random_boundaries": Quote("grouping", "10000", ("optimal",), (3,)),
     "within_1_percent": Quote("grouping", "10000", ("optimal",), (4,)),
     "exactly_alike": Quote("grouping", "10000", ("optimal",), (5,)),
+    "oobleck_hours": Quote("oobleck", "one loss in 6 h or 1 h"),
+    "oobleck_minutes": Quote("oobleck", "one loss in 10 min"),
     "grouping_memory": Quote("grouping", "memory, of all chains"),
 }
 
@@ -248,6 +250,11 @@ In the newest run (AdamW, 20 million parameters, two threads; {undo_run.runs}), 
 {exact_fused:.1f} times as long as a fused one, and {compiled_fused:.1f} times with `exact="compiled"`;
 {exact:.1f} and {compiled:.1f} times as long as one with foreach. An undo takes {undo:.2f} of a foreach
 step.
+""",
+    "oobleck": """
+Oobleck's Table 2 (30 nodes become 15, one lost every 6 h, 1 h or 10 min) comes out within
+{oobleck_hours:.2f} % for 6 h and 1 h, and within {oobleck_minutes:.2f} % for 10 min, from its throughput
+by number of nodes and its seconds per change (`benchmarks/planning/elastic.py`).
 """,
     "grouping": """
 `benchmarks/planning/grouping.py` measures it (CPU seconds of one thread; budgets of 1 to 90 % of a full

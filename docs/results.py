@@ -32,6 +32,7 @@ writes this page.
 
 - With several repetitions a figure is their median, and the range is in parentheses. **A figure of one
   repetition is no median of anything**: a difference of a few percent says nothing then.
+- (a) The load average at the end, the run's own processes included; or what else ran.
 - All of it ran on one host, over gloo, unless a subject says otherwise. `make bench` measures on yours.
 """
 _NO_GPU = "- Nothing was measured on a GPU yet ([docs/nccl.md](../docs/nccl.md)).\n"
@@ -62,7 +63,16 @@ def today(latest: Mapping[str, Run]) -> str:
     hosts = list(dict.fromkeys(_machine(latest[name].host) for name in measured))
     letters = {host: chr(ord("A") + number) for number, host in enumerate(hosts)}
     overview = [_overview(latest[name], subject, letters) for name, subject in measured.items()]
-    columns = ("subject", "newest run", "repetitions", "host", "load", "targets met", "missed", "measured by")
+    columns = (
+        "subject",
+        "newest run",
+        "repetitions",
+        "host",
+        "load (a)",
+        "targets met",
+        "missed",
+        "measured by",
+    )
     figures = [row for name, subject in measured.items() for row in _figures(latest[name], subject)]
     parts = [
         _INTRO + ("" if any(run.host.gpu for run in latest.values()) else _NO_GPU),
@@ -160,10 +170,14 @@ def _where(run: Run) -> str:
         facts.append("one repetition: no figure is a median of repetitions")
     elif run.repetitions:
         facts.append(f"{run.repetitions} repetitions")
-    if _load(run.host):
-        facts.append(f"load: {_load(run.host)}")
+    if run.host.load is not None:
+        facts.append(f"load average at the end {run.host.load:.1f}")
+    if run.host.beside:
+        facts.append(f"beside it: {run.host.beside}")
     if run.commit:
         facts.append(f"commit {run.commit}")
+    elif run.recorded:
+        facts.append(f"recorded with commit {run.recorded}")
     if run.command:
         facts.append(f"`{run.command}`")
     if run.discarded:
@@ -180,8 +194,7 @@ def _machine(host: Host) -> str:
 
 
 def _load(host: Host) -> str:
-    beside = f"beside {host.beside}" if host.beside else ""
-    return f"{host.load:.1f} at the end" if host.load is not None else beside
+    return host.beside if host.load is None else f"{host.load:.1f}"
 
 
 if __name__ == "__main__":

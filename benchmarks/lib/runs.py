@@ -89,6 +89,7 @@ class Run:
         host: where it ran.
         until: the day on which it ended, if that was another one.
         commit: the code that was measured, as ``git describe`` names it; None if it was not noted.
+        recorded: the commit with which the figures came into the repository, where ``commit`` was not noted.
         command: with its arguments; None if it was not noted, or there was none.
         repetitions: of each figure. With 1 no figure is a median. None if the benchmark does not repeat.
         discarded: whether it measured code that was tried and not kept. It is never today's figure then.
@@ -104,6 +105,7 @@ class Run:
     host: Host
     until: str | None = None
     commit: str | None = None
+    recorded: str | None = None
     command: str | None = None
     repetitions: int | None = None
     discarded: bool = False

@@ -115,14 +115,12 @@ SUBJECTS = {
     "transactions": Subject(
         "Failure-free steps, before and after notes of all that a step may change",
         None,
-        (Pick("logged, wall time, after / before", "logged", "wall time"),),
-        "`benchmarks.logging.overhead` of two commits in turns, by hand; `benchmarks.against` compares "
-        "two checkouts",
+        why_no_command="`benchmarks.logging.overhead` of two commits in turns, by hand; `benchmarks.against` "
+        "compares two checkouts",
     ),
     "against": Subject(
         "This checkout against the one before",
         "benchmarks.against",
-        (Pick("an iteration, wall, this / before", "an iteration, wall", "this / before"),),
     ),
     "step-notes": Subject(
         "What a step notes", "benchmarks.recovery.step", ("CPU time of the notes / of the step",)
@@ -130,7 +128,6 @@ SUBJECTS = {
     "script-collectives": Subject(
         "Logging what a script communicates",
         "benchmarks.logging.collectives",
-        ("a step with logged collectives, small results only",),
     ),
     "proof": Subject(
         "Proof",

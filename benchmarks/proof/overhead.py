@@ -27,6 +27,7 @@ from benchmarks.lib.results import (
     Target,
     argument_parser,
     machine,
+    of_repetitions,
     record,
     table,
     target_table,
@@ -195,7 +196,7 @@ def report(samples: dict[Case, list[Sample]], targets: list[Target], repetitions
         "The cost of all digests (of each batch; of state and files at a checkpoint), and of the copies of "
         "buffers when a step begins, on one worker with one thread. AdamW; transformers with 8 sequences of "
         "128, and 50 linear layers with BatchNorm, 64 rows. CPU time of the thread; "
-        f"{repetitions} repetitions in turns; medians (ranges)."
+        f"{of_repetitions(repetitions)}."
     )
     return f"{intro}\n\n{table(head, rows)}\n\n{target_table(targets)}"
 

@@ -34,6 +34,7 @@ from benchmarks.lib.results import (
     Target,
     argument_parser,
     machine,
+    of_repetitions,
     record,
     table,
     target_table,
@@ -356,7 +357,7 @@ def report(
     ]
     return "\n\n".join(
         [
-            f"{repetitions} repetitions in turns; medians (ranges). Steps as multiples of the plain step, "
+            f"{of_repetitions(repetitions)}. Steps as multiples of the plain step, "
             f"undos of the foreach step; {torch.get_num_threads()} threads.",
             table(head, rows),
             "Error of an undo without `exact`, float32, 90,000 parameters, 20 steps: worst in ulps of the "

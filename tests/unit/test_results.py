@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from benchmarks.lib.figures import Figure, cell_from_text, cell_text
 from benchmarks.lib.markdown import read_body, run_in_markdown
 from benchmarks.lib.results import Target, add_record_option, of_repetitions, record, table, target_table
-from benchmarks.lib.runs import FOLDER, Run, newest, read_runs, write_run
+from benchmarks.lib.runs import FOLDER, Host, Run, Table, Verdict, newest, read_runs, write_run
 from benchmarks.lib.subjects import SUBJECTS
 from docs import quotes
 from docs.house import ROOT
@@ -184,6 +184,12 @@ def test_what_is_no_run_is_refused(
     (tmp_path / f"{name}.json").write_text(json.dumps(data | changed))
     with pytest.raises(ValueError, match=re.escape(message)):
         read_runs(tmp_path)
+
+
+def test_each_key_of_a_file_is_described() -> None:
+    page = (FOLDER / "README.md").read_text()
+    keys = [one.name for kind in (Run, Host, Table, Verdict) for one in fields(kind) if one.name != "number"]
+    assert [key for key in keys if f"`{key}`" not in page] == []
 
 
 # ------------------------------------------------------------------------------------------ figures
