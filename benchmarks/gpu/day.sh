@@ -3,7 +3,7 @@
 #
 #     benchmarks/gpu/day.sh [tests] [figures]     both, where none is named; MORE in BENCH is for the figures
 #
-# All output is kept in $OUT, or else in build/gpu. Nothing stops at the first failure, and each part has a
+# All output is kept in $OUT, or else in build/gpu; the figures as JSON in its folder results. Nothing stops at the first failure, and each part has a
 # limit: ten minutes together.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -66,7 +66,11 @@ for what in "${@:-tests figures}"; do
             OMP_NUM_THREADS=1 part tests "$TESTS_S" "$PYTHON" -m pytest ${TESTS:--n 8 --dist loadfile} \
                 -v --durations=15 -k "not cpu" tests/gpu tests/unit/undo/test_optim_db.py
             ;;
-        figures) part figures "$FIGURES_S" "$PYTHON" -m benchmarks.gpu.figures ${BENCH:-} ;;
+        figures)
+            record=(--record "$OUT/results")
+            [[ " ${BENCH:-} " == *" --small "* ]] && record=()  # a trial's figures say nothing
+            part figures "$FIGURES_S" "$PYTHON" -m benchmarks.gpu.figures "${record[@]}" ${BENCH:-}
+            ;;
         *) echo "day.sh: tests or figures, not $one" >&2; failed=1 ;;
         esac
     done

@@ -166,9 +166,6 @@ def main() -> None:
         place = Path(folder) / "store"
         write_store(place, args.log_mib << 20, args.checkpoint_mib << 20, args.message_kib << 10)
         measured = measure(place, args.repetitions, cold=args.cold)
-    if args.json:
-        print(json.dumps(asdict(measured)))
-        return
     source = "cold, from the disk" if args.cold else "from the page cache"
     target = Target(
         f"swift-recover verify / a plain read, {source}",
@@ -183,7 +180,7 @@ def main() -> None:
     rows.append(["ratio, pair by pair", measured.ratio.text("", 2), measured.cpu_ratio.text("", 2)])
     size = f"{measured.total_bytes / 1e9:.1f} GB, messages of {args.message_kib} KiB"
     report = f"{target_table([target])}\n\n{size}:\n\n{table(['', 'wall time', 'CPU time'], rows)}"
-    print(report)
+    print(json.dumps(asdict(measured)) if args.json else report)
     if args.record:
         record("verification", report, args)
 
