@@ -159,6 +159,7 @@ docs: $(VENV)/.installed-dev  ## draw the map and the protocol, write tables fro
 	$(BIN)/python -m docs.support
 	$(BIN)/python -m docs.results
 	$(BIN)/python -m docs.decision_list
+	$(BIN)/python -m docs.prose
 
 # The variable silences an advertisement, which is no warning about the site.
 site: $(VENV)/.installed-dev  ## build the site of all documents in build/site

@@ -1,4 +1,4 @@
-"""What has to happen at a time, unless it is called off before: one thread for all of it.
+"""Alarms: one thread runs all deadlines of this process that are not called off before.
 
 ``threading.Timer`` starts a thread for each. Who starts one waits until it runs, and a new thread gets a busy
 core later than one that slept: up to 4 ms in a recovery, in which all workers are busy.

@@ -1,6 +1,7 @@
 """An HTTP server that strangers can neither fill nor hold up: connections have a deadline, and are few.
 
-Each has a thread of its own. Of too many the oldest ends, so somebody who belongs here still gets in.
+Each connection has a thread of its own. At the limit the oldest one is closed, so that a legitimate client
+can still connect.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class BoundedServer(ThreadingHTTPServer, ABC):
     Args:
         address: where it listens; empty for all addresses of this host.
         port: its number; 0 for any free one.
-        handler: of requests.
-        name: of its thread.
+        handler: handles the requests.
+        name: the thread's name.
         host: by which other machines know this one, for the log; None for the address.
         most: connections of strangers at once.
         limit_s: how long each of them lasts.
@@ -107,7 +108,7 @@ class BoundedServer(ThreadingHTTPServer, ABC):
         super().finish_request(stranger.line, client_address)
 
     def admit(self) -> Stranger | None:
-        """The connection of this thread is no stranger's, or has ended. None if that was known."""
+        """The connection of this thread belongs to a member, or has ended. None if that was known."""
         with self._changing:
             return self._strangers.pop(threading.get_ident(), None)
 

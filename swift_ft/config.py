@@ -1,4 +1,4 @@
-"""How a run is configured.
+"""The configuration of a run.
 
 A new flag of swift-run is one field of :class:`RunConfig`: the command line, the help text, the
 checks and the way to every worker follow from it.

@@ -1,4 +1,4 @@
-"""How a field of the configuration appears on the command line."""
+"""Command line options from fields of the configuration."""
 
 from __future__ import annotations
 

@@ -83,7 +83,6 @@ def fetch_file(address: str, secret: JobSecret, name: str) -> IO[bytes]:
     Args:
         address: ``host:port`` of the server.
         secret: the job's.
-        name: of the file.
 
     Returns:
         The copy, at its beginning. Its ``name`` is its path, where it is deleted when it is closed.

@@ -1,4 +1,4 @@
-"""How much memory this host has left: as its kernel says, and as the limit of a container says."""
+"""The memory that this host has left, by its kernel and by the limit of its container."""
 
 from __future__ import annotations
 

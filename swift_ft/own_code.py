@@ -1,4 +1,4 @@
-"""What is the user's own code, and what is Python's, a library's or this package's."""
+"""Tells the user's own code from Python's, a library's and this package's."""
 
 from __future__ import annotations
 

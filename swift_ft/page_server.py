@@ -42,7 +42,7 @@ class PageServer(BoundedServer):
         address: where it listens; empty for all addresses of this host.
         port: its number; 0 for any free one.
         pages: what computes them.
-        name: of its thread.
+        name: the thread's name.
 
     Raises:
         OSError: it cannot listen there.
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(page())
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Called for what is no request, and for other methods."""
+        """Called for what is not a request, and for other methods."""
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._answer(Page(f"{status.phrase}\n".encode(), status))
 

@@ -235,7 +235,8 @@ class Session:
             second: the same in another layer.
 
         Raises:
-            UsageError: they are no parameters of two layers, or the model is no LayerStack.
+            UsageError: ``first`` and ``second`` do not name parameters of two layers, or the model is not a
+                LayerStack.
         """
         self._tied()
         layered = self._assembly.attached.layered

@@ -1,4 +1,4 @@
-"""What this process does in a recovery, span by span: from a loss to its first completed iteration.
+"""Spans of this process in a recovery: from a loss to its first completed iteration.
 
 While nothing is lost, nothing is recorded: a span costs one comparison then. There is one recorder for each
 process, as a recovery passes through many rooms. Who begins and takes a recording is
@@ -159,7 +159,6 @@ class Recorder:
         """Record the block, if a recording has begun before it.
 
         Args:
-            name: of the span.
             detail: one of many of its kind, which may be left out.
             facts: about it, JSON-ready.
         """
@@ -169,7 +168,6 @@ class Recorder:
         """Record what began then and ends now. What began before the recording belongs to none, or another.
 
         Args:
-            name: of the span.
             began: when it began.
             detail: see :meth:`span`.
             thread: where it happened, if not in this thread.

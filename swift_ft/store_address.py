@@ -1,4 +1,4 @@
-"""Where the rendezvous store of a run is: what every client of it has to know, and nothing that is secret.
+"""The address of a run's rendezvous store: all that a client needs, and nothing secret.
 
 Written as one text, it fits a command line, a file and a message: ``host:port`` for the embedded store, and
 ``etcd-v3://a:2379,b:2379?ca=/etc/ca.pem`` for etcd. Passwords are never part of it: it names their file.
@@ -58,7 +58,7 @@ class StoreAddress:
         """Read what ``str()`` of an address gives.
 
         Raises:
-            UsageError: if it is no address.
+            UsageError: if it is not an address.
         """
         backend, separator, rest = text.rpartition(_SEPARATOR)
         places, _, query = rest.partition("?")

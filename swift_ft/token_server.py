@@ -31,8 +31,8 @@ class TokenServer(BoundedServer):
     Args:
         host: by which other machines know this one (see :func:`swift_ft.addresses.listen_address`).
         secret: the job's.
-        handler: of requests.
-        name: of its thread.
+        handler: handles the requests.
+        name: the thread's name.
 
     Attributes:
         address: at which other machines find it.
@@ -113,7 +113,7 @@ class TokenHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Called for what is no request."""
+        """Called for what is not a request."""
         self.server.refuse(f"its bytes are no request ({HTTPStatus(code).phrase})")
         self.answer(HTTPStatus(code))
 

@@ -1,4 +1,4 @@
-"""Where a worker learns its place in the job, and its configuration: in one variable of its environment."""
+"""A worker's place in the job and its configuration, from one variable of its environment."""
 
 from __future__ import annotations
 

@@ -201,7 +201,6 @@ class Checkpointer:
         """Load a worker's part of a committed checkpoint into the state, if it is the part that was saved.
 
         Args:
-            iteration: of the checkpoint.
             rank: the worker.
             layout: for a LayerStack the number of layers of each stage. The checkpoint may have another one.
             workers: of the job. A checkpoint of others may be of another sharding: then this worker's ranges

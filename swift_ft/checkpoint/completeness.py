@@ -1,7 +1,7 @@
-"""Whether the session's state holds all that training changes.
+"""Checks that the session's state holds everything that training changes.
 
-A replacement gets what is in the state and nothing else: what was left out would begin anew in it, while the
-others go on. So what is missing is an error that names it, before it can be lost.
+A replacement gets only what is in the state. Anything left out is re-initialised in it while the survivors
+keep theirs. So anything missing is an error that names it, before it can be lost.
 """
 
 from __future__ import annotations

@@ -69,7 +69,6 @@ class CheckpointFolder:
         nothing is written, so that a writer that dies leaves no temporary file behind.
 
         Args:
-            iteration: of the checkpoint.
             parts: the place of each worker's part, by rank. Replicas share one.
             run_id: the run that saved it.
             digests: by place, the digest of the list of a part's files.
@@ -137,7 +136,7 @@ class CheckpointFolder:
         """Reads a part, and verifies all that it reads, unless an earlier version wrote it.
 
         Args:
-            part: of a committed checkpoint.
+            part: a committed checkpoint's.
             near: copies of its files that are asked for first.
 
         Raises:
@@ -189,12 +188,12 @@ class CheckpointFolder:
         return [folder for folder in folders if not self.store.exists(f"{folder}/{_MARKER}")]
 
     def orphans(self, iteration: int, generation: int | None = None, *, newest: bool = False) -> list[str]:
-        """What attempts that failed have left beside a committed checkpoint. Nothing if that cannot be known.
+        """Files that failed attempts left beside a committed checkpoint. Empty if that cannot be known.
 
         Args:
-            iteration: of the checkpoint.
-            generation: what is of later ones is none of them.
-            newest: another worker may be repeating the commit now, so its temporary file is none of them.
+            iteration: the checkpoint's.
+            generation: files of later generations are not garbage.
+            newest: another worker may be repeating the commit now, so its temporary file is not garbage.
         """
         folder, marker = _folder(iteration), self._intact_marker(iteration)
         if marker is None:  # the parts may still be needed

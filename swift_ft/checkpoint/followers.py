@@ -1,4 +1,4 @@
-"""What changes along with the training, wherever the script keeps it: schedulers, gradient scalers, averages.
+"""Objects that change along with the training: schedulers, gradient scalers, averages of the model.
 
 Of torch, or of another library that names them as usual: nothing but their classes tells what they are.
 """

@@ -121,7 +121,6 @@ def load_layers(
         sources: as :func:`sources_of` returned them.
         layout: the number of layers of each stage.
         layered: the stacks of layers in the state.
-        state: of the session.
 
     Returns:
         Names of tensors that are not what was saved, as far as digests came with them.

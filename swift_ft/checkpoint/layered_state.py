@@ -45,9 +45,6 @@ class _Stack:
 class LayeredState:
     """The stacks of layers in a training state: the pipeline's, and copies of it such as averages.
 
-    Args:
-        state: of the session.
-
     Attributes:
         count: layers of the whole model; 0 if there is no stack.
 

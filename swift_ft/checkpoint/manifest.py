@@ -1,4 +1,4 @@
-"""What proves that a committed checkpoint is the one that was saved: each step vouches for the next.
+"""The proof that a committed checkpoint is the one that was saved: each step vouches for the next.
 
     committed.json                   its own digest, and the digest of each part's list
     rank-00001.g00002/digests.json   the list: size and digest of each file of the part

@@ -29,7 +29,6 @@ def fit_groups(
 
     Args:
         name: what an error calls the optimizer.
-        optimizer: of this process.
         saved: the groups of its ``state_dict()``.
         parameters: which it held then, in their order; None for one that this process does not know.
 

@@ -47,7 +47,6 @@ class Unknown:
 
     Attributes:
         kind: ``enum``, ``dataclass`` or ``namedtuple``.
-        name: of the class.
         content: what it is made of.
     """
 

@@ -1,4 +1,4 @@
-"""What a store says of the run that owns it, and of those before.
+"""The store's record of the run that owns it, and of earlier runs.
 
 run.json               of the newest run: its name, its topology, and the runs that it continues
 runs/<run>/run.json    the same of each run. The newest of these mends the first one

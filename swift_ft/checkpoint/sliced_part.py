@@ -31,11 +31,7 @@ def file_of_value(path: tuple[str, ...]) -> int:
 
 
 class SavedPart:
-    """A part of the checkpoint: what it has of which tensor.
-
-    Args:
-        reader: of the part.
-    """
+    """A part of the checkpoint: what it has of which tensor."""
 
     def __init__(self, reader: PartReader) -> None:
         self._reader = reader
@@ -97,10 +93,9 @@ def load_slices(parts: Mapping[int, SavedPart], own: int, state: TrainingState) 
     Args:
         parts: by rank.
         own: the part for what is not sharded.
-        state: of the session.
 
     Raises:
-        TopologyMismatchError: the checkpoint does not fit this model, or its shards are no ranges.
+        TopologyMismatchError: the checkpoint does not fit this model, or its shards are not ranges.
         CheckpointError: the parts do not cover a tensor.
     """
     saved = state.to_save()

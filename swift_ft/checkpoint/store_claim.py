@@ -1,4 +1,4 @@
-"""Which run owns the store: one at a time, and nothing is overwritten without permission."""
+"""The claim of a store: one run owns it at a time, and nothing is overwritten without permission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session protects, as one value that can be saved, loaded, sent and restored."""
+"""The state that a session protects, as one value that can be saved, loaded, sent and restored."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class TrainingState:
         return KnownClasses(classes_in(self._beginning()), homes)
 
     def _beginning(self) -> dict[str, Any]:
-        """The values that are no tensors of models and optimizers, before the first step."""
+        """The values that are not tensors of models and optimizers, before the first step."""
         groups = {
             name: {"param_groups": [{k: v for k, v in group.items() if k != "params"} for group in groups]}
             for name, groups in ((name, o.param_groups) for name, o in self.optimizers.items())
@@ -417,7 +417,6 @@ def does_not_fit(
 
     Args:
         name: of the tensor, in words.
-        key: of the tensor.
         there: its whole shape in the checkpoint; None if there is none.
         here: its whole shape in this process, likewise.
     """

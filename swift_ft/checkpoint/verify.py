@@ -39,7 +39,6 @@ class CheckedCheckpoint:
     """What a committed checkpoint turned out to be.
 
     Attributes:
-        iteration: of the checkpoint.
         marker: what is wrong with the marker, so that the parts are unknown; empty if nothing is.
         parts: by rank of their first worker.
         store_url: where the checkpoint is, for messages.
@@ -82,7 +81,6 @@ def verify_checkpoint(
 
     Args:
         folder: where it is.
-        iteration: of the checkpoint.
         threads: how many files are read at once.
         on_bytes: called with the bytes of each piece that was read, in any of the threads.
 

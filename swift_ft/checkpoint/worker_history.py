@@ -1,4 +1,4 @@
-"""What a store says about the work of each worker, generation by generation, when the run is gone.
+"""A worker's history in the store: its work in each generation, for tools that look when the run is gone.
 
 runs/<run>/workers/rank-00003.g0001.json    of the process that was started in generation 1, with a digest
 
@@ -129,7 +129,6 @@ def sweep_histories(
     recovery (`checkpoint/recording_file.py`).
 
     Args:
-        store: of the run.
         run_id: the run.
         started_in: by rank, the generation in which the worker's present process was started.
         machines: whose agents live.

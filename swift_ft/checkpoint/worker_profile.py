@@ -1,4 +1,4 @@
-"""What a worker measured of its first iterations, as the store keeps it: for estimates when the run is gone.
+"""A worker's measurements of its first iterations, kept in the store for estimates when the run is gone.
 
 runs/<run>/workers/rank-00003.profile.json     with a digest; written again when a checkpoint has been timed
 """

@@ -1,4 +1,4 @@
-"""What a store says about each worker of its run, so that it can be replayed when the run is gone.
+"""The store's record of a worker's pipeline, from which it can be replayed when the run is gone.
 
 workers/rank-00003.json     its stages, the shapes of their messages, and which machines recover with its own
 """

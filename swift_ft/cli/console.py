@@ -228,7 +228,6 @@ class _Inbox:
 
     Args:
         config: the run's.
-        orders: of the launcher.
         place: the first order.
         pipe: brings log events, if they are wanted.
     """

@@ -1,4 +1,4 @@
-"""What ``swift-run --events-out`` writes at the end of a run: its events and recoveries, as JSON."""
+"""The report of ``swift-run --events-out``: all events and recoveries of a run, as JSON."""
 
 from __future__ import annotations
 

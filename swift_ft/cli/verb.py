@@ -1,4 +1,4 @@
-"""What commands with verbs share (``swift-recover``, ``swift-plan``): a verb, exit codes, JSON."""
+"""Verbs of a command (``swift-recover``, ``swift-plan``): arguments, exit codes, JSON."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class View:
 
 
 def layers_on(state: State, slot: int) -> tuple[int, ...]:
-    """The layers of a LayerStack on a slot's workers, ascending; none where the model is no stack."""
+    """The layers of a LayerStack on a slot's workers, ascending; none where the model is not a stack."""
     placed = state.layouts.placed
     return tuple(sorted(layer for rank in state.ranks_of(slot) for layer in placed.get(rank, ())))
 

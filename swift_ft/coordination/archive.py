@@ -61,7 +61,6 @@ class JournalArchive:
     """The archive of one run's journal.
 
     Attributes:
-        store: of the session.
         run_id: the run.
     """
 
@@ -115,7 +114,6 @@ class JournalArchiver:
     cannot be written is tried again when there is more to write.
 
     Args:
-        archive: of this run.
         background: runs what waits for the store, one thing after the other.
         on_archived: called in the background with the position up to which all entries are archived.
     """

@@ -1,4 +1,4 @@
-"""What all workers publish once in the rendezvous store, read by a thread once all of it is there."""
+"""Keys that all workers publish once: a thread reads them as soon as all of them are there."""
 
 from __future__ import annotations
 

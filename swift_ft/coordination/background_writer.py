@@ -1,4 +1,4 @@
-"""What a worker has for the rendezvous store and its training need not wait for.
+"""Writes to the rendezvous store that training does not wait for.
 
 While all is well, the training thread does not touch the store: a store that stalls must cost no step. What a
 worker notes for its replacement, and the events that it appends between two steps, are done here, one after
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 _LOST = (DistError, RuntimeError, RendezvousLostError)
 _AGAIN_S = 1.0
-"""A store that is lost may come back: what it did not take is tried again after so long."""
+"""Retry interval for writes that a lost store did not accept."""
 
 
 class BackgroundWriter:

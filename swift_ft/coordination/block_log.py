@@ -1,4 +1,4 @@
-"""Where the journal's blocks are kept: a log of texts with numbers, in the rendezvous store.
+"""The log of the journal's blocks: numbered texts in the rendezvous store.
 
 Block n is written by compare-and-set from absent, so two writers never share a number and no number stays
 empty. Readers block in the store until the next one is there; none of them polls.

@@ -1,4 +1,4 @@
-"""Which life of the rendezvous store holds a run: torch's store forgets all when its process ends.
+"""Incarnations of the rendezvous store: torch's store forgets everything when its process ends.
 
 The launcher that begins a run gives the store an *incarnation*, a key with a value unlike any other. A store
 without it was started anew. The machines that survived then republish what they hold (`restoring.py`), and

@@ -79,7 +79,7 @@ class Journal:
         """Write events of other origins. Returns once they are in the journal. One thread at a time calls it.
 
         Raises:
-            StoreRenewedError: nothing was written: what was not read since it was written comes first.
+            StoreRenewedError: nothing was written. Append the unconfirmed events again first.
         """
         self.log.append(block_to_text(block), _name(block))
 

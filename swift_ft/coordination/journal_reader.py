@@ -24,8 +24,8 @@ class JournalReader:
             were deleted before they were read: this process was frozen for long.
 
     Attributes:
-        sequencer: of what was read.
-        number: of the next block.
+        sequencer: has seen everything that was read.
+        number: the block that follows.
     """
 
     def __init__(self, journal: EventLog, on_snapshot: Callable[[Snapshot], None] | None = None) -> None:

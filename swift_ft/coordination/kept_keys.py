@@ -1,4 +1,4 @@
-"""What machines have set in the rendezvous store, for the case that the store is lost.
+"""Copies of the keys that machines set in the rendezvous store, in case the store is lost.
 
 A worker tells its agent over its line (`relay/lines.py`), and the agent tells another machine, the *holder*
 (`key_holding.py`), so that the keys of a lost machine outlive it. All of it is set again before the journal

@@ -1,4 +1,4 @@
-"""Whether any machine of a run lives: as long as one does, a key in the rendezvous store changes.
+"""Signs of life of a run: a key in the rendezvous store changes as long as any of its machines lives.
 
 A store of its own outlives all machines of a run. Its journal still names them then, and nobody is left to
 write there that they are gone.

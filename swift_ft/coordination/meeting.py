@@ -1,4 +1,4 @@
-"""Where the machines of a large job meet before it has formed: each takes a ticket, and says where it is.
+"""The bootstrap of a large job: each machine takes a ticket and publishes its address before slots exist.
 
 Heads follow from slots, which no machine has yet. A machine with a ticket reads and writes the journal
 through the one whose ticket `recovery/heads.py` names, as through a head. So joins are merged on their way,
@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 _TICKETS = "meeting/tickets"
 _TOLD_S = 5.0
-"""So long a machine may take between its ticket and its address: it has nothing to wait for in between."""
+"""Deadline for a machine to publish its address after it took a ticket: it waits for nothing in between."""
 
 
 class Met(NamedTuple):
@@ -31,7 +31,7 @@ class Met(NamedTuple):
 
     Attributes:
         machine: its name.
-        address: of its port.
+        address: where others reach its port.
     """
 
     machine: str

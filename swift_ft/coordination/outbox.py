@@ -40,7 +40,7 @@ class Outbox:
         write: writes a block. Called by one thread at a time. It returns once the block is in the journal.
 
     Attributes:
-        origin: of these events.
+        origin: the process that appends these events.
     """
 
     def __init__(self, by: str, write: Callable[[Block], None]) -> None:

@@ -1,4 +1,4 @@
-"""What each worker is doing right now. It tells its agent, and relays pass it on to the rendezvous store.
+"""The current activity of each worker: it tells its agent, and relays pass it on to the rendezvous store.
 
     worker ──(its channel, with a heartbeat)──▶ agent ──(notes, at most once a second)──▶ heads ──▶ store
 

@@ -83,7 +83,6 @@ class RecoveryTrace:
         """The job was in this state when this process was started: if it recovers, record from there on.
 
         Args:
-            state: of the job.
             since: when the process began, by the recorder's clock.
         """
         lost = state.generation > 0 and state.phase == Phase.FORMING

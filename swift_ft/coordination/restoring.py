@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 _LEAST_GATHER_S = 5.0
 """A machine that lives may take so long to find the new store, on a busy host."""
 _LOOK_S, _LOOK_EACH_S = 0.25, 0.002
-"""Between two looks at who has offered: so long, and longer with each machine, since all of them look."""
+"""Poll interval for offers, and its growth per machine: every machine polls."""
 _KEYS_S = 5.0
 """So long after the offers a machine may take to set the keys that it holds."""
 _PUBLISH_S = 20.0
@@ -158,7 +158,6 @@ class Restorer:
     """One agent's part. It is what admits a store to the agent's clients.
 
     Args:
-        copy: of the journal.
         kept: the keys of this machine.
         roster: who may hold the journal; None before this agent has read any of it.
         gather_s: seconds to wait for other machines, at least.

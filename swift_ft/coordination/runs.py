@@ -42,7 +42,6 @@ def find_run(connect: Connect, name: str, close_abandoned: Callable[[str], bool]
 
     Args:
         connect: opens a client of the rendezvous store.
-        name: of the runs.
         close_abandoned: closes a run that nobody lives in, and says whether it did.
 
     Raises:
@@ -112,7 +111,6 @@ def close_after_run(connect: Connect, name: str, wait_until_over: Callable[[Rend
 
     Args:
         connect: opens clients of the store.
-        name: of the runs.
         wait_until_over: waits until one run no longer needs the store.
     """
     names = connect(_names(name))

@@ -1,4 +1,4 @@
-"""What a script communicates before its first step: noted, and given to replacements.
+"""Communication of a script before its first step: results are noted, and given to replacements.
 
 A seed that is broadcast, a count that is summed up, a barrier: when a replacement comes there, the others are
 in the middle of training. So each worker that gets something notes it in the rendezvous store. A replacement

@@ -1,4 +1,4 @@
-"""What a pipeline's machines and the boundaries between them cost, and the files that say so.
+"""Costs of a pipeline's machines and of the boundaries between them, and the files that hold them.
 
 ``profile.json`` holds the measurements of a few iterations (paper §5.3)::
 
@@ -83,7 +83,7 @@ class ChainProfile:
         """Reads the text of a ``profile.json``.
 
         Raises:
-            UsageError: if it is no valid profile; the message begins with ``source``.
+            UsageError: if it is not a valid profile; the message begins with ``source``.
         """
         data = load_object(text, source)
         machines = data.get("machines")
@@ -108,7 +108,7 @@ def read_profile(path: Path) -> ChainProfile:
     """Reads a ``profile.json``.
 
     Raises:
-        UsageError: if it cannot be read, or is no valid profile.
+        UsageError: if it cannot be read, or is not a valid profile.
     """
     return ChainProfile.from_json(read_text(path), str(path))
 

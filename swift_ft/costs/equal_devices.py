@@ -1,4 +1,4 @@
-"""What layers would take on equal devices, from what they took on the devices where they were measured. Pure.
+"""Times of layers on equal devices, derived from measurements on unlike ones. Pure.
 
 Layers with the same state and the same activations are alike: the blocks of a transformer, say. If those of
 one device take longer than those of others, the device is slow, and not the layer.

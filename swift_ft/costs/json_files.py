@@ -15,7 +15,7 @@ def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        UsageError: if it cannot be read, or is no text.
+        UsageError: if it cannot be read, or is not text.
     """
     try:
         return path.read_text(encoding="utf-8")

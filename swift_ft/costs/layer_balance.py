@@ -54,7 +54,7 @@ def balance(
         layers: with times as on a device of power ``reference``.
         stages: in order; each gets at least one layer.
         reference: that power.
-        microbatches: of an iteration.
+        microbatches: per iteration.
     """
     if len(layers) < len(stages):
         return None

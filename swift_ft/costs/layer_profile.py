@@ -1,4 +1,4 @@
-"""What each layer of a model costs: time, state, activations; and the file that people write.
+"""Costs of each layer of a model (time, state, activations), and the file that people write.
 
 ``layers.json``, in the model's order::
 
@@ -69,11 +69,10 @@ def layers_from_json(text: str, source: str = "layers") -> tuple[LayerProfile, .
     """The layers in the text of a ``layers.json``.
 
     Args:
-        text: of the file.
         source: where it is from; errors begin with it.
 
     Raises:
-        UsageError: if it is no valid profile.
+        UsageError: if it is not a valid profile.
     """
     entries = load_object(text, source).get("layers")
     if not isinstance(entries, list) or not entries:
@@ -158,7 +157,7 @@ def read_layers(path: Path) -> tuple[LayerProfile, ...]:
     """The layers in a file.
 
     Raises:
-        UsageError: if it cannot be read, or is no valid profile.
+        UsageError: if it cannot be read, or is not a valid profile.
     """
     return layers_from_json(read_text(path), str(path))
 

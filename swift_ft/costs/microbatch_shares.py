@@ -1,4 +1,4 @@
-"""How many microbatches each of several unlike pipelines gets (Oobleck §5.2, by makespan). Pure.
+"""Shares of microbatches for pipelines that are unlike (Oobleck §5.2, by makespan). Pure.
 
 Oobleck minimises the variance of the pipelines' times, one count for all that have the same template. An
 iteration takes as long as its slowest pipeline, so the longest time is what counts here.
@@ -20,7 +20,7 @@ def pipeline_ns(machines: Sequence[int], microbatches: int) -> int:
 
     Args:
         machines: what each takes for a microbatch, all its stages together, in nanoseconds.
-        microbatches: of an iteration.
+        microbatches: per iteration.
     """
     return sum(machines) + (microbatches - 1) * max(machines)
 

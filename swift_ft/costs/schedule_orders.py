@@ -95,9 +95,8 @@ def check_size(schedule: Schedule, *, workers: int, chunks: int, microbatches: i
 
     Args:
         schedule: which.
-        workers: of the pipeline.
         chunks: stages per worker.
-        microbatches: of an iteration.
+        microbatches: per iteration.
 
     Raises:
         UsageError: which demand is not met, by how much, and what would do.
@@ -161,7 +160,7 @@ def worker_order(
         worker: whose, counted from the first stage's.
         workers: of the pipeline. :func:`stages_of` says which stages each has.
         chunks: stages per worker.
-        microbatches: of an iteration.
+        microbatches: per iteration.
 
     Raises:
         UsageError: if torch would refuse the sizes.
@@ -200,9 +199,8 @@ def most_kept(
     Args:
         schedule: which.
         worker: whose.
-        workers: of the pipeline.
         chunks: stages per worker.
-        microbatches: of an iteration.
+        microbatches: per iteration.
     """
     place = {s: k for k, s in enumerate(stages_of(schedule, worker, workers=workers, chunks=chunks))}
     kept, moments = [0] * chunks, set[tuple[int, ...]]()

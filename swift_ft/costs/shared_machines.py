@@ -30,7 +30,7 @@ def worth_moving_to(
 
     Args:
         layers: of the whole model, at least as many as stages, with times as on an ordinary machine.
-        machines: of each stage.
+        machines: one for each stage.
         present: the layout of now.
         paces: of slow machines.
     """
@@ -47,7 +47,7 @@ def balanced(layers: Sequence[LayerProfile], machines: Sequence[str], paces: Pac
 
     Args:
         layers: of the whole model, at least as many as stages, with times as on an ordinary machine.
-        machines: of each stage.
+        machines: one for each stage.
         paces: of slow machines.
     """
     stages_of = Counter(machines)

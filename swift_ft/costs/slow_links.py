@@ -1,4 +1,4 @@
-"""Which links are persistently slower than those of other workers, and hold their worker up. Pure."""
+"""Detection of links that are persistently slower than others and hold their worker up. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers are persistently slower than their peers, by what each takes for its own work. Pure.
+"""Detection of workers whose own work takes persistently longer than that of their peers. Pure.
 
 A worker tells the median of its last iterations, without the time in which it waited for others. That is
 compared with what the same work is expected to take, and the result with that of its peers: if all become
@@ -68,8 +68,8 @@ class Stragglers:
     """Judges again and again, and says what has changed.
 
     Args:
-        factor: how many times as long as its peers a straggler takes, at least. Half of what is beyond 1 is
-            the factor at which it is none any more.
+        factor: a worker that takes at least so many times as long as its peers is a straggler. Hysteresis:
+            below 1 + (factor - 1) / 2 it no longer is.
     """
 
     def __init__(self, factor: float) -> None:

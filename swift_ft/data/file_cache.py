@@ -66,7 +66,6 @@ class FileCache:
     """Copies of a folder's files.
 
     Args:
-        url: of the folder.
         folder: on this machine's disk.
         limit_bytes: the copies that were not used for longest are deleted beyond it. None to keep all.
 

@@ -1,4 +1,4 @@
-"""What a folder of sample files holds, written down once: how many samples are in each file, and its digest.
+"""The index of a folder of sample files, written once: samples per file, and digests.
 
 URL/samples.json
     {"version": 1, "sample_bytes": null,
@@ -48,7 +48,7 @@ class FileIndex:
     Attributes:
         files: in the order of their paths.
         sample_bytes: of each sample; None if each is a line.
-        digest: of the whole index.
+        digest: over the whole index.
     """
 
     files: tuple[DataFile, ...]
@@ -64,7 +64,7 @@ def write_index(url: str, *, sample_bytes: int | None = None) -> FileIndex:
         sample_bytes: of each sample, for files of samples of one size. Without it each line is a sample.
 
     Raises:
-        UsageError: if there is no file, or one that is no whole number of samples.
+        UsageError: if there is no file, or a file does not hold a whole number of samples.
         OSError: if the folder cannot be read or written.
     """
     store = Store(url)

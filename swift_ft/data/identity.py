@@ -1,4 +1,4 @@
-"""What tells one data set from another: a run that goes on must have the one with which it began."""
+"""The identity of a data set: a run that is continued must have the one with which it began."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ class _Order:
         sampler: of one epoch's samples.
         batch_size: samples per batch.
         drop_last: whether an epoch's last batch must be full.
-        seed: of what the dataset draws.
-        rank: of the replica.
+        seed: for what the dataset draws at random.
+        rank: the replica's.
     """
 
     def __init__(

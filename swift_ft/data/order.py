@@ -24,7 +24,7 @@ class SampleOrder:
     Args:
         shard_sizes: samples of each shard. The first one's indices begin at 0, the others' follow.
         shuffle: False to leave samples in the order of their indices.
-        seed: of the order.
+        seed: decides the order.
     """
 
     def __init__(self, shard_sizes: Sequence[int], *, shuffle: bool, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""How many samples of each global batch every replica gets."""
+"""Shares of each global batch: how many samples every replica gets."""
 
 from __future__ import annotations
 

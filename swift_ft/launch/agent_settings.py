@@ -1,4 +1,4 @@
-"""What an agent runs, and where."""
+"""Settings of an agent: the program that its workers run, and where."""
 
 from __future__ import annotations
 

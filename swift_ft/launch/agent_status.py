@@ -1,4 +1,4 @@
-"""What an agent knows about itself and its job, for those who scrape and probe it."""
+"""An agent's view of itself and its job, for metrics and probes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class JobFacts:
 
     Attributes:
         generation: number of the current membership.
-        phase: of the job.
         slots: machines that the job needs.
         members: machines that fill a slot.
         spares: machines that wait for one.

@@ -1,8 +1,8 @@
 """A clock that stands still while its process does, and slows down while it is held up.
 
-Who was frozen, or was given no processor, has heard nothing meanwhile: that says nothing of the others. So
-the silence of others is measured in the time during which one could have heard them. And who is held up
-itself, on a host with too much to do, cannot expect that others on this host are on time.
+A process that was suspended or starved received no heartbeats, so the gap says nothing about its peers. Their
+silence is measured in the time during which it could have heard them. A process that is held up on an
+overloaded host cannot expect others on this host to be on time either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a script is given on a machine, as facts that machines compare: its arguments and its environment.
+"""A script's arguments and environment on this machine, as facts that machines compare.
 
 Another learning rate, another number of threads: a machine with these would train the job's weights to other
 values. What differs on purpose (a folder on a local disk) is named by the user: ``--may-differ``.

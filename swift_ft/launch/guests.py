@@ -33,7 +33,6 @@ class Guests:
 
     Args:
         standby: forks them.
-        membership: of this machine.
         wait_s: how long the job waits for a machine of its own.
     """
 
@@ -54,7 +53,6 @@ class Guests:
         """Start the guests that this machine is to take, if the job has waited for so long.
 
         Args:
-            state: of the job.
             workers: pids of this machine's workers.
         """
         wanted = guests_wanted(state)

@@ -1,4 +1,4 @@
-"""Where a launcher gets the job's secret from: its user, itself, or the other launchers."""
+"""The origin of the job's secret: the user, the launcher itself, or the other launchers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def agreed_secret(
 
     Args:
         rendezvous: the store.
-        config: of the run.
         keep: called with the key and the token, for a store that is started anew.
     """
     _logger.warning(

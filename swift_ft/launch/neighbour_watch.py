@@ -1,4 +1,4 @@
-"""How an agent learns of the loss of its neighbours in the ring, and what it reports of them."""
+"""The watch over an agent's neighbours in the ring, and its reports of their loss."""
 
 from __future__ import annotations
 

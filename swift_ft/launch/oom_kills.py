@@ -1,4 +1,4 @@
-"""Whether the kernel has ended processes here for want of memory: it counts them, and tells nobody else."""
+"""The kernel's count of processes that it ended here for want of memory."""
 
 from __future__ import annotations
 

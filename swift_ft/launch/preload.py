@@ -1,4 +1,4 @@
-"""What a machine imports once, before it forks its workers: then neither they nor a replacement need to."""
+"""Modules that a machine imports once before it forks its workers, so that no worker imports them again."""
 
 from __future__ import annotations
 

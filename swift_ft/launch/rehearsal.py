@@ -1,4 +1,4 @@
-"""What a worker does that is forked ahead, until it gets its job: makes ready what others will wait for.
+"""Warms up a pre-forked worker while it waits for a job.
 
 A new process pays for each page when it first touches it: the kernel maps and clears it, or copies what is
 still the standby's. For a model of 4 million parameters that is 38,000 pages until the end of the first

@@ -1,4 +1,4 @@
-"""Which other machines an agent watches: its neighbours in the ring of all addresses, as they change."""
+"""The ring of all agents' addresses, and the neighbours in it that an agent watches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent does for the session's store when the run is over: its workers had no time for it."""
+"""An agent's last duties for the session's store: when the run is over, its workers had no time for them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ class RunEnd:
         """The job has ended, and so have the workers.
 
         Args:
-            state: of the job.
             slot: this machine's; None if it has left its slot in the end.
             limit_s: a lost mount may hang for ever.
         """

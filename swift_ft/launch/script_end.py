@@ -1,4 +1,4 @@
-"""What follows the last line of a script, as in Python: threads end, exit handlers run, files get the rest.
+"""The end of a script, as in Python: threads end, exit handlers run, files are flushed.
 
 A worker's process cannot end as an interpreter does. It was forked in the middle of another program, and its
 daemon threads and torch's may be blocked in the rendezvous store: an interpreter that ends lets them run into

@@ -1,4 +1,4 @@
-"""What all machines of a job must have in common: versions, the script, what it is given, and flags."""
+"""The setup that all machines of a job must share: versions, the script, its arguments, and flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sentinel knows of one machine that it watches, and when that machine counts as lost. Pure."""
+"""A sentinel's knowledge of one machine that it watches, and when that machine counts as lost. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs inside a worker process: the user's script, watched by the agent."""
+"""The main function of a worker process: it runs the user's script."""
 
 from __future__ import annotations
 

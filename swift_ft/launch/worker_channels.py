@@ -1,4 +1,4 @@
-"""What an agent hears from its workers: their messages, and how long ago the last one came."""
+"""The agent's end of its workers' channels: their messages, and how long ago the last one came."""
 
 from __future__ import annotations
 

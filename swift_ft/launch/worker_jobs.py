@@ -1,4 +1,4 @@
-"""What an agent has its workers run, in which environment, and how it marks their output."""
+"""The jobs that an agent gives to its workers: program, environment, and labels of their output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def worker_job(
     """What one worker runs.
 
     Args:
-        settings: of its agent.
         worker: as torchelastic knows it.
         torch_env: torchrun's own variables for it. Ours are added.
         run_id: the run.

@@ -1,4 +1,4 @@
-"""How an agent learns of the ends and the silence of its workers, and what it reports of them."""
+"""The watch over an agent's own workers, and its reports of their ends and their silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a log is written: budgets, tiers, packing."""
+"""Options of a log: budgets, tiers, packing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What logging cost, iteration by iteration."""
+"""Statistics of what logging cost, iteration by iteration."""
 
 from __future__ import annotations
 

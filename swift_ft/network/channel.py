@@ -42,7 +42,7 @@ class Channel:
 
     Args:
         line: connected, and after the handshake. The channel closes it.
-        keys: of this side.
+        keys: this side's.
         purpose: what the connection is for.
         peer: the other side's address, for messages to a person.
 

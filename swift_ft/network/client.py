@@ -22,7 +22,6 @@ def connect(address: str, secret: JobSecret, purpose: str, *, timeout_s: float) 
     """Connect to the port at ``host:port``, and prove to each other that both belong to the job.
 
     Args:
-        address: of the port.
         secret: the job's.
         purpose: what the connection is for: one of the port's handlers.
         timeout_s: for all of it.

@@ -1,4 +1,4 @@
-"""What goes wrong between two members of a job. Each is a ConnectionError, too: the connection is over."""
+"""Errors between two members of a job. Each is a ConnectionError, too: the connection is over."""
 
 from __future__ import annotations
 

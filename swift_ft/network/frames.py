@@ -3,7 +3,7 @@
     length (4 bytes, big endian, of all that follows) | tag (16 bytes) | body
 
 The tag is the beginning of an HMAC-SHA256 over the frame's number and its body, with a key of this connection
-and this direction. So a changed, repeated, omitted or moved frame is no frame of this connection. The frames
+and this direction. So a frame that is changed, repeated, omitted or moved is detected. The frames
 of the handshake have no tag yet.
 """
 
@@ -82,7 +82,7 @@ class Sealer:
     """Makes the frames of one direction of a connection.
 
     Args:
-        key: of this direction.
+        key: this direction's.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -104,7 +104,7 @@ class Opener:
     """Checks the frames of one direction of a connection.
 
     Args:
-        key: of this direction.
+        key: this direction's.
     """
 
     def __init__(self, key: bytes) -> None:

@@ -1,4 +1,4 @@
-"""How two members of a job prove to each other that they know its secret. Pure: bytes in, bytes out.
+"""The handshake in which two members of a job prove to each other that they know its secret. Pure.
 
     client -> server    version, fresh nonce, what the connection is for
     server -> client    fresh nonce
@@ -6,8 +6,8 @@
     server -> client    proof: another HMAC of it
 
 A stranger who connects learns 32 random bytes and nothing else. A recording proves nothing, since both nonces
-are fresh. With TLS the server's certificate is part of what is proved: who stands in between with another
-one, though the same authority signed it, is found out. Each direction's key follows from the same bytes.
+are fresh. With TLS the server's certificate is part of what is proved, so a man in the middle with another
+certificate is detected, even if the same authority signed it. Each direction's key follows from these bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ClientHandshake:
         """The answer to the server's nonce.
 
         Raises:
-            RefusedError: this is no nonce.
+            RefusedError: this is not a nonce.
         """
         if len(challenge) != _NONCE_BYTES:
             raise RefusedError("it is no port of this version of swift_ft")

@@ -1,4 +1,4 @@
-"""How a request over HTTP shows that it comes from a member of the job. The secret is never sent.
+"""Signed HTTP requests: they prove that a member of the job sent them, and never carry the secret.
 
     GET /name                                          401, WWW-Authenticate: Swift NONCE
     GET /name   Authorization: Swift PROOF             the answer

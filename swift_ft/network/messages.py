@@ -31,7 +31,7 @@ def decoded(data: bytes) -> dict[str, Any]:
     """The inverse of :func:`encoded`.
 
     Raises:
-        ValueError: if the bytes are no message.
+        ValueError: if the bytes are not a message.
         RecursionError: the same.
     """
     head, mark, text = data.partition(_END)

@@ -25,7 +25,7 @@ TOKEN_VARIABLE = "SWIFT_FT_TOKEN"
 """The variable that holds the token where no ``--token-file`` names a file."""
 
 SECRET_VARIABLE = "SWIFT_FT_SECRET"
-"""The variable in which swift-run gives the key to a worker that is no Python script of its own fork."""
+"""The variable in which swift-run gives the key to a worker that is not a Python script of its own fork."""
 
 _LEAST_CHARACTERS = 16
 _MOST_BYTES = 4096

@@ -85,7 +85,6 @@ def read_journal(
     """Read what is archived of a run's journal. What is damaged or missing is named, and left out.
 
     Args:
-        store: of the session.
         run_id: the run.
         on_file: called with the number of files that were read since the last call, by any thread.
 

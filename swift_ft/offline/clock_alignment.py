@@ -1,4 +1,4 @@
-"""How the clocks of hosts relate, from what their processes saw of the journal. Pure.
+"""Bounds on the differences of hosts' clocks, from what their processes saw of the journal. Pure.
 
 An entry cannot be seen before it was appended. So an entry that one host appended and another one saw bounds
 the difference of their clocks from one side, and one that went the other way from the other side, as the

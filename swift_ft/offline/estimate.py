@@ -1,4 +1,4 @@
-"""How long a recovery would take: each part with its source, measured or assumed. Pure."""
+"""Estimates of how long a recovery would take: each part with its source, measured or assumed. Pure."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ class RunCosts:
         """How long a plan takes.
 
         Args:
-            plan: of the recovery.
             repeats: completed iterations that are trained again.
         """
         parts = tuple(self._parts(plan, repeats))

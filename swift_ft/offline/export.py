@@ -33,11 +33,8 @@ class Bundle:
     """A bundle that was written.
 
     Attributes:
-        path: of the file.
-        size_bytes: of the file.
         run_id: the run.
         members: names of what is in it.
-        entries: of the journal.
         problems: what is missing or damaged, one line each; the bundle has them, too.
     """
 

@@ -1,4 +1,4 @@
-"""What a store holds that no recovery needs, and its deletion: the only writing here."""
+"""The garbage of a store: what no recovery needs, and its deletion. The only module here that writes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class GarbageReport:
         may_be_alive: why that run may still be at work; empty if its journal says that it ended.
         garbage: by path.
         uploads: of objects that were never completed, which no listing shows.
-        total_bytes: of all the garbage.
+        total_bytes: over all the garbage.
         store_bytes: of all files in the store, garbage included.
     """
 

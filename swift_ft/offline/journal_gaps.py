@@ -1,4 +1,4 @@
-"""What is still known of a run when entries of its journal are missing, and what is not. Pure.
+"""Gaps in a journal: what is still known of a run when entries are missing, and what is not. Pure.
 
 The state of a job follows from all entries, so it is known up to the first gap. The entries after a gap tell
 facts: which generation there was, which checkpoints were committed, how the job was closed. Parts of

@@ -42,7 +42,6 @@ class LogDamage:
     """Something in a log that is not what its writer left.
 
     Attributes:
-        path: of the segment or directory.
         what: is wrong, in words.
         rank: whose log it is.
         iterations: the first and the last that it concerns.
@@ -64,7 +63,7 @@ class CheckedLogs:
     Attributes:
         coverage: the messages in them.
         damages: what is wrong, segment by segment.
-        notes: what is no damage, and no part of the newest run's logs either: by path, what it is.
+        notes: what is not damage, and no part of the newest run's logs either: by path, what it is.
         unsealed: workers with an open segment, whose end no reader sees yet.
         segments: how many were read.
         messages: how many payloads were verified.
@@ -102,7 +101,7 @@ def check_logs(
         store: where they are.
         files: bytes of all files in the store's log folder, by path.
         run_id: the run whose logs these should be.
-        earlier: the runs that it continued. What they left is no damage.
+        earlier: the runs that it continued. What they left is not damage.
         on_bytes: called with the bytes of each segment that was read, in any thread.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How far the logs in a store allow a replay to go. The workers' records show who sends what to whom."""
+"""The iteration up to which the logs in a store allow a replay, by the workers' records of who sends what."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def log_extent(
     other one, and no fewer than there are microbatches.
 
     Args:
-        store: of the run.
         run_id: the run.
         records: of all workers, by rank.
         ranks: the workers that are rebuilt.

@@ -1,4 +1,4 @@
-"""What a run would do if machines were lost now: the plan that its own protocol makes, on its archived state.
+"""The plan that a run would make if machines were lost now, from its own protocol and its archived state.
 
 Nothing is predicted by other means. The losses, the machines that fill the slots, and the reports that the
 workers would give are events, and :func:`swift_ft.recovery.protocol.step` answers them.
@@ -117,7 +117,6 @@ class LossPlanner:
     """Answers what the run would do if machines were lost.
 
     Args:
-        journal: of the run.
         profiles: what its workers measured, by rank; some may be missing.
 
     Attributes:

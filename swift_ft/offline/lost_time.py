@@ -1,4 +1,4 @@
-"""Where the time of a run went: goodput, and lost time by cause. Pure. docs/timeline.md defines all of it."""
+"""Goodput of a run, and its lost time by cause. Pure. docs/timeline.md defines all of it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ class LostTime:
     """Time that one cause took.
 
     Attributes:
-        cause: of the loss.
         seconds: None if nothing in the store tells.
         estimated: from the mean duration of an iteration.
     """

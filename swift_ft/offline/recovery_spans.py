@@ -1,4 +1,4 @@
-"""Who did what in a recovery, on one clock, and which of it the recovery waited for."""
+"""The spans of all processes in a recovery, on one clock, and those that the recovery waited for."""
 
 from __future__ import annotations
 
@@ -132,7 +132,6 @@ def read_recordings(
     """What the processes of a run recorded, and which files of that are damaged, one line each.
 
     Args:
-        store: of the session.
         run_id: the run.
         generations: that went live after recoveries.
     """
@@ -158,8 +157,6 @@ def trace_recoveries(
     """All recoveries that ended, by the generation that went live.
 
     Args:
-        entries: of the journal.
-        recordings: of the processes.
         began: the state before the first entry, if that is not the journal's first.
     """
     of_generation: dict[int, list[StoredRecording]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Whether the logs have every message that a replay of each worker would need. Pure.
+"""Checks that the logs have every message that a replay of each worker would need. Pure.
 
 Nothing but the logs is asked. A sender logs each message, a receiver a receipt of it, so the records show who
 holds which stage, and what crosses each boundary in an iteration: the same microbatches and slots in all of
@@ -56,7 +56,7 @@ class Hole:
     Attributes:
         writer: the worker whose log they should be in; None if nothing shows who held the stage.
         boundary: that they crossed.
-        iteration: of the messages.
+        iteration: the messages'.
         count: how many.
         sent: the receiver has receipts of them, or later messages are in the writer's log. Otherwise they may
             never have been sent.

@@ -1,4 +1,4 @@
-"""Which workers are rebuilt when a machine is replayed without its job, and what they are told. Pure.
+"""The plan of a replay without the job: the workers to rebuild, and what they are told. Pure.
 
 The plan is the live job's own (`recovery/plan.py`). The workers of the lost machines report that they have no
 state, all others that they are live at the iteration where the replay ends. What the machine cannot be
@@ -35,7 +35,7 @@ class ReplayPlan:
         begin: the checkpoint that they load.
         until: completed iterations at which the replay ends.
         log_since: the generation before which all segments of the log belong to an abandoned history.
-        layout: the number of layers of each stage; empty if the model is no LayerStack.
+        layout: the number of layers of each stage; empty if the model is not a LayerStack.
     """
 
     machines: int

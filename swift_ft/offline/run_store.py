@@ -71,7 +71,6 @@ def open_run_store(url: str, *, writable: bool = False) -> RunStore:
     """Open the store that a session was given.
 
     Args:
-        url: of the store.
         writable: it is to be changed.
 
     Raises:

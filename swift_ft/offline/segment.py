@@ -1,4 +1,4 @@
-"""What one log segment holds, and whether all of it can be used."""
+"""A look into one log segment: its content, and whether all of it can be used."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class SegmentSummary:
 
     Attributes:
         path: of the segment, in its folder.
-        size_bytes: of the file.
         run_id: the run that wrote it; empty if it cannot be read, and so for all that follows.
         rank: the worker that wrote it.
         generation: in which it was written.

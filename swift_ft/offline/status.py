@@ -1,4 +1,4 @@
-"""Where a run stands, and what it would lose now: all that its store can tell."""
+"""The status of a run by its store alone: where it stands, and what it would lose now."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class WorkerLog:
 
     Attributes:
         rank: the worker.
-        size_bytes: of all its files.
-        coverage: of its complete segments.
+        size_bytes: over all its files.
+        coverage: by its complete segments.
     """
 
     rank: int
@@ -67,7 +67,6 @@ class MachineStatus:
         machine: its slot.
         name: under which it joined; empty if the slot is empty or the journal does not say.
         address: where other machines watch it; empty if it is not watched any more.
-        logs: of its workers.
         loss: what the run would do without it; None if the run has ended, or never trained.
         way: ``replica``, ``replay``, ``checkpoint`` (all workers go back), ``from the beginning``, or
             ``none`` (the run would end); empty without ``loss``.
@@ -86,12 +85,10 @@ class RunStatus:
     """Where a run stands.
 
     Attributes:
-        url: of the store.
         run_id: the newest run in it.
         earlier: the runs that it continued, oldest first.
         topology: machines, workers per machine, and stages.
         phase: of the job; ``unknown`` without a journal, and after a gap in it.
-        generation: of its membership.
         recoveries: how many there were, this run's only, up to the first gap in its journal.
         ok: whether it ended well; None if no end is archived.
         reason: why it ended; empty if no end is archived.
@@ -101,7 +98,7 @@ class RunStatus:
         checkpoint_age_s: seconds since the newest of them was committed; None without one.
         iteration: the newest iteration that the store knows of. The run may be ahead of it.
         checkpoint_every: iterations from one checkpoint to the next; None if it was not noted.
-        checkpoint_bytes: of all checkpoints.
+        checkpoint_bytes: over all checkpoints.
         log_bytes: of all logs in the store.
         log_budget_bytes: limit of each worker's log; None for no limit, or if it was not noted.
         machines: by slot.
@@ -200,7 +197,6 @@ def newest_iteration(
 
     Args:
         run: the store.
-        journal: of the run.
         logs: the files below the logs' directory; None to look.
 
     Raises:

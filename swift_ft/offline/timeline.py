@@ -52,7 +52,6 @@ class WorkerTotals:
 
     Attributes:
         rank: the worker.
-        slot: of its machine.
         known: it noted anything. If not, all else is 0.
         at_least: one of its processes was killed or stopped, or may live, and so did more than it had noted.
         iteration: up to which completed iteration its notes reach.
@@ -92,22 +91,20 @@ class RunTimeline:
     """A run over time. Times are Unix seconds.
 
     Attributes:
-        url: of the store.
         run_id: the run.
         runs: all in the store, oldest first.
         machines: slots of the job.
         workers_per_machine: on each.
         phase: the last known one; ``unknown`` without a journal.
         ok: how it ended; None if no end is known.
-        reason: of the end.
+        reason: why it ended.
         ended: when; None if no end is known. With a gap in the journal that may be after ``until``.
         began: its first entry; None without a journal.
         until: up to when it is known: its end, a gap in the journal, or the last sign of life.
-        entries: of the journal.
         goodput: where the time went.
         recoveries: all of them.
         occupancy: who held what and did what.
-        totals: of all workers.
+        totals: over all workers.
         checkpoints: that were committed, in order of time.
         problems: damage and gaps, one line each.
         unknown: what cannot be told, and what that means for the numbers, one line each.

@@ -48,7 +48,6 @@ class VerifiedCheckpoint:
     """A committed checkpoint.
 
     Attributes:
-        iteration: of the checkpoint.
         parts: how many different ones it has.
         intact: nothing in it is damaged.
         proven: it has digests. Otherwise an earlier version wrote it, and it cannot be known.
@@ -126,7 +125,7 @@ def verify_store(
 ) -> Verification:
     """Read all checkpoints and logs of a store, in threads. Nothing is written.
 
-    The run may be alive: what it deletes meanwhile is no damage, and its newest checkpoint counts.
+    The run may be alive: what it deletes meanwhile is not damage, and its newest checkpoint counts.
 
     Args:
         run: the store.

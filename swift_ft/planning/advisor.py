@@ -1,4 +1,4 @@
-"""Whether logging is worth it for a job (§5.4 of the paper)."""
+"""Advice on whether logging is worth it for a job (§5.4 of the paper)."""
 
 from __future__ import annotations
 

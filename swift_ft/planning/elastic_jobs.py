@@ -106,7 +106,7 @@ def read_spot_trace(path: Path) -> tuple[Change, ...]:
     """Changes from a CSV file of seconds and nodes, with or without a header line.
 
     Raises:
-        UsageError: if a line is no change; the message names it.
+        UsageError: if a line is not a change; the message names it.
     """
     changes = []
     for number, row in enumerate(csv.reader(read_text(path).splitlines()), start=1):

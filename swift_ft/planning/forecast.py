@@ -1,4 +1,4 @@
-"""How each machine would recover, and what that would cost (paper §3, §5.4). Pure.
+"""A forecast of how each machine would recover, and at which cost (paper §3, §5.4). Pure.
 
 The forecast asks the function that plans recoveries (:func:`swift_ft.recovery.plan.make_plan`), with the
 reports of an ordinary loss. So forecast and recovery cannot disagree.

@@ -1,4 +1,4 @@
-"""What a program is made of, found before it runs: the modules of its own that it names, and the environment.
+"""Discovery of a program before it runs: its own modules, and the environment variables that it names.
 
 Only text is read, and nothing is imported. So a module that is imported in the middle of a run is kept, too.
 What is imported by a computed name is kept when the first worker loads it (`program/import_hook.py`).

@@ -24,8 +24,6 @@ class KeptLoader(SourceFileLoader):
     """Loads a module from what is kept of its file.
 
     Args:
-        name: of the module.
-        path: of its file.
         sources: what is kept.
     """
 

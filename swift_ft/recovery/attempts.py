@@ -24,7 +24,7 @@ MAX_TRIES = 2
 """How often a way back is tried for the same loss."""
 
 COMMUNICATION, DEADLINE, STATE = "communication", "waiting for answers", "the state to load or replay"
-"""Parts that can fail and that are no machine."""
+"""Parts that can fail and that are not machines."""
 
 
 def machine_in(slot: int) -> str:

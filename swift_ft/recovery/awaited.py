@@ -1,4 +1,4 @@
-"""What a phase still expects from some machines: the events that all workers tell once. Pure.
+"""Events that a phase still expects from some machines: those that every worker tells once. Pure.
 
 A relay holds such events back until it has all of them, because the phase ends with the last one anyway.
 So may joins be held while a job forms for the first time. All other events are urgent.
@@ -19,7 +19,6 @@ class Told(NamedTuple):
     """What all workers tell once, to which an event belongs.
 
     Attributes:
-        kind: of the events.
         number: the generation in which they count; the iteration of a checkpoint's parts; 0 otherwise.
     """
 
@@ -57,7 +56,7 @@ def joins_awaited(state: State) -> int:
 
 
 def awaited(state: State, what: Told, slots: range) -> set[int]:
-    """Ranks of some slots that have not told it yet, and whose telling the job waits for."""
+    """Ranks in these slots whose event is still outstanding."""
     ranks = _ranks(state, slots)
     if what.kind in ev.OF_A_GENERATION and what.number > state.generation:
         return set(ranks)  # the worker has read a block that is still to come here

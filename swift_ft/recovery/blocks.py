@@ -54,7 +54,7 @@ class Sequencer:
 
     Attributes:
         heard: by origin, the serial of its last event.
-        position: of the next event.
+        position: where the next event stands.
     """
 
     heard: Map[str, int] = field(default_factory=Map)
@@ -102,7 +102,7 @@ def block_from_text(text: str | bytes) -> Block:
     """The inverse of :func:`block_to_text`.
 
     Raises:
-        SwiftError: for an event that this version does not know, and for a text that is no block.
+        SwiftError: for an event that this version does not know, and for a text that is not a block.
     """
     try:
         return tuple(itertools.chain.from_iterable(_stamped(run) for run in json.loads(text)))

@@ -1,4 +1,4 @@
-"""What computes for a worker: a machine, and the place on it. A guest shares its host's device. Pure."""
+"""The device of a worker: a machine and a place on it. A guest shares its host's device. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can happen to a job: the vocabulary of the journal.
+"""Events: the vocabulary of the journal.
 
 Every participant reads the same events in the same order (`coordination/journal.py`) and feeds them to the
 same pure state machine (`recovery/protocol.py`). Events are facts; the participant that
@@ -236,7 +236,6 @@ class WorkerReady:
 
     Attributes:
         rank: the worker.
-        generation: of the plan.
         replayed: iterations that it has replayed.
         from_peers: bytes of log segments that it read for the replay from the workers that wrote them.
         from_store: bytes of log segments that it read from the store.
@@ -332,7 +331,6 @@ class CheckpointCommitted:
 
     Attributes:
         iteration: completed iterations.
-        epoch: of its parts.
         keep: committed checkpoints that this run keeps, including this one.
         earlier: older ones that a resumed run found in the store, oldest first.
     """
@@ -482,7 +480,7 @@ class ScriptExited:
 class ScriptFailed:
     """A script, as started in generation ``started_in``, raised or exited with an error of its own.
 
-    That is no machine's death. ``usage`` marks an error that the user can fix. Of these, ``differs`` marks
+    That is not a machine's death. ``usage`` marks an error that the user can fix. Of these, ``differs`` marks
     one of a worker that runs another program than the job's other workers do, and ``alike`` one in which each
     other machine would end, too.
     """

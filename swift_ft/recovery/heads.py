@@ -46,7 +46,6 @@ def upstream_of(
     """The machine through which another one reads and writes the journal; None for the store itself.
 
     Args:
-        state: of the job.
         machine: any machine. A spare goes to the head of one group or another; one that has not joined, and
             one that was lost, to the store.
         suspected: machines that do not answer this one. They are passed over.

@@ -1,4 +1,4 @@
-"""Which machine holds, for another one, what that has set in the rendezvous store. Pure.
+"""Holders: the machines that keep copies of what others have set in the rendezvous store. Pure.
 
 The store may be lost together with a machine. What the machine had set is then with its holder: the next
 machine in the order of the slots, on another host. So nothing is lost unless three fail at once.

@@ -1,4 +1,4 @@
-"""What every participant of a job knows: the state that the protocol steps from event to event. Pure.
+"""The state of a job, which every participant has and the protocol steps from event to event. Pure.
 
 The state is one frozen value that falls into parts. What grows with the job is kept in persistent maps: a
 change costs the logarithm of the job's size and leaves the value before it as it was, so that both can be

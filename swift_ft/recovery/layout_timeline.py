@@ -52,7 +52,6 @@ def layout_changes(entries: Iterable[Entry], began: State | None = None) -> list
     """All changes of a run, in their order.
 
     Args:
-        entries: of its journal.
         began: the state before the first of them, if that is not the journal's first.
     """
     found: list[LayoutChange] = []

@@ -1,4 +1,4 @@
-"""Where the bytes of checkpoints came from that workers loaded: read from the journal. Pure."""
+"""The origins of the bytes of checkpoints that workers loaded, read from the journal. Pure."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ class CheckpointLoad:
 
 
 def checkpoint_loads(entries: Iterable[Entry]) -> list[CheckpointLoad]:
-    """All loads of a run, by generation.
-
-    Args:
-        entries: of its journal.
-    """
+    """All loads of a run, by generation."""
     found: dict[int, CheckpointLoad] = {}
     for entry in entries:
         match entry.event:

@@ -1,4 +1,4 @@
-"""Which machines a job has: in slots, as spares, lost and refused. A part of its state. Pure."""
+"""The machines of a job: in slots, as spares, lost and refused. A part of its state. Pure."""
 
 from __future__ import annotations
 

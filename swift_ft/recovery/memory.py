@@ -1,4 +1,4 @@
-"""Which recent state all workers can return to without a store: it is in the memory of the living. Pure.
+"""The newest state that all workers can return to from the memory of living machines. Pure.
 
 Every few iterations each worker keeps a copy of its state in its host's memory, and sends one to a worker of
 another machine, which holds it: in another failure domain (a rack, a switch), so that both are not lost

@@ -1,4 +1,4 @@
-"""Which worker did what, when, and on which machine; and in which phases the job was. Pure.
+"""The occupancy of workers: which machine they were on, what they did and when, and the job's phases. Pure.
 
 Both are read from the journal. What a worker notes about its own steps (when the first one of a generation
 began) makes them sharper, where it is known.
@@ -49,7 +49,6 @@ class WorkerSpan:
         doing: what.
         since: when it began.
         until: when it ended.
-        generation: of the membership.
         machine: on which; empty if the slot was.
         stages: pipeline stages on the worker, as it had last reported.
         holds: the parts whose whole state is on it. Workers that hold the same are replicas.
@@ -89,10 +88,8 @@ class PhaseSpan:
     """A stretch of time in which the job was in one phase.
 
     Attributes:
-        phase: of the job.
         since: Unix seconds.
         until: Unix seconds.
-        generation: of the membership.
     """
 
     phase: Phase

@@ -28,7 +28,7 @@ class Transfer:
         targets: the ranks that receive.
         parameters: indices of the parameters, sent with their optimizer state; None for the whole state.
         layers: numbers of the layers, sent with all state that goes with them and what belongs to no layer;
-            empty where it is no LayerStack of several pipelines.
+            empty where it is not a LayerStack of several pipelines.
     """
 
     source: int

@@ -1,4 +1,4 @@
-"""Which machine leaves next when a run goes on with fewer, because somebody asked for it. Pure."""
+"""The next machine to leave when an operator asks for a run with fewer machines. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["leaves_next", "machines_of"]
 def machines_of(state: State) -> list[str]:
     """The machines of a run: those that fill a slot, in order of their slots, and then those that wait.
 
-    Guests are no machines of their own.
+    Guests are not machines of their own.
     """
     membership = state.membership
     members = [machine for _, machine in sorted(membership.members.items())]

@@ -1,4 +1,4 @@
-"""Which samples each pipeline takes: the same global order under every layout, each sample once. Pure.
+"""Shards of samples for each pipeline: the same global order under every layout, each sample once. Pure.
 
 Two ways. With a fixed global batch (Tenplex §5.2) iteration i takes the next samples of the epoch's order,
 and its pipelines take consecutive microbatches of them, so a change of layout changes who takes a sample and

@@ -36,9 +36,8 @@ class Snapshot(NamedTuple):
     """Where the journal stands after a block.
 
     Attributes:
-        state: of the job.
-        sequencer: of the events so far.
-        number: of the next block.
+        sequencer: has seen the events so far.
+        number: the block that follows.
     """
 
     state: State

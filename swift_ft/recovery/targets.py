@@ -1,4 +1,4 @@
-"""Where each worker's state comes from: stages 1 to 3 of a plan (`recovery/plan.py`). Pure.
+"""Targets: the source of each worker's state. Stages 1 to 3 of a plan (`recovery/plan.py`). Pure.
 
 A worker's report (:class:`StatusReported`) is a fact. What a plan decides about the worker is its
 :class:`Target`. :func:`reconcile` derives targets from reports. :func:`choose_replays` revises them where the
@@ -67,7 +67,6 @@ def reconcile(
 
     Args:
         statuses: one report per rank.
-        topology: of the job.
 
     Returns:
         By rank, the state that each worker then has; and the transfers that this takes, in order.
@@ -162,7 +161,6 @@ def choose_replays(
     Args:
         statuses: one report per rank.
         reconciled: the targets of stage 1.
-        topology: of the job.
         committed: iteration of the last committed global checkpoint.
         log_gap_before: by rank, the iteration before which a worker's log has gaps.
 

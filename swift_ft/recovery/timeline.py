@@ -110,7 +110,7 @@ INTERRUPTIONS = (
     ev.CheckpointDamaged,
     ev.DeadlinePassed,
 )
-"""What a recovery may begin with. Whatever else opens a generation is no loss."""
+"""What a recovery may begin with. Whatever else opens a generation is not a loss."""
 
 
 def interrupts(before: State, state: State) -> bool:
@@ -123,7 +123,6 @@ def recoveries(entries: Iterable[Entry], began: State | None = None) -> list[Rec
     """All recoveries in a journal. For one that did not end, ``live`` is None.
 
     Args:
-        entries: of the journal.
         began: the state before the first of them, if that is not the journal's first.
     """
     state, timeline = began or State(), Timeline()
@@ -196,7 +195,7 @@ def _note_rungs(current: Recovery, plan: Plan, reports: Mapping[int, ev.StatusRe
 
 
 def lost_statistics(plan: Plan, reports: Mapping[int, ev.StatusReported]) -> dict[int, int]:
-    """By rank of a worker that loses its own running statistics, the worker whose it goes on with.
+    """Maps each rank that loses its running statistics to the rank from which it takes them.
 
     One replica's are in a checkpoint or come with a replica's state. Those of the others are gone, unless
     DDP keeps them equal.

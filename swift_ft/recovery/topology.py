@@ -1,4 +1,4 @@
-"""Which workers depend on each other: replicas, neighbours in a pipeline, recovery groups. Pure.
+"""Dependencies between workers: replicas, neighbours in a pipeline, recovery groups. Pure.
 
 A plan needs these answers for every worker. :meth:`Topology.of` computes them once, in time linear in the
 number of workers.

@@ -1,4 +1,4 @@
-"""What the job waits for, as far as the journal shows it: a pure function of the state."""
+"""Waits of the job, as far as the journal shows them: a pure function of the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker's script attaches to its session: a pipeline, replicas, parts between two steps."""
+"""The attachments of a session: a pipeline, replicas, functions between two steps."""
 
 from __future__ import annotations
 

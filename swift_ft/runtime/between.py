@@ -1,4 +1,4 @@
-"""What a script does between two steps: validation, its own checkpoints, log lines (``session.between``).
+"""Functions between two steps: validation, the script's own checkpoints, log lines (``session.between``).
 
 A part is a function of the script. It runs once all of the iteration before it is complete, and before the
 checkpoint there. It may communicate as it likes, since no replay runs it; so it must not change the training
@@ -108,7 +108,6 @@ class Between:
         state: what the session protects.
         rendezvous: where results are read that were noted.
         writer: notes results there.
-        seed: of the run.
         on_difference: called in the writer's thread, when another worker had another result.
 
     Attributes:
@@ -183,7 +182,6 @@ class Between:
         Args:
             iteration: completed iterations.
             position: among those that are due.
-            generation: of the groups.
             phases: the script is in a part.
 
         Raises:

@@ -32,7 +32,6 @@ class Saver:
     Args:
         participant: this worker's part in the job.
         checkpointer: writes and reads the part.
-        commits: of complete checkpoints.
         log: its generation is in the part's name.
         proof: compares the state before its part counts.
         writer: reports parts, and asks for checkpoints, while training goes on.

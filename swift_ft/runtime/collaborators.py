@@ -1,4 +1,4 @@
-"""What one worker's runtime consists of, ready to use. `assembly` builds it."""
+"""The parts of one worker's runtime, ready to use. `assembly` builds them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ class Collaborators:
         part_peers: offers what its machine's disk has of checkpoints; None without such copies.
         saver: decides when that is saved.
         snapshots: copies of its state in memory.
-        commits: of complete checkpoints.
         archiver: archives the journal; None on workers that have not that duty.
         housekeeping: deletes what is old.
         completeness: whether the state holds all that training changes.
@@ -81,7 +80,7 @@ class Collaborators:
         history: of its work, which the store keeps.
         pipeline: its stages, if it has any.
         replays: its part in replays; None without a pipeline.
-        repartition: moves its layers; None where the model is no LayerStack.
+        repartition: moves its layers; None where the model is not a LayerStack.
         rebalance: says when layers should move; None on all workers but the first.
         reshare: says when replicas should get other shares of a batch; None on all workers but the first.
     """

@@ -1,4 +1,4 @@
-"""Which runtime a worker gets: that of a job, or that of a replay without one."""
+"""Chooses a worker's runtime: that of a job, or that of a replay without one."""
 
 from __future__ import annotations
 

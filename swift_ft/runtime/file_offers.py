@@ -1,7 +1,7 @@
 """Files that a worker serves to others while they recover: the rendezvous store says where, key by key.
 
 The keys outlive the server, and the worker that has offered. So each of them names its machine, and what a
-machine has offered that is no member any more is not used.
+machine has offered that is not a member any more is not used.
 """
 
 from __future__ import annotations

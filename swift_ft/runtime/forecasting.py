@@ -1,4 +1,4 @@
-"""How each machine would be recovered now, and what that would cost, by what this job has measured."""
+"""The forecast of each machine's recovery, from what this job has measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def forecast_now(
 
     Args:
         attached: the worker's pipeline or model, and its profiler.
-        state: of the job.
         snapshot_every: iterations between two checkpoints in memory; None without any.
         costs: of the layers of a LayerStack.
         dealt: the global batches, from the first step on.

@@ -149,7 +149,6 @@ def read_layers(rendezvous: RendezvousStore, workers: int, count: int) -> list[L
 
     Args:
         rendezvous: where they have published it.
-        workers: of the job.
         count: layers of the model.
     """
     keys = layer_keys(workers)

@@ -1,4 +1,4 @@
-"""What each layer of a module costs, measured by torch's public hooks while the script trains."""
+"""Times of each layer of a module, measured by torch's public hooks while the script trains."""
 
 from __future__ import annotations
 
@@ -44,9 +44,6 @@ class LayerTimes:
     A forward pass is timed around the layer. A backward pass is timed from when the gradient of the layer's
     output is there to when the gradients of its input and of all its parameters are. On a device, each hook
     waits for the device, so a measured iteration takes longer than others. No value changes.
-
-    Args:
-        module: of the stage.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -45,7 +45,6 @@ class OfflineAssembly(Assembly):
 
     Args:
         context: the worker's place, with what it does offline.
-        store: of the run.
         state: what is protected.
         settings: the session's. No checkpoint is due: the job has saved those that it wanted.
     """

@@ -1,4 +1,4 @@
-"""How long a worker takes for its own work in an iteration: by this its peers tell whether it is slow."""
+"""The time that a worker's own work takes in an iteration, by which its peers tell whether it is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a worker runs the job's program: the settings of its session, and its own modules.
+"""Checks that a worker runs the job's program: the settings of its session, and its own modules.
 
 The first worker that begins to train says what the program is, and each worker says what is its own alone. A
 replacement from another launcher, whose files were edited since, would train to other weights, or never
@@ -56,7 +56,6 @@ def check_program(
         context: the worker's place.
         rendezvous: where the job's program is noted.
         writer: notes this worker's.
-        settings: of its session.
         state: what the session protects, by name.
 
     Raises:

@@ -35,7 +35,6 @@ class Rebalance:
     """Worker 0's look at the layout, after each iteration.
 
     Args:
-        costs: of the layers.
         count: layers of the model.
         by_pace: whether slower machines get fewer layers.
     """
@@ -49,7 +48,6 @@ class Rebalance:
         """The layout to ask for after an iteration; None if the present one stays.
 
         Args:
-            state: of the job.
             iteration: completed iterations.
         """
         if not may_change(state, iteration, state.layouts.since, state.layouts.changes):
@@ -82,7 +80,6 @@ def may_change(state: State, iteration: int, since: int, changes: int) -> bool:
     """Whether it is time for a change, of layers or of shares.
 
     Args:
-        state: of the job.
         iteration: completed iterations.
         since: iterations that were completed at the last change.
         changes: how many there were.

@@ -49,7 +49,6 @@ class Repartition:
     Args:
         pipeline: its stages, whose layers a LayerStack has.
         layered: the part of its state that goes by layer.
-        status: of its state.
         participant: its part in the job.
         groups: the process groups.
         progress: where it publishes what it does.

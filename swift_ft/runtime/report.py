@@ -1,4 +1,4 @@
-"""What a worker reports: the status of its state when a generation is over, and why a task failed."""
+"""The report of a worker: the status of its state when a generation is over, and why a task failed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,6 @@ def status_report(
         shards: which shards of its model the worker has; empty if nothing is sharded.
         replicas: the replicas of its model, if there are any.
         rollback: knows whether steps change the model's buffers.
-        log: of the worker.
         snapshots: in its memory. They stay as they are from now on.
     """
     kept, held, held_of = snapshots.report()
@@ -133,7 +132,6 @@ def failure_event(
     Args:
         error: what happened.
         rank: the worker.
-        generation: of the plan.
         unverified: the checkpoint that its state comes from, if no digest vouches for that one.
     """
     reason = str(error)

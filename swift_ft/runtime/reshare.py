@@ -41,7 +41,6 @@ class Reshare:
         """The shares to ask for after an iteration; None if the present ones stay.
 
         Args:
-            state: of the job.
             iteration: completed iterations.
         """
         changes, batches = state.layouts.shares, self._dealt.only
@@ -78,7 +77,6 @@ class ShareMicrobatches:
 
     Args:
         dealt: the batches that pipelines share.
-        costs: of the layers.
         shared: what the pipelines share.
         by_pace: whether slower machines get fewer microbatches, and not only those that run two workers.
     """
@@ -96,7 +94,6 @@ class ShareMicrobatches:
         """The shares to ask for after an iteration, in samples; None if the present ones stay.
 
         Args:
-            state: of the job.
             iteration: completed iterations.
         """
         changes, batches, one = state.layouts.shares, self._dealt.only, self._dealt.microbatch

@@ -1,4 +1,4 @@
-"""Where the user's own script is, in words, however deep in libraries it has called."""
+"""The current line of the user's own script, however deep in libraries it has called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in its loop the script is, and so what becomes of what it communicates."""
+"""Phases of a script's loop, which decide what becomes of its communication."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def with_named_arguments(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_store(store: object) -> None:
-    """Refuse what is no URL and no path."""
+    """Refuse what is neither a URL nor a path."""
     if not isinstance(store, str | os.PathLike) or not os.fspath(store):
         raise UsageError(
             f"store takes a URL or a path that all machines reach, like 's3://bucket/run', not {store!r}."
@@ -144,7 +144,7 @@ def snapshot_interval(every: int | str | None) -> int | str | None:
 
 
 def check_at_least_one(**numbers: object) -> None:
-    """Refuse what is no whole number from 1 on, by the name of its argument."""
+    """Refuse what is not a whole number from 1 on, by the name of its argument."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int):
             raise UsageError(f"{name} must be a whole number, not {number!r}.")

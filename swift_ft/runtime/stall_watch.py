@@ -119,7 +119,6 @@ class _Iteration:
     """A live iteration that has not ended.
 
     Args:
-        number: of the iteration.
         longest: seconds of the longest one remembered; None in the first.
         limit_s: before that it is not announced.
         announcements: when to look again.

@@ -94,7 +94,6 @@ class StateProof:
         they differ the job ends: which of them is right cannot be known.
 
         Args:
-            digests: of the state.
             iteration: completed iterations.
             generation: in which they were completed.
             replaying: the worker is being rebuilt.

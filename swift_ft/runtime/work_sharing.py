@@ -1,4 +1,4 @@
-"""What one worker needs to move work away from slow ones: measured layers, other layouts, other shares.
+"""The parts of one worker that move work away from slow ones: layer times, layouts, shares.
 
 Only worker 0 asks for other layouts and other shares. All measure.
 """

@@ -22,7 +22,6 @@ class WorkerRecords:
     """Writes the record of one worker, what it measured, the history of its work, and its part in recoveries.
 
     Args:
-        store: of the run.
         run_id: the run.
         rank: the worker.
         background: runs what waits for the store.

@@ -1,4 +1,4 @@
-"""How a store's files are opened, written and renamed on filesystems that need no network.
+"""Files of a store on a filesystem that needs no network: opened, written and renamed.
 
 A store whose rename or exclusive create differs gets its own subclass of :class:`Files`, here or in
 ``remote.py``.

@@ -26,9 +26,6 @@ _PIECE_BYTES = 1 << 20  # stays in a core's cache until its digest is computed
 class LocalSource(pa.BufferReader):  # type: ignore[misc]  # Arrow has no types
     """An open file, mapped. What was opened stays readable when its name is gone.
 
-    Args:
-        path: of the file.
-
     Raises:
         OSError: it cannot be opened or mapped.
     """

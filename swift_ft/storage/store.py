@@ -214,7 +214,6 @@ class Store:
         """The bytes of a file, piece by piece. No more than one piece is in memory.
 
         Args:
-            path: of the file.
             piece_bytes: in each piece but the last. Each is valid until the next one is taken.
 
         Raises:

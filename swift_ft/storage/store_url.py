@@ -1,4 +1,4 @@
-"""Where a store is: its URL, as fsspec takes it and as people read it."""
+"""The URL of a store, as fsspec takes it and as people read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log must do to hold a job's journal, as a suite to run on a log of your own.
+"""The conformance suite for a log that is to hold a job's journal.
 
 from swift_ft.testing.block_log_conformance import BlockLogConformanceTests
 

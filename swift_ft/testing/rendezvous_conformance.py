@@ -1,4 +1,4 @@
-"""What a store must do for jobs to meet in it, as a suite to run on a store of your own.
+"""The conformance suite for a store that jobs are to meet in.
 
 from swift_ft.testing import RendezvousConformanceTests
 

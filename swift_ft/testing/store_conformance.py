@@ -1,4 +1,4 @@
-"""What a store must do to hold logs and checkpoints, as a suite to run on a store of your own.
+"""The conformance suite for a store that is to hold logs and checkpoints.
 
 from swift_ft.testing import StoreConformanceTests
 

@@ -1,4 +1,4 @@
-"""Which DDP models the hook takes: what does not survive a loss is refused when it is attached.
+"""The check of DDP models when they are attached: one that would not survive a loss is refused.
 
 Private parts used (tested on torch 2.11 to 2.14):
 
@@ -25,7 +25,7 @@ def accepted_ddp(model: Any) -> DistributedDataParallel:
     """The model itself, or the one that another library has wrapped.
 
     Raises:
-        UnsupportedError: for a model that is no DDP, or one that a hook cannot average for.
+        UnsupportedError: for a model that is not DDP's, or one that a hook cannot average for.
     """
     inside = _ddp_in(model)
     _check(inside)

@@ -1,4 +1,4 @@
-"""Which exceptions are broken connections, and which are the user's own.
+"""Tells exceptions of broken connections from the user's own.
 
 Private parts used (tested on torch 2.11 to 2.14): the names of the functions in which torch communicates and
 in which its engines run (``_batch_p2p``, ``_wait_batch_p2p``, ``_distributed_broadcast_coalesced``,

@@ -74,7 +74,7 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
 
     Args:
         group: as the script has it.
-        device: of which the kind counts.
+        device: only its kind counts.
     """
     pairs = (pair.partition(":") for pair in dist.get_backend_config(group).split(","))
     return next((name for kind, _, name in pairs if kind == device.type), "")

@@ -85,7 +85,7 @@ class DataParallelHook:
         buffers: gives all replicas the buffers of the first one, where DDP does so.
 
     Raises:
-        UnsupportedError: for a model that is no DDP, or has a hook already, or whose averages the host cannot
+        UnsupportedError: for a model that is not DDP's, has a hook already, or whose averages the host cannot
             wait for one by one.
     """
 

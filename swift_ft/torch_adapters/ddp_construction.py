@@ -1,4 +1,4 @@
-"""How the script of this process constructs its DDP models: a constructor communicates.
+"""The construction of DDP models in a script: the constructor communicates.
 
 It also decides, for good, which parameters DDP averages: those that require a gradient then. Others may be
 frozen and thawed later, and a reducer that is made anew has to keep to that choice.

@@ -1,4 +1,4 @@
-"""Where an abort is silent, the host waits for its device before an update, and at the end of a step.
+"""Waits of the host for its device, before an update and at the end of a step, where an abort is silent.
 
 An operation of NCCL returns when it is enqueued, and so does an update behind it. If a peer is dead, the
 device waits for it until the operation is aborted, which leaves anything in the tensors; and then the device

@@ -1,4 +1,4 @@
-"""How a worker comes to its part of a tensor that is distributed over a mesh.
+"""A worker's part of a tensor that is distributed over a mesh.
 
 ``parallelize_module`` and ``distribute_tensor`` let the first worker of a mesh send all others their parts.
 In a process that replaces a lost worker, the others are busy. Its script made the same tensors, and training

@@ -1,4 +1,4 @@
-"""Which errors say that a signal has ended a process that a script had started: no error of the script.
+"""Recognises errors that only say that a signal ended a process which the script had started.
 
 Private parts used (tested on torch 2.11 to 2.14): the words in which a ``DataLoader`` tells of the end of one
 of its processes, and the iterator that it makes, which holds them in ``_workers``.

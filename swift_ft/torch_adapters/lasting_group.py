@@ -191,7 +191,7 @@ class LastingGroup(dist.ProcessGroup):
 
 
 def beneath(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """The group of torch that carries what is no operation of the script.
+    """The group of torch that carries what is not an operation of the script.
 
     Raises:
         RuntimeError: it has ended with its generation.

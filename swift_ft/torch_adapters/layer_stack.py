@@ -125,7 +125,7 @@ class LayerStack(nn.Module):
         """By layer, the rank that has it in each pipeline.
 
         Args:
-            layout: of all pipelines.
+            layout: over all pipelines.
         """
         found: dict[int, list[int]] = {number: [] for number in range(self.count)}
         for pipeline in range(self.pipelines):

@@ -1,4 +1,4 @@
-"""How fast this worker's links take what it sends, by the kernel and without the receiver's pauses.
+"""The speed of this worker's links, by the kernel's counters and without the receiver's pauses.
 
 When a message arrives, minus when it was sent, takes two clocks that agree. A probe takes an idle link, and a
 process that answers at once. But TCP itself knows, for each connection, how long bytes were on their way

@@ -89,8 +89,6 @@ def ask_store(host: str, port: int, *, connect_s: float, answer_s: float) -> Non
     The kernel takes connections also for a store that is frozen.
 
     Args:
-        host: of the store.
-        port: of the store.
         connect_s: seconds to wait for the connection.
         answer_s: seconds to wait for the answer.
 
@@ -258,7 +256,7 @@ class RendezvousStore:
     def compare_set(self, key: str, expected: str, desired: str, *, keep: bool = True) -> bytes:
         """Set a key if it has the expected value; an empty one stands for a key that is not set.
 
-        Without ``keep`` it is no key for :attr:`on_set`.
+        Without ``keep`` it is not a key for :attr:`on_set`.
         """
 
         def in_new_store(store: Store) -> bytes:

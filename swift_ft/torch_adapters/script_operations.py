@@ -1,4 +1,4 @@
-"""What a script does with its process groups: one operation, and who decides about it."""
+"""Operations on the script's process groups, and the decision about each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Operation:
         tensors: what the operation gives to this worker, or what this worker sends.
         peer: the global rank on the other side of a point-to-point operation; None if it may be any, and for
             a collective.
-        source: the global rank whose tensors all get; None if it is no broadcast.
+        source: the global rank whose tensors all get; None if it is not a broadcast.
     """
 
     name: str

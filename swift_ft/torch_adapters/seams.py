@@ -1,4 +1,4 @@
-"""Which private parts of torch must be there, and what is not protected without them.
+"""The private parts of torch that must be there, and what is not protected without them.
 
 A torch that is newer than the tested ones may have changed any of them. So at the start of a run on such a
 torch all are looked for (:func:`unprotected`), and one line says what would be lost, before it is. Parts that

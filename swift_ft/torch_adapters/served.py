@@ -1,4 +1,4 @@
-"""What stands in the place of communication where its results are there already: in a replay, from a log."""
+"""Stand-ins for communication whose results are there already: in a replay, from a log."""
 
 from __future__ import annotations
 

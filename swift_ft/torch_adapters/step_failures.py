@@ -1,4 +1,4 @@
-"""Whether an operation of the current step has failed, whatever the script made of the exception.
+"""Failed operations of the current step, noted whatever the script makes of the exception.
 
 A script may catch an error of broken communication and go on, or raise another one in its place. The step was
 interrupted all the same: what it went on with is not what an undisturbed step has. So each failure is noted
@@ -42,7 +42,7 @@ class StepFailures:
     def note(self, error: BaseException, *, is_over: bool = False) -> None:
         """An operation failed, in the thread that trains or in one of torch's.
 
-        An argument that torch does not take is no broken communication: a script may try another one.
+        An argument that torch does not take is not a broken communication: a script may try another one.
 
         Args:
             error: what it raised.

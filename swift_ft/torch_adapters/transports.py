@@ -1,4 +1,4 @@
-"""How the groups of a generation begin and end, for each kind of backend.
+"""Transports: the beginning and the end of a generation's groups, for each kind of backend.
 
 gloo forms a group at once, fails where a peer is gone, and cannot abort: its connections are shut down
 underneath it. NCCL forms communicators when they are first used, says nothing where a peer is gone, and ends

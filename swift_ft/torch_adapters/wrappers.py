@@ -1,4 +1,4 @@
-"""What other libraries wrap around models and optimizers: Lightning Fabric, accelerate, torch.compile.
+"""Wrappers of other libraries around models and optimizers: Lightning Fabric, accelerate, torch.compile.
 
 A state is saved, sent and put back below these, where torch's own functions know every name.
 

@@ -1,4 +1,4 @@
-"""Which rule inverts which optimizer."""
+"""The registry of undo rules, by optimizer class."""
 
 from __future__ import annotations
 

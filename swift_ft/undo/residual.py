@@ -1,4 +1,4 @@
-"""What floating point loses in an inverse, stored so that the undo is bit-exact.
+"""Residuals: what floating point loses in an inverse, stored so that the undo is bit-exact.
 
 The inverse is off by a few units in the last place. Read as integers, the bits of the value before the step
 minus those of the inverted value are a small number, often 0. One byte holds it; where none does, the value
@@ -86,7 +86,7 @@ class Residual:
 
         Args:
             offset: where the slice begins.
-            small: int8: the differences, ``NOT_A_BYTE`` where one is no byte.
+            small: int8: the differences, ``NOT_A_BYTE`` where one is not a byte.
             before: values before the step, flat, contiguous.
             most: the largest share.
 
@@ -139,7 +139,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def _not_bytes(small: Tensor) -> tuple[bool, Tensor | None]:
-    """Whether a difference is not 0, and where it is no byte; None if nowhere.
+    """Whether a difference is not 0, and where it is not a byte; None if nowhere.
 
     On a CPU numpy does this 20 times as fast as torch.
     """

@@ -1,4 +1,4 @@
-"""What an undo costs and how exact it is, per optimizer."""
+"""Support of each optimizer: what an undo costs and how exact it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values of a script can be noted: by reference, by copy, or not at all.
+"""The kinds of values in a script: those noted by reference, those noted by copy, and those left out.
 
 What is of no kind here (threads, files, iterators, objects of libraries) is left as it is.
 """

@@ -1,10 +1,10 @@
-"""What a script's step can reach: from the session's state, and from the variables of its loop.
+"""The values that a script's step can reach, from the session's state and from the variables of its loop.
 
     roots ─▶ namespaces (modules, optimizers, the script's own objects, classes, functions, modules)
                └─▶ slots: a namespace and the name of a variable
                └─▶ containers and what is in them: further namespaces, and leaves (lists, tensors, generators)
 
-Objects of libraries are no namespaces: what is in them is theirs.
+Objects of libraries are not namespaces: what is in them is theirs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def reach(roots: Iterable[tuple[str, Any]]) -> Reach:
     """Look for all that there is.
 
     Args:
-        roots: by name. What holds them is no namespace here.
+        roots: by name. What holds them is not a namespace here.
     """
     found = Reach([], [], [])
     seen: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""What is put back before an interrupted step is repeated: all that a step may have changed.
+"""The rollback of an interrupted step: puts back everything that the step may have changed.
 
 Large tensors are not copied: parameters and optimizer state change in ``optimizer.step()``, after the last
 message, and an undo takes that back. All else is noted at the beginning of a step and put back: random state,

@@ -1,7 +1,7 @@
 """All that a script keeps in variables, at the beginning of a step: attributes, counters, generators, flags.
 
 A step is a transaction: what the script changes in it, or around it, is put back before it is repeated.
-That is no list of names. All is noted that a step can reach (:mod:`swift_ft.checkpoint.step.reach`): small
+That is not a list of names. All is noted that a step can reach (:mod:`swift_ft.checkpoint.step.reach`): small
 values by copy, all others by reference.
 """
 
@@ -37,7 +37,7 @@ class NotedVariables:
     Attributes:
         state: what the session protects.
         slots: namespaces, and the names of their variables.
-        values: of each slot.
+        values: one for each slot.
         cells: what is in cells.
         loop: variables of the function that runs the loop.
         leaves: values that change in place.

@@ -54,7 +54,6 @@ def declare_model(parser: argparse.ArgumentParser, *, required: bool = True) -> 
     """Declare what a model's stages cost.
 
     Args:
-        parser: of the verb.
         required: whether the verb needs it.
     """
     parser.add_argument("--layers", type=Path, required=required, help="layers.json: what each layer costs")

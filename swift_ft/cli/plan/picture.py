@@ -25,7 +25,6 @@ def draw_stages(rows: Sequence[tuple[str, Sequence[Stage], int]], costs: StageCo
 
     Args:
         rows: of each pipeline its name, its stages, and the time of an iteration in nanoseconds.
-        costs: of stages.
         path: of the picture; its format follows the name.
 
     Raises:

@@ -32,7 +32,7 @@ def parse_pipelines(text: str) -> Pipelines:
     """Pipelines from ``[[0, 1], [2, 3, 4]]``.
 
     Raises:
-        argparse.ArgumentTypeError: if the text is no list of lists of node numbers.
+        argparse.ArgumentTypeError: if the text is not a list of lists of node numbers.
     """
     try:
         value: Any = json.loads(text)
@@ -50,7 +50,7 @@ def parse_nodes(text: str) -> frozenset[int]:
     """Nodes from ``1,3,7`` or ``1-11``, or both.
 
     Raises:
-        argparse.ArgumentTypeError: if the text is no list of nodes.
+        argparse.ArgumentTypeError: if the text is not a list of nodes.
     """
     nodes: set[int] = set()
     for part in filter(None, text.split(",")):

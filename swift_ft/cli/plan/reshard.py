@@ -31,7 +31,7 @@ def parse_degrees(text: str) -> dict[str, int]:
     """Degrees from ``tp=4,pp=2,dp=1``; those that are missing are 1.
 
     Raises:
-        argparse.ArgumentTypeError: if the text is no list of degrees.
+        argparse.ArgumentTypeError: if the text is not a list of degrees.
     """
     degrees: dict[str, int] = {}
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""What verbs of swift-recover show of long work: its progress, and its length in words."""
+"""Progress bars for long work of swift-recover, and durations in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Gantt picture of a run shows, for any way to draw it. Pure."""
+"""The content of a Gantt chart of a run, independent of how it is drawn. Pure."""
 
 from __future__ import annotations
 

@@ -42,7 +42,6 @@ def html_of(timeline: RunTimeline, written: datetime) -> str:
     """The whole page. Everything that a run, a script or a host could name is escaped.
 
     Args:
-        timeline: of the run.
         written: when, with a time zone.
     """
     template = Template(files("swift_ft.cli.timeline").joinpath("page.html").read_text())

@@ -34,8 +34,7 @@ class EtcdBlockLog:
     """A :class:`swift_ft.coordination.block_log.BlockLog` in etcd.
 
     Args:
-        address: of the cluster.
-        prefix: of all keys.
+        prefix: begins every key.
         answer_s: how long no member may answer before the store counts as lost.
     """
 

@@ -134,7 +134,6 @@ class EtcdClient:
     """Talks to a cluster. For one thread at a time.
 
     Args:
-        address: of the cluster.
         is_over: whether what the thread does is no longer needed: its requests then raise soon.
     """
 

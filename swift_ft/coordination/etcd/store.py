@@ -50,8 +50,7 @@ class EtcdStore(Store):
     """A store of the names that begin with a prefix.
 
     Args:
-        address: of the cluster.
-        prefix: of all keys.
+        prefix: begins every key.
         silence_s: how long no member may answer before a call fails. A wait for a key has its own timeout.
     """
 

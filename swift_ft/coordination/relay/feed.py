@@ -1,4 +1,4 @@
-"""What comes down a line from a relay: blocks in order, and signs of life."""
+"""The downward stream of a relay: blocks in order, and signs of life."""
 
 from __future__ import annotations
 

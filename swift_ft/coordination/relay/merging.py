@@ -72,7 +72,6 @@ class Merging:
         """Keep events until they are due.
 
         Args:
-            state: of the job.
             events: that came.
             is_last: this relay goes to the store itself.
         """
@@ -117,7 +116,6 @@ class Merging:
         """When to pass on what is held, on the clock: infinite if nothing is.
 
         Args:
-            state: of the job.
             slots: of the machines whose events come through this relay.
         """
         if self._due_at > self._now() and self._held and self._is_complete(state, slots):

@@ -76,7 +76,6 @@ def write_notes(
         store: the rendezvous store.
         notes: all that is known.
         changed: slots.
-        machines: of the job.
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
     """
     if levels_of(machines, fanout):

@@ -121,7 +121,7 @@ class Stamper:
     """Stamps this process's own events.
 
     Attributes:
-        origin: of them.
+        origin: the process that appends them.
         lock: held from the stamping of events until they are on their way, so that they leave in order.
     """
 

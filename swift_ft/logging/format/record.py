@@ -1,4 +1,4 @@
-"""What the log holds: one record per message, named by its key.
+"""Records of the log: one for each message, named by its key.
 
 A *message* is one tensor that went from stage to stage. Its key is the paper's timestamp, made total: no two
 messages of a run share one, unless a recovery repeated the iteration, and then both carry the same bytes.

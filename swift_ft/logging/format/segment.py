@@ -227,7 +227,6 @@ def _entries(source: pa.NativeFile, schema: pa.Schema, end: int) -> Iterator[Rec
 
     Args:
         source: the file, after its schema.
-        schema: of the file.
         end: where its end mark is.
 
     Raises:

@@ -166,7 +166,7 @@ class Copier:
         self.collect()
 
     def interrupted(self) -> None:
-        """The message never arrived: this was no bubble."""
+        """The message never arrived: this was not a bubble."""
         self._bubble = None
 
     def before_overwriting(self, tensor: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""How much of its disk budget a log has used."""
+"""The disk budget of a log, and how much of it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which machines recover together: groups under a storage budget (§5.3 of the paper)."""
+"""Groups of machines that recover together, under a storage budget (§5.3 of the paper)."""
 
 from __future__ import annotations
 

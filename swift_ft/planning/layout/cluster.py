@@ -38,7 +38,7 @@ class Node:
         kind: of its devices: the name of the type, with the share of its speed where that was measured.
         devices: how many.
         power: of one, in millionths of a TFLOP/s.
-        memory_bytes: of one.
+        memory_bytes: per device.
     """
 
     kind: str
@@ -73,7 +73,7 @@ def read_cluster(path: Path) -> Cluster:
     """The cluster in a file.
 
     Raises:
-        UsageError: if it cannot be read, or is no valid cluster.
+        UsageError: if it cannot be read, or is not a valid cluster.
     """
     return cluster_from_json(read_text(path), str(path))
 
@@ -82,11 +82,10 @@ def cluster_from_json(text: str, source: str = "cluster") -> Cluster:
     """The cluster in the text of a ``cluster.json``.
 
     Args:
-        text: of the file.
         source: where it is from; errors begin with it.
 
     Raises:
-        UsageError: if it is no valid cluster.
+        UsageError: if it is not a valid cluster.
     """
     data = load_object(text, source)
     entries = data.get("nodes")

@@ -1,4 +1,4 @@
-"""What a stage costs: some layers, one after another, on some devices of one node."""
+"""The cost of a stage: consecutive layers on some devices of one node."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ class StageCosts:
     """Times and memory of stages. A stage lies inside a node, and its devices are a power of two.
 
     Args:
-        layers: of the model.
-        devices_per_node: of every node.
         memory_bytes: of a device; None without a limit.
         tensor_overhead: by which part each doubling of a stage's devices falls short: a stage takes
             ``(1 + tensor_overhead * log2(d)) / d`` of its time on one device.
@@ -77,7 +75,7 @@ class StageCosts:
         """Bytes on each device of a stage.
 
         Args:
-            first: of its layers.
+            first: the number of its first layer.
             end: behind its last layer.
             devices: that share them.
             kept: microbatches whose activations it keeps.

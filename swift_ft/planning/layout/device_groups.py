@@ -1,4 +1,4 @@
-"""Which unlike devices form a pipeline: groups of about equal power (AutoHet §III-B, eqs. 2 and 3). Pure.
+"""Groups of unlike devices of about equal power, one per pipeline (AutoHet §III-B, eqs. 2 and 3). Pure.
 
 A group is written as counts of each kind, since devices of a kind are interchangeable. Its effective power is
 ``S K / (K + P - 1)``: the sum of its devices' power without the bubble of a pipeline of P stages and K
@@ -65,8 +65,7 @@ def group_devices(kinds: Sequence[Kind], task: Task) -> list[Grouping]:
     ``bound`` says what may be missed.
 
     Args:
-        kinds: of devices.
-        task: of every group.
+        task: the same for every group.
 
     Returns:
         Nothing if no group has enough memory.

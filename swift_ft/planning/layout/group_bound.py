@@ -1,4 +1,4 @@
-"""How good a grouping of unlike devices can be at most, where the exact search is too long. Pure.
+"""An upper bound on a grouping of unlike devices, where the exact search would take too long. Pure.
 
 Prices on devices bound the number of groups: if every group that reaches a power z costs at least m, then no
 more than (price of all devices) / m such groups exist. That is the dual of the linear programme over all
@@ -32,7 +32,7 @@ def product_bound(kinds: Sequence[Kind], task: Task, known: float) -> float:
 
     Args:
         kinds: of devices, the one with the most power last.
-        task: of every group.
+        task: the same for every group.
         known: a product that is reached, and so a bound below which no range matters.
     """
     counts = np.array([kind.count for kind in kinds], dtype=np.float64)

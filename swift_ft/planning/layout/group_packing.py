@@ -1,4 +1,4 @@
-"""Whether so many groups of devices fit into a cluster. Pure.
+"""Checks that a number of device groups fits into a cluster. Pure.
 
 Of the groups that are good enough only the smallest matter. D of them fit if the sum of D such sets has a
 member within the cluster's counts: a (min, +) power, computed by doubling.
@@ -44,7 +44,7 @@ class Packing:
         Args:
             table: of the smallest groups, as :func:`~swift_ft.planning.layout.group_tables.smallest_groups`
                 makes it.
-            number: of groups.
+            number: how many groups.
 
         Raises:
             OverflowError: if that takes too many operations.

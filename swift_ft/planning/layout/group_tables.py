@@ -25,7 +25,7 @@ class Kind:
 
     Attributes:
         power: computing power of one; whole numbers of any unit.
-        memory_bytes: of one.
+        memory_bytes: per device.
         count: how many there are.
     """
 

@@ -1,4 +1,4 @@
-"""Which pipelines use all nodes, and how many microbatches each takes (Oobleck, SOSP '23, §4.2).
+"""The set of pipelines that uses all nodes, and the microbatches of each (Oobleck, SOSP '23, §4.2).
 
 The paper minimises the variance of the pipelines' times, with one number of microbatches per template. That
 has often no solution. Here the slowest pipeline's time is the smallest possible, with one number per
@@ -31,7 +31,7 @@ class Instantiation:
 
     Attributes:
         nodes: of each pipeline, ascending.
-        microbatches: of each pipeline.
+        microbatches: one for each pipeline.
         iteration_ns: time of the slowest.
     """
 
@@ -83,7 +83,7 @@ def best_instantiation(
         times: of the templates, by their number of nodes.
         nodes: to use.
         fewest: pipelines.
-        microbatches: of the global batch.
+        microbatches: in the global batch.
 
     Raises:
         UsageError: if no set of templates uses all nodes, or the batch is too small.
@@ -193,7 +193,7 @@ def deal(times: Sequence[PipelineTime], microbatches: int) -> tuple[int, ...]:
     """Deal microbatches to pipelines so that the slowest one takes as short as possible.
 
     Args:
-        times: of each pipeline.
+        times: one for each pipeline.
         microbatches: in all.
 
     Returns:

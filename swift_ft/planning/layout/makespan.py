@@ -75,7 +75,7 @@ def makespan_ns(
 
     Args:
         stages: in order.
-        microbatches: of an iteration.
+        microbatches: per iteration.
         schedule: which.
         workers: of the pipeline; one per stage by default.
         transfer_ns: of one message between two workers, or one number per pair of neighbouring stages.

@@ -63,7 +63,6 @@ def least_nodes(costs: StageCosts, nodes: int, microbatches: int | None, schedul
     """The smallest number of nodes that holds the model, one stage each.
 
     Args:
-        costs: of stages.
         nodes: that are there.
         microbatches: of an iteration; None for four per stage.
         schedule: which.

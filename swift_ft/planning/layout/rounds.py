@@ -36,7 +36,7 @@ def best_dealt(
         times: of the templates, by their number of nodes.
         nodes: to use.
         fewest: pipelines.
-        microbatches: of the global batch.
+        microbatches: in the global batch.
 
     Returns:
         Of each pipeline its nodes and its microbatches, ascending.

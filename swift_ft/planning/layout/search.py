@@ -31,10 +31,7 @@ class Question:
     """What is asked.
 
     Attributes:
-        costs: of stages.
-        nodes: of the pipeline.
-        stages: of the pipeline.
-        microbatches: of an iteration.
+        microbatches: per iteration.
         schedule: which.
         transfer_ns: between two stages.
         sizes: devices that a stage may have; None for all powers of two.

@@ -1,4 +1,4 @@
-"""What the layers of a transformer cost, from its shapes, or from a few measured layers.
+"""Costs of a transformer's layers, from its shapes or from a few measured layers.
 
 For plans before there is anything to measure on. A measurement of all layers is better
 (``swift-run --layers-out``).
@@ -63,7 +63,6 @@ def transformer_layers(
     ``4 * sequence * hidden`` per token forward.
 
     Args:
-        shapes: of the model.
         flops_per_s: that a device reaches.
         blocks_ns: forward and backward time of all blocks, where it was measured.
 
@@ -108,11 +107,11 @@ def from_powers(count: int, measured_ns: Mapping[int, int]) -> int:
     whole. Beyond the largest power that was measured, that one counts as often as it is contained.
 
     Args:
-        count: of layers.
+        count: how many layers.
         measured_ns: by number of layers: 1, 2, 4 ... without a gap.
 
     Raises:
-        UsageError: if a number is no power of two, or one is missing.
+        UsageError: if a number is not a power of two, or one is missing.
     """
     powers = sorted(measured_ns, reverse=True)
     if not powers or powers != [1 << power for power in range(len(powers))][::-1]:

@@ -29,7 +29,7 @@ def shared_makespan_ns(
     Args:
         stages: in order.
         machines: of each stage; stages of one worker have the same.
-        microbatches: of an iteration.
+        microbatches: per iteration.
         schedule: which.
         workers: of the pipeline; one per stage by default.
 
@@ -51,9 +51,9 @@ class _SharedRun(PipelineRun):
     """Carries the orders out in the order of time.
 
     Args:
-        orders: of each worker.
+        orders: one for each worker.
         stages: in order.
-        machines: of each worker.
+        machines: one for each worker.
     """
 
     def __init__(

@@ -109,7 +109,7 @@ class _Trial:
         return Question(costs, self._nodes, stages, microbatches, schedule, transfer_ns, sizes)
 
     def _cut_below(self, question: Question) -> tuple[Cut | None, int | None]:
-        """The cut with the smallest bound; if there is none, what was looked below."""
+        """The partition with the smallest lower bound, or the limit of the search if there is none."""
         if self.best is None:
             return best_cut(question), None
         while self._tolerances:

@@ -1,4 +1,4 @@
-"""How many machines a job needs, and which: throughput and cost of each number of each kind. Pure.
+"""The size of a job: throughput and cost for each number of machines of each kind. Pure.
 
 DLRover (§4) fits a model of throughput to what runs of a job have measured, and searches it for resources. A
 synchronous pipeline needs no fit: its schedule and the measured layers give the time of an iteration, on any
@@ -32,11 +32,10 @@ class MachineKind:
     """Machines that can be had.
 
     Attributes:
-        name: of the kind.
         most: how many can be had.
         speed: of a device, as a share of the one that the layers were measured on.
         price_per_hour: of a machine, in any currency.
-        devices: of a machine.
+        devices: per machine.
         memory_bytes: of a device; None without a limit.
     """
 
@@ -77,7 +76,7 @@ class Size:
         kind: of the machines.
         machines: how many.
         pipelines: the machines of each.
-        iteration_s: of the global batch.
+        iteration_s: for the global batch.
         samples_per_s: that are trained.
     """
 

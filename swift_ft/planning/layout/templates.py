@@ -49,7 +49,6 @@ def templates_for(
     """The best template for each number of nodes.
 
     Args:
-        costs: of stages.
         counts: of nodes, ascending.
         options: how.
 
@@ -63,7 +62,6 @@ def smallest_pipeline(costs: StageCosts, nodes: int, options: TemplateOptions) -
     """The smallest number of nodes that holds the model.
 
     Args:
-        costs: of stages.
         nodes: that are there.
         options: how templates are made.
 

@@ -1,4 +1,4 @@
-"""How fast a job is on each number of nodes, by templates (Oobleck §4). Pure."""
+"""Throughput of a job on each number of nodes, by templates (Oobleck §4). Pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ def iteration_by_nodes(
     pipelines goes on with as many as it can; Oobleck would stop.
 
     Args:
-        layers: of the model.
         nodes: the largest number.
-        min_nodes: of a pipeline.
+        min_nodes: per pipeline.
         tolerate: losses at once that leave a copy of every layer, while there are nodes enough.
-        microbatches: of all pipelines together.
+        microbatches: over all pipelines together.
 
     Raises:
         UsageError: if not even the largest number of nodes can train.

@@ -28,7 +28,7 @@ def can_time_all(counts: Sequence[int]) -> bool:
     """Whether there are few enough groups.
 
     Args:
-        counts: of each kind of device.
+        counts: one for each kind of device.
     """
     return prod(count + 1 for count in counts) <= _MOST_GROUPS
 
@@ -39,8 +39,8 @@ def fastest_groups(
     """For each number of groups those whose slowest one is fastest.
 
     Args:
-        counts: of each kind of device.
-        most_devices: of a group.
+        counts: one for each kind of device.
+        most_devices: per group.
         time_of: a group's time, in any unit; None if it cannot hold the model.
 
     Returns:

@@ -1,1 +1,1 @@
-"""What each event changes: functions from a state and an event to the next state. Pure."""
+"""Handlers: one function for each event, from a state and the event to the next state. Pure."""

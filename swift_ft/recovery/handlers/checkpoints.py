@@ -114,7 +114,7 @@ def give_up_checkpoint(state: State, iteration: int, why: str) -> State:
 def checkpoint_requested(state: State, event: ev.CheckpointRequested) -> State:
     """Accept a request, unless a worker has not reached an earlier one yet: it would then save for neither.
 
-    A request is no promise. If a worker learns of it too late, its part is missing and nothing is committed.
+    A request is not a promise. If a worker learns too late, its part is missing and nothing is committed.
     """
     checkpoints = state.checkpoints
     passed_by_all = event.iteration - ev.REQUESTED_AHEAD - 1  # the asker has completed at least one more

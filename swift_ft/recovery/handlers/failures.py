@@ -10,7 +10,7 @@ __all__ = ["note_failure", "note_machine"]
 
 
 def note_failure(state: State, part: str, reason: str) -> State:
-    """Note that a part that is no machine has failed. In a recovery it had a task."""
+    """Note that a part that is not a machine has failed. In a recovery it had a task."""
     return _note(state, part, reason, had_task=state.plan is not None)
 
 

@@ -1,4 +1,4 @@
-"""Which devices are persistently slower than others."""
+"""Handler of notes about devices that are persistently slower than others."""
 
 from __future__ import annotations
 

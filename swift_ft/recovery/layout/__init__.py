@@ -1,1 +1,1 @@
-"""Who computes what, for any set of machines: pure functions, so that all machines compute the same."""
+"""Layouts for any set of machines: pure functions, so that all machines compute the same."""

@@ -1,4 +1,4 @@
-"""Whether and when a change of the layout pays.
+"""Decides whether and when a change of the layout pays.
 
 A loss leaves no choice. Nodes that are added do: training stands still while state moves, and machines of a
 spot market may be gone before that has paid. How long they stay is not known, so the rule is that of renting
@@ -29,7 +29,7 @@ class Change:
 
     @property
     def gain_ns(self) -> int:
-        """Time that each iteration saves; not positive if it is no faster."""
+        """Time that each iteration saves; not positive if it is not faster."""
         return self.before_ns - self.after_ns
 
     @property

@@ -1,4 +1,4 @@
-"""Which nodes form which pipelines after a loss (Oobleck, SOSP '23, §5.1).
+"""Pipelines after a loss of nodes (Oobleck, SOSP '23, §5.1).
 
 A pipeline that has lost nodes goes on with those that are left, if a template has that size. Otherwise it
 borrows nodes from bigger pipelines, and where no pipeline can lend any, short pipelines merge. Templates have
@@ -29,7 +29,7 @@ def reconfigure(
     Args:
         pipelines: the nodes of each.
         lost: nodes that are gone.
-        min_nodes: of the smallest template.
+        min_nodes: the smallest template's.
         tolerate: losses to survive next: one pipeline more is kept, where there are nodes enough.
 
     Returns:

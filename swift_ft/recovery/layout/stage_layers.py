@@ -1,4 +1,4 @@
-"""Which layers of a :class:`swift_ft.LayerStack` are on which stage, and what moves when that changes. Pure.
+"""The layers on each stage of a :class:`swift_ft.LayerStack`, and what moves when they change. Pure.
 
 A layout here is the number of layers of each stage, in the pipeline's order: ``(3, 2, 3)``. Where pipelines
 are replicas of each other, the next one's follow: ``(3, 2, 3, 4, 1, 3)``. The stages and their workers stay
@@ -71,8 +71,8 @@ def why_no_layout(layout: StageLayers, layers: int, stages: int, pipelines: int 
 
     Args:
         layout: that is asked for.
-        layers: of the model; 0 if it is no LayerStack.
-        stages: of each pipeline.
+        layers: of the model; 0 if it is not a LayerStack.
+        stages: one for each pipeline.
         pipelines: that are replicas of each other.
     """
     if not layers:
@@ -86,7 +86,7 @@ def why_no_layout(layout: StageLayers, layers: int, stages: int, pipelines: int 
 
 
 def present_layout(statuses: Mapping[int, StatusReported], layout: StageLayers) -> StageLayers:
-    """The layout of a job; empty if the model is no LayerStack.
+    """The layout of a job; empty if the model is not a LayerStack.
 
     Args:
         statuses: one report per rank.
@@ -99,7 +99,7 @@ def present_layout(statuses: Mapping[int, StatusReported], layout: StageLayers) 
 
 
 def layers_by_rank(statuses: Mapping[int, StatusReported], layout: StageLayers) -> dict[int, tuple[int, ...]]:
-    """The layers of each worker; nothing if the model is no LayerStack.
+    """The layers of each worker; nothing if the model is not a LayerStack.
 
     Args:
         statuses: one report per rank.

@@ -1,1 +1,1 @@
-"""What has to move from one layout to another: placement, sources, and the plan."""
+"""Moves between two layouts: placement, sources, and the plan."""

@@ -1,4 +1,4 @@
-"""Where the slices of an old layout and those of a new one overlap. Pure."""
+"""Overlaps of the slices of an old layout with those of a new one. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Overlap(NamedTuple):
         old: index of the old slice.
         new: index of the new slice.
         ranges: what they share, without padding.
-        nbytes: of it.
+        nbytes: the size of the shared part.
     """
 
     old: int
@@ -33,7 +33,6 @@ class Group(NamedTuple):
     """Tensors that are cut alike before and after, and held by the same.
 
     Attributes:
-        names: of the tensors.
         held: their old slices, with devices.
         wanted: their new slices, with slots.
         overlaps: of all pairs that share something.

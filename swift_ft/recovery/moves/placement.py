@@ -1,4 +1,4 @@
-"""Which device takes which slot of a new layout, so that most of the state stays where it is. Pure."""
+"""The placement of devices in a new layout that keeps most of the state where it is. Pure."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Move(NamedTuple):
         ranges: within each whole tensor.
         source: the device that sends it; None if no living device holds it, so that a checkpoint must.
         target: the device that receives it.
-        nbytes: of all these slices.
+        nbytes: over all these slices.
     """
 
     tensors: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Which ranges of which parts of a checkpoint a worker reads, and from where their bytes come. Pure.
+"""The ranges of a checkpoint's parts that a worker reads, and the source of each. Pure.
 
 A worker that now has rows 3 to 5 of a tensor takes row 3 from the part that has rows 2 and 3, and rows 4 and
 5 from the next one (Tenplex §4). A part is read from the nearest place that has its files: the machine's own
@@ -87,7 +87,6 @@ def planned_bytes(
     """The bytes of a plan, by where they come from.
 
     Args:
-        plan: of a worker.
         files: the sizes of each part's files.
         here: parts that are on the worker's own disk.
         elsewhere: parts that are on the disks of other machines of the run.

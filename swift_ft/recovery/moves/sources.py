@@ -1,4 +1,4 @@
-"""Who sends: the nearest holder, and of equally near ones the one that has sent least. Pure."""
+"""The sender of each slice: the nearest holder, or of equally near ones the one that has sent least. Pure."""
 
 from __future__ import annotations
 

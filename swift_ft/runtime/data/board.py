@@ -1,4 +1,4 @@
-"""Where a worker's replacement finds the digests of the batches that the worker has had."""
+"""The published digests of a worker's batches, which its replacement reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class FirstBatch:
 
     Attributes:
         iteration: it was given for.
-        digest: of it.
         varies: a later batch was another one.
     """
 

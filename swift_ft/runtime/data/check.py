@@ -1,4 +1,4 @@
-"""Whether a repeated iteration gets the batch that it had.
+"""Checks that a repeated iteration gets the batch that it had before.
 
 After a loss an iteration is repeated, or replayed. A script that takes its batches from an iterator gives it
 the next one instead: nothing fails, and the weights are not those of an undisturbed run.

@@ -18,7 +18,6 @@ class DealtBatches:
     """Those of the session's state, and what compares them when an iteration is repeated.
 
     Args:
-        parts: of the state.
         check: of the batches of repeated iterations.
         shared: what pipelines of a LayerStack share that are replicas of each other; None elsewhere.
     """
@@ -70,7 +69,7 @@ class DealtBatches:
 
     @property
     def microbatch(self) -> int:
-        """Samples of a microbatch; 0 if a global batch is no whole number of them."""
+        """Samples of a microbatch; 0 if a global batch is not a whole number of them."""
         if self._shared is None or len(self._batches) != 1:
             return 0
         samples, rest = divmod(self._batches[0].batch_size, self._shared.microbatches)

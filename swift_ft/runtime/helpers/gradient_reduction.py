@@ -49,9 +49,8 @@ class StageGradients:
     """Adds up the gradients of one stage. All members call the same method for it.
 
     Attributes:
-        group: of all members.
+        group: has all members.
         owner: rank of the worker that holds the stage.
-        parameters: of the stage.
         initial: the gradients that they already have, at an owner that has any; else None.
         under_way: each send that is started is added to it. The caller waits for all of them.
     """

@@ -52,7 +52,7 @@ class Member:
     Attributes:
         replay: its owners, helpers and iterations.
         rank: this worker.
-        group: of all members.
+        group: has all members.
         chain: the stages of all owners.
         holders: the rank of every stage in the pipeline.
         microbatches: per iteration.

@@ -34,11 +34,10 @@ class OwnersState:
     """The state of one owner's stages, at that owner or at another member.
 
     Attributes:
-        group: of all members.
+        group: has all members.
         route: the owner, then all other members in the order in which they receive.
         rank: this worker.
         chain: the stages of all owners, on this worker.
-        stages: of this owner.
     """
 
     group: dist.ProcessGroup

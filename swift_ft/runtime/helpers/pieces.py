@@ -27,7 +27,6 @@ class Piece(Generic[Key]):
     """Some tensors that travel together.
 
     Args:
-        keys: of the tensors.
         tensors: they themselves, of one dtype: all that counts here is what they look like.
         device: where the group takes what travels.
     """

@@ -55,7 +55,7 @@ class ArrivingResults:
 
     Args:
         link: from the member to the owner, this worker.
-        microbatches: of the member.
+        microbatches: the member's share.
         like: any of the owner's own microbatches.
         device: of the stages.
     """

@@ -1,4 +1,4 @@
-"""Which copies are complete: all workers have one of that iteration, in two memories each.
+"""Agreement on complete copies: all workers have one of that iteration, in two memories each.
 
     memory/address/RANK                  where a worker takes copies
     memory/GENERATION/ITERATION/held     how many workers' copies are held

@@ -35,9 +35,7 @@ def send_copy(
     """Send a copy. False if the holder is of another generation, or the copy is not needed any more.
 
     Args:
-        address: of the holder.
         secret: the job's.
-        iteration: of the copy.
         held: the copy.
         owner: the worker whose state it is.
         generation: in which it was made.

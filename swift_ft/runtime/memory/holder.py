@@ -1,4 +1,4 @@
-"""What a worker holds for one of another machine: the newest copies of its state.
+"""The copies that a worker holds for a worker of another machine.
 
     PUT /15?owner=1&generation=3&keep=10&digest=...     a copy of iteration 15; of the others, only 10 is kept
     GET /15                                             it is given back with its digest; 410 if damaged
@@ -76,7 +76,7 @@ class HeldCopies:
             return self._copies.get(iteration)
 
     def give(self, iteration: int) -> Held | None:
-        """The copy of an iteration, to be given back. None if there is none that is what was sent.
+        """The copy of an iteration, to be given back. None if no intact copy is held.
 
         Raises:
             ValueError: its bytes have changed since. It is dropped.

@@ -1,4 +1,4 @@
-"""Whether the pipelines of a LayerStack can be replicas of each other, layer by layer."""
+"""Checks that the pipelines of a LayerStack can be replicas of each other, layer by layer."""
 
 from __future__ import annotations
 

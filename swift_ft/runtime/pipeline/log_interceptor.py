@@ -78,7 +78,6 @@ class LogInterceptor:
         rank: this worker.
         workers_per_machine: number of workers on each machine.
         recovery_groups: the group of each machine. Messages inside a group are not logged.
-        seed: of the run.
         log: where messages go.
         replica: number of this replica of the pipeline; replicas draw different random numbers.
         first_microbatch: its number among those of all replicas, if random numbers go by that.

@@ -45,7 +45,6 @@ class LoggedPipeline:
         schedule: any schedule of ``torch.distributed.pipelining``.
         context: the worker's place.
         recovery_groups: the group of each machine. Messages inside a group are not logged.
-        seed: of the run.
         log: where messages go.
         rendezvous: where the shapes of messages are published.
         group: makes the pipeline's process group again in each generation.
@@ -137,8 +136,8 @@ class LoggedPipeline:
         """Layers were moved: the shapes of messages may be others, and what was sent is of no use.
 
         Args:
-            layout: of this pipeline.
-            of_all: of all pipelines.
+            layout: this pipeline's only.
+            of_all: the same over all pipelines.
         """
         self._shapes.layout = layout
         if self.shared_layers is not None:

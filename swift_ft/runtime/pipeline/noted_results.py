@@ -1,4 +1,4 @@
-"""What followed from a function between two steps, in the log: for a replay whose job is gone.
+"""Noted results of functions between two steps, in the log, for a replay whose job is gone.
 
 A live replay finds it in the rendezvous store, which ends with the job.
 """
@@ -27,7 +27,7 @@ class NotedResults:
 
     Attributes:
         rank: this worker.
-        log: of this worker.
+        log: this worker's.
         absence: whose logs a replay reads; None outside of one.
     """
 

@@ -1,4 +1,4 @@
-"""How a replay begins (alone, jointly, or in parallel) and how a survivor helps in one (paper §5.2)."""
+"""Replays (alone, joint, or parallel), and a survivor's help in one (paper §5.2)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,6 @@ class Replays:
         """Compute for the workers that replay. This worker's own state is unchanged afterwards.
 
         Args:
-            state: of the job.
             shared: the replay.
             iteration: iterations that this worker has completed.
 

@@ -1,4 +1,4 @@
-"""Whether a replay of this worker's stages can be divided, and among how many workers."""
+"""The number of workers among which a replay of this worker's stages can be divided."""
 
 from __future__ import annotations
 

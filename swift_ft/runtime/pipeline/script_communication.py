@@ -1,4 +1,4 @@
-"""What the script itself communicates: logged by those that get it, and served when it is computed again.
+"""The script's own communication: logged by the workers that get it, and served to a replay.
 
 A replay runs the script's step without the other workers. So does the repetition of an iteration that another
 worker has completed. Both get the results of collectives from the log of a worker that has them. What a

@@ -1,4 +1,4 @@
-"""Which workers replay together because of what the script communicates: known to all, before it happens.
+"""Partners: workers that replay together because of what the script communicates, known before it happens.
 
 script/together/<rank>   a worker's partners; set before the first operation that no log has
 script/groups/<rank>     how it uses the groups of the script, for `session.plan()`

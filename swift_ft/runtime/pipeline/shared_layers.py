@@ -1,4 +1,4 @@
-"""What the pipelines of a LayerStack share that are replicas of each other: averages, and microbatches."""
+"""Averages and shares of microbatches between the pipelines of a LayerStack that are replicas."""
 
 from __future__ import annotations
 

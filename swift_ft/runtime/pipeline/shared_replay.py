@@ -80,7 +80,6 @@ class SharedReplay:
     Args:
         helping: how survivors help.
         hook: on this worker's schedule and stages.
-        interceptor: of their messages.
         stack: has the layers of its stages; None if the script divides its model itself.
         shapes: of all stages' messages.
         log: reads the logs of other workers.
@@ -121,7 +120,6 @@ class SharedReplay:
         """As an owner whose log is open, take part in the following steps, once the group is formed.
 
         Args:
-            state: of the job.
             replay: its members and iterations.
             loaded: it begins with the state of a checkpoint.
 
@@ -150,7 +148,6 @@ class SharedReplay:
         The owners load at that time.
 
         Args:
-            state: of the job.
             replay: its members and iterations.
             own: all large state of this worker.
             until: closed when it is over, which brings that state back.

@@ -30,7 +30,7 @@ class TiedLayers:
         """Declare that two layers share a parameter: ``tie("0.token.weight", "9.logits.weight")``.
 
         Raises:
-            UsageError: these are no parameters of two layers.
+            UsageError: these are not parameters of two layers.
         """
         one, other = self._layer_of(first), self._layer_of(second)
         if one == other:

@@ -1,4 +1,4 @@
-"""Which tensors travel together: small ones of a dtype share a bucket, and a large one has its own."""
+"""Buckets for a transfer: small tensors of a dtype share one, and a large tensor has its own."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ class LayerSync:
 
     Args:
         rank: this worker.
-        status: of its state.
         state: what the session protects.
         repartition: its layers.
         groups: in which state travels.

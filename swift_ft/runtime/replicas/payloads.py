@@ -1,4 +1,4 @@
-"""What one replica sends to another: its whole state, or some parameters with their optimizer state."""
+"""Payloads from one replica to another: a whole state, or some parameters with their optimizer state."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ class PreparedState:
 
     Args:
         rank: this worker.
-        status: of its state.
         replicas: holds the state, and what was packed.
     """
 

@@ -1,4 +1,4 @@
-"""What a worker shares with its replicas: gradients in each iteration, and state after a loss (paper §4)."""
+"""A worker's replicas: they share gradients in each iteration, and state after a loss (paper §4)."""
 
 from __future__ import annotations
 
@@ -349,7 +349,6 @@ class Replicas:
 
         Args:
             transfer: names the source.
-            group: of the transfer.
             aside: receive into new tensors, so that a survivor keeps its own state until all is there.
             keep_buffers: keep the buffers of this worker's model, such as running statistics of its own data.
         """

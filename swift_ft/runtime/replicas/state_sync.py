@@ -1,4 +1,4 @@
-"""How replicas become equal once the new group is formed (paper §4)."""
+"""The transfers that make replicas equal once the new group is formed (paper §4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run left in its store, as digests that two runs can be compared by."""
+"""Digests of what a run left in its store, by which two runs are compared."""
 
 from __future__ import annotations
 

@@ -32,7 +32,6 @@ class Plant:
 
     Args:
         habits: to plant.
-        state: of the session.
     """
 
     def __init__(self, habits: Collection[Habit], state: Mapping[str, Any]) -> None:

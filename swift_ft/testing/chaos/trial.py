@@ -73,7 +73,6 @@ class Trial:
         reason: the line with which it ended; empty if it ended well.
         state: digest of each value in the last checkpoint, by worker and name.
         folder: where its output is.
-        habits: of the script.
     """
 
     plan: str

@@ -1,4 +1,4 @@
-"""What each operation does, as an exchange of bytes. All members add in the order of their ranks."""
+"""The operations as exchanges of bytes. All members add in the order of their ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Member:
     Args:
         mesh: its connections.
         rank: its number.
-        size: of the group.
     """
 
     def __init__(self, mesh: Mesh, rank: int, size: int) -> None:

@@ -97,7 +97,7 @@ class Communicator:
 
     Args:
         store: where they find each other; nothing else is in it.
-        rank: of this member.
+        rank: this member's.
         size: number of members.
         name: for the thread.
         interrupt: ends the forming, and everything after it.

@@ -37,7 +37,7 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
 
     Args:
         store: where the members find each other.
-        rank: of this member.
+        rank: this member's.
         size: number of members.
         timeout: after which the watchdog ends the process.
 

@@ -1,6 +1,6 @@
 """Connections among the members of one communicator, which an abort ends at any moment.
 
-gloo is no ground for this: it reports a dead peer at once, and it cannot abort. So the bytes travel over
+gloo is unsuited for this: it reports a dead peer at once, and it cannot abort. So the bytes travel over
 sockets of our own, one for each pair and direction. A message is sent once its receiver asks for it, as with
 large messages of NCCL: two members that both send first wait for each other for ever.
 """

@@ -1,4 +1,4 @@
-"""How a line of a scenario names participants of the job."""
+"""Names of participants in a line of a scenario."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def ranks_of(state: State, word: str) -> list[int]:
 
 
 def started_in_of(state: State, machine: str) -> int:
-    """The generation in which a member's workers were started; -1 for a machine that is no member."""
+    """The generation in which a member's workers were started; -1 for a machine that is not a member."""
     slot = state.slot_of(machine)
     return -1 if slot is None else state.membership.started_in[slot]

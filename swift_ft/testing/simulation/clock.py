@@ -1,4 +1,4 @@
-"""What time does in a simulated job, which has no clock: machines freeze and thaw, deadlines pass."""
+"""Time in a simulated job, which has no clock: machines freeze and thaw, deadlines pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How events travel in a simulated job: through heads that merge them, stall, die, and write what they held.
+"""Heads of a simulated job: they merge events, stall, die, and write what they held.
 
 An event of a worker, and the join of a machine, goes to a head, which writes it later, with events of others
 in one block. A head that stalls keeps what it has: its clients send their events another way, and when it

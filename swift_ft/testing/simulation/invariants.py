@@ -1,4 +1,4 @@
-"""What must hold in a simulated job, whatever fails. Each check raises :class:`Violation`."""
+"""Invariants of a simulated job, whatever fails. Each check raises :class:`Violation`."""
 
 from __future__ import annotations
 

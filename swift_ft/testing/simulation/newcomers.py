@@ -23,7 +23,6 @@ class Newcomers:
     """One newcomer after the other reads a snapshot, and follows the journal for a while.
 
     Args:
-        seed: of the run.
         seen: how often each kind of thing happened.
     """
 

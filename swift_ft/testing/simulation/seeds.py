@@ -78,7 +78,6 @@ def simulate(
     """Run one seed.
 
     Args:
-        kind: of the job.
         seed: decides everything.
         machines: number of slots.
         workers: per machine.

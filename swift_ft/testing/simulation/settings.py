@@ -1,4 +1,4 @@
-"""What a seed decides about its simulated job before the job begins."""
+"""The settings of a simulated job that its seed decides before the job begins."""
 
 from __future__ import annotations
 

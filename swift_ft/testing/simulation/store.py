@@ -1,4 +1,4 @@
-"""What outlives the processes of a simulated job: its logs and checkpoints, and the state that they hold.
+"""The store of a simulated job, which outlives its processes: logs, checkpoints, and their state.
 
 The content of a worker's state is a hash chain with one link per applied iteration. A link is made of the
 iteration and of the history in which it first ran. Workers of one history have equal chains at equal

@@ -1,4 +1,4 @@
-"""What the participants of a simulated job share: the journal, the store, process groups, and random numbers.
+"""The world of a simulated job: the journal, the store, process groups, and random numbers.
 
 A participant knows its world and its own machine. The world does not know the participants' classes:
 `cluster.py` and `job.py` fill in what depends on them.
@@ -173,7 +173,7 @@ class World(ABC):
             self.seen[f"no news: {type(event).__name__}"] += 1
 
     def note(self, what: str) -> None:
-        """Add a line to the trace that is no event."""
+        """Add a line to the trace that is not an event."""
         if self._trace is not None:
             self._trace(f"{self.ticks:5d} *** {what}")
 

@@ -1,1 +1,1 @@
-"""What torch keeps to itself about tensors and optimizers of one process. Needs nothing else of swift_ft."""
+"""Private parts of torch's tensors and optimizers in one process. Needs nothing else of swift_ft."""

@@ -1,4 +1,4 @@
-"""What torch's optimizers keep to themselves, and an undo or a wrapped ``step`` needs.
+"""Private parts of torch's optimizers that an undo or a wrapped ``step`` needs.
 
 Private parts used (tested on torch 2.11 to 2.14):
 

@@ -84,7 +84,6 @@ def rebuilt(values: torch.Tensor, description: Description, like: torch.Tensor) 
 
     Args:
         values: this worker's part.
-        description: of it.
         like: a parameter, say; its local values say on which device these belong.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a tensor says about itself through private names of torch.
+"""Facts about a tensor that only private names of torch tell.
 
 Private parts used (tested on torch 2.11 to 2.14):
 

@@ -1,4 +1,4 @@
-"""What DCP raises, and what it says in vain.
+"""DCP's exceptions, and its warnings that do not apply here.
 
 Its errors wrap the cause in an exception that is no ``Exception``.
 """

@@ -67,7 +67,7 @@ class PipelineHook:
         averages: of gradients over several pipelines; None if there is one, or if DDP averages them.
 
     Raises:
-        UnsupportedError: ``schedule`` is no schedule of torch, or its backend cannot send its messages.
+        UnsupportedError: ``schedule`` is not a schedule of torch, or its backend cannot send its messages.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class PipelineHook:
         """The workers next to some others, in this pipeline.
 
         Args:
-            ranks: of the others.
+            ranks: the others.
             linked: stages that exchange messages with theirs, and are not next to them.
         """
         holders = self.holders()

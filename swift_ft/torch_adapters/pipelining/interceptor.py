@@ -1,4 +1,4 @@
-"""What the hook on torch's stages asks about each message."""
+"""The interface through which the hook on torch's stages asks about each message."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class LayerAverages:
 
     Args:
         stack: has the layers of this worker.
-        layout: of all pipelines.
+        layout: over all pipelines.
         microbatches: of each pipeline, as long as they have equally many.
         scale: the sum is divided by the number of all microbatches, and not only of pipelines.
 

@@ -108,7 +108,7 @@ class Computed:
         received: checksums of the messages that they would have received.
         gradients: by stage. Left empty where autograd adds them up.
         output: of the last stage, if it is among them and the script asked for it.
-        loss: of the last stage.
+        loss: the last stage's.
         random: of torch's generators after the forward pass that is the last of the worker's.
     """
 

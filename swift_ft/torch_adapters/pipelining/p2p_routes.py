@@ -1,4 +1,4 @@
-"""Which tensors a stage receives and sends for a microbatch.
+"""The tensors that a stage receives and sends for a microbatch.
 
 Private parts used (tested on torch 2.11 to 2.14): of ``_PipelineStageBase``, ``args_recv_info``,
 ``grad_recv_info``, ``act_send_info``, ``grad_send_info`` and ``_create_grad_send_info``; of the tracer's

@@ -1,4 +1,4 @@
-"""Which of the schedules that can be planned for a schedule of torch is."""
+"""The kind of a schedule of torch, among those that can be planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a schedule's step takes and leaves behind, where others compute part of it.
+"""The arguments and results of a schedule's step of which other workers compute a part.
 
 Private parts used (tested on torch 2.11 to 2.14): of a schedule, ``_check_inputs``, ``_internal_losses``,
 ``_update_losses`` and ``_n_microbatches``.
@@ -80,7 +80,6 @@ def leave(
     Args:
         schedule: torch's.
         stages: on this worker.
-        inputs: of the step.
         had: gradients before the step.
         results: by microbatch.
         gradients: of the step, added to those before it, by stage.

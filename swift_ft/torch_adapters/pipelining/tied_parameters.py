@@ -57,7 +57,6 @@ class TiedParameters:
     """The parameters that a worker's stages share with others.
 
     Args:
-        hook: of the pipeline.
         interceptor: decides about each message.
     """
 
@@ -76,7 +75,7 @@ class TiedParameters:
         """Declare that stages share a parameter. Each of them makes these calls in the same order.
 
         Raises:
-            UsageError: this worker does not hold exactly one of the stages, or they are no stages.
+            UsageError: this worker does not hold exactly one of the stages, or they are not stages.
         """
         hook = self._hook
         here = sorted(set(stages) & {*hook.stage_indices})

@@ -1,4 +1,4 @@
-"""What differs between the releases of torch that this project runs on. One file, one difference.
+"""Differences between the releases of torch that this project runs on. One file, one difference.
 
 A file looks once, when it is imported, at what the installed torch has (never at its number), and gives all
 others one way that holds on each. Nothing else in the package asks for a version.

@@ -1,4 +1,4 @@
-"""Which gradients a stage sends back for each microbatch.
+"""The gradients that a stage sends back for each microbatch.
 
 torch 2.13 leaves out an input for which the stage before has made no room; where autograd gives no gradient,
 it sends zeros. An older one sends all, and raises where there is none.

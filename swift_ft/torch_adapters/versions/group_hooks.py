@@ -23,7 +23,6 @@ class GroupHooks:
         """Set one on a group of torch, and on all that follow it.
 
         Args:
-            group: of torch.
             when: one of :data:`WHEN`.
             hook_id: the script's name of it.
             hook: as torch calls it.

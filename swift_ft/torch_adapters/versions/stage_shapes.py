@@ -1,4 +1,4 @@
-"""How a stage keeps the shapes of its messages: as records since torch 2.12, as tensors before.
+"""The shapes of a stage's messages: records since torch 2.12, tensors before.
 
 ``described(stage)``
     They as JSON, for both the same: ``inputs``, ``outputs``, ``input_grads``, ``output_grads``, each a list
