@@ -32,7 +32,7 @@ _HIGHEST_PORT = 65535
 
 
 class Topic:
-    """What the options of a run are about: the headings of ``swift-run --help``."""
+    """The topics of a run's options: the headings of ``swift-run --help``."""
 
     MACHINES = "machines and runs"
     FAILURES = "failures and recovery"

@@ -10,7 +10,7 @@ __all__ = ["Option", "flag_of", "option"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a field of :class:`swift_ft.config.RunConfig` appears on the command line.
+    """The appearance of a field of :class:`swift_ft.config.RunConfig` on the command line.
 
     Attributes:
         help: the help text.

@@ -13,7 +13,7 @@ __all__ = ["Listener", "Point", "hit", "listen"]
 
 
 class Point(StrEnum):
-    """Where in an iteration, or in a recovery, a worker is."""
+    """A point in an iteration, or in a recovery."""
 
     FORWARD = "forward"
     """Before the forward pass of a microbatch."""

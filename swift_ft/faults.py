@@ -21,7 +21,7 @@ _NUMBERS = ("microbatch", "bucket", "committed")
 
 
 class Action(StrEnum):
-    """What happens to the target."""
+    """The effect of a fault on its target."""
 
     KILL = "kill"
     """SIGKILL."""
@@ -34,7 +34,7 @@ class Action(StrEnum):
 
 
 class Target(StrEnum):
-    """What fails."""
+    """The target of a fault."""
 
     MACHINE = "machine"
     """The agent and all of its workers."""

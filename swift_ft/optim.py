@@ -38,7 +38,7 @@ _NOT_STATE = BOOKKEEPING | {_OURS}
 
 @dataclass
 class _Undo:
-    """What a wrapped optimizer has in addition to the plain one.
+    """The additional attributes of a wrapped optimizer.
 
     Attributes:
         exact: residuals are stored.
@@ -58,7 +58,7 @@ class _Undo:
 
 
 class UndoableOptimizer(Optimizer):
-    """What :func:`wrap_optimizer` adds to an optimizer. It is not instantiated directly.
+    """The additions of :func:`wrap_optimizer` to an optimizer. It is not instantiated directly.
 
     A step's updates are in the *undo window* until the next step begins or :meth:`close_undo_window` is
     called. Gradients are held by reference: nothing may write to them while the window is open. If something

@@ -32,7 +32,7 @@ class Page:
 
 
 Pages = Mapping[str, Callable[[], Page]]
-"""What computes each page, by its path."""
+"""The function that computes each page, by its path."""
 
 
 class PageServer(BoundedServer):

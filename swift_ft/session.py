@@ -415,7 +415,7 @@ class Session:
         return self._assembly.attached.replica[1]
 
     def metrics(self) -> SessionMetrics:
-        """What this worker does, and what logging costs it. May be called from any thread."""
+        """The activity of this worker, and what logging costs it. May be called from any thread."""
         return self._assembly.metrics()
 
     def profile(self) -> ChainProfile:
@@ -427,7 +427,7 @@ class Session:
         return self._assembly.profiler.read()
 
     def plan(self) -> Forecast:
-        """How each machine would be recovered if it were lost, and what that would cost (paper §3, §5.4).
+        """The forecast of each machine's recovery, if it were lost, and its cost (paper §3, §5.4).
 
         Before the first step the forecast has the ways and the reasons for them, but no costs: these come
         from what all workers measure in the first ten iterations, and from the first part of a checkpoint.

@@ -63,7 +63,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What one process did in a recovery.
+    """The recording of one process in a recovery.
 
     Attributes:
         began: when it learned of the loss, or was started, by the host's monotonic clock in nanoseconds.

@@ -30,7 +30,7 @@ _FILES = ("ca", "cert", "key", "credentials")
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where a rendezvous store is, and how its clients show who they are.
+    """The address of a rendezvous store, and the credentials of its clients.
 
     Attributes:
         endpoints: ``host:port`` of each server; one for the embedded store.

@@ -19,7 +19,7 @@ from swift_ft.network.http_access import RequestCheck
 __all__ = ["READ_TIMEOUT_S", "TokenHandler", "TokenServer"]
 
 READ_TIMEOUT_S = 5.0
-"""How long either side waits for the other's next bytes."""
+"""The time for which either side waits for the other's next bytes."""
 
 _PROVES_S = 5.0  # how long a connection may take until it has proved something
 _MAX_STRANGERS = 64  # connections that have not, each with a thread

@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _OfParameter:
-    """What an optimizer keeps of one parameter, and the number of its parameter group."""
+    """An optimizer's state for one parameter, and the number of its parameter group."""
 
     group: int
     values: Mapping[str, Any]
@@ -40,7 +40,7 @@ class _OfParameter:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What one part has of some layers.
+    """One part's content of some layers.
 
     Attributes:
         plain: all plain values of the part.

@@ -89,7 +89,7 @@ NOTHING_KNOWN = KnownClasses()
 
 
 def name_of(kind: type) -> str:
-    """How a class is called in what is saved."""
+    """The name of a class in what is saved."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 

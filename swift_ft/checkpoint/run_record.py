@@ -24,13 +24,13 @@ __all__ = ["FORMAT", "RECORD", "RUNS", "read_record", "run_directory", "write_re
 _logger = logging.getLogger(__name__)
 
 RECORD = "run.json"
-"""Where a store says which run it belongs to."""
+"""The path of the record that says which run a store belongs to."""
 
 FORMAT = 1
 """Of the store's layout. Stores of the versions before this number say none, and are read as well."""
 
 RUNS = "runs"
-"""Where a store keeps what belongs to a single run."""
+"""The folder of everything in a store that belongs to a single run."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _NEEDED = {"run_id", "topology", "earlier"}
@@ -51,7 +51,7 @@ def write_record(store: Store, record: Mapping[str, Any]) -> None:
 
 
 def read_record(store: Store) -> dict[str, Any] | None:
-    """Which run a store belongs to; None if it holds no run.
+    """The record of the run that a store belongs to; None if it holds no run.
 
     Where that file is damaged or gone, the newest run's own copy of it is read instead, and said so.
 

@@ -38,12 +38,12 @@ _read_before: set[type] = set()
 """Types of which this process has read back what it wrote."""
 
 StatePath = tuple[str, ...]
-"""Where a tensor is in a state: the keys that lead to it."""
+"""The place of a tensor in a state: the keys that lead to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorKind:
-    """What a tensor looks like."""
+    """The dtype and shape of a tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -91,7 +91,7 @@ class StatePayload:
 
 
 def kinds_in(header: bytes) -> dict[StatePath, TensorKind]:
-    """What a header says about the tensors that follow it."""
+    """A header's description of the tensors that follow it."""
     return {
         tuple(path): TensorKind(getattr(torch, dtype), tuple(shape))
         for path, dtype, shape in json.loads(header)["tensors"]

@@ -39,7 +39,7 @@ class Carried(Protocol):
 
 
 class TrainingState:
-    """What a session protects: modules, optimizers, and small objects with a ``state_dict``.
+    """The state that a session protects: modules, optimizers, and small objects with a ``state_dict``.
 
     Args:
         parts: by name. A module or an optimizer is large state; everything else must have ``state_dict()``
@@ -184,6 +184,8 @@ class TrainingState:
         """
         optimizers, plain, names = {}, {}, self.parameter_names()
         for name, optimizer in self.optimizers.items():
+            # Not by DCP's get_optimizer_state_dict(), which steps an optimizer whose state is
+            # still empty (decision 81).
             saved = optimizer.state_dict()
             tensors, values = _split_tensors(saved["state"])
             optimizers[name] = {"state": tensors}
@@ -378,7 +380,7 @@ class TrainingState:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype, int]:
-    """Where the values of a tensor are, and as what."""
+    """The place of a tensor's values, and their form."""
     here = local(tensor)
     return here.data_ptr(), here.dtype, here.numel()
 

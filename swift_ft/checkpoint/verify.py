@@ -19,7 +19,7 @@ __all__ = ["CheckedCheckpoint", "CheckedPart", "part_damages", "verify_checkpoin
 
 @dataclass(frozen=True, slots=True)
 class CheckedPart:
-    """What a part of a committed checkpoint turned out to be.
+    """The outcome for one part of a committed checkpoint.
 
     Attributes:
         path: its place in the store.
@@ -36,7 +36,7 @@ class CheckedPart:
 
 @dataclass(frozen=True, slots=True)
 class CheckedCheckpoint:
-    """What a committed checkpoint turned out to be.
+    """The outcome for a committed checkpoint.
 
     Attributes:
         marker: what is wrong with the marker, so that the parts are unknown; empty if nothing is.
@@ -132,7 +132,7 @@ def _damaged(part: Part, manifest: str, reading: Mapping[str, Future[str]]) -> d
 
 
 def _damage(store: Store, path: str, name: str, expected: FileDigest, on_bytes: Callable[[int], None]) -> str:
-    """What is wrong with a file; empty if nothing is."""
+    """The defect of a file; empty if there is none."""
     digester = Digester()
     try:
         for piece in store.read_pieces(path):

@@ -36,7 +36,7 @@ _PROFILE = re.compile(r"rank-(\d{5,})\.profile\.json")
 
 @dataclass(frozen=True, slots=True)
 class GenerationWork:
-    """What one worker did in one generation, as far as it is known.
+    """One worker's work in one generation, as far as it is known.
 
     Attributes:
         generation: the membership that it worked in.

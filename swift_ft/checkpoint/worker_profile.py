@@ -27,7 +27,7 @@ def write_profile(store: Store, run_id: str, rank: int, worker: Worker) -> None:
 
 
 def read_profiles(store: Store, run_id: str, world_size: int) -> dict[int, Worker]:
-    """What the workers of a run measured, by rank. Those without a whole file are missing.
+    """The measurements of a run's workers, by rank. Those without a whole file are missing.
 
     Raises:
         Exception: what the store's client raised.
@@ -40,7 +40,7 @@ def read_profiles(store: Store, run_id: str, world_size: int) -> dict[int, Worke
 
 
 def _read(store: Store, path: str) -> Worker | None:
-    """What a file holds; None if it is damaged."""
+    """The content of a file; None if it is damaged."""
     try:
         content = store.read_json(path)
     except SwiftError:  # it is not JSON

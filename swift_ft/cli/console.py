@@ -45,7 +45,7 @@ __all__ = ["LauncherConsole", "WaitTeller"]
 
 _TICK_S = 1.0
 _LAST_NEWS_S = 2.0
-"""How long the end waits for the last entries of the journal."""
+"""The time for which the end waits for the last entries of the journal."""
 _LAST_TICK_S = 0.05
 _CLOSE_S = 10.0
 _CLAIM_S = 5.0

@@ -22,7 +22,7 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 __all__ = ["HOOK_S", "EventHook"]
 
 HOOK_S = 20.0
-"""How long one run of the command may take."""
+"""The longest time that one run of the command may take."""
 _WAITING = 64
 """Events that may wait for the command. It runs for one after the other."""
 _GOOD_NEWS = frozenset({"run_ended"})

@@ -25,7 +25,7 @@ __all__ = ["write_report"]
 _logger = logging.getLogger(__name__)
 
 _STORE_PATIENCE_S = 10.0
-"""How long the report of a run waits for the session's store."""
+"""The time for which the report of a run waits for the session's store."""
 
 
 def write_report(file: str, verdict: Verdict, history: History, run_id: str, store: str) -> None:

@@ -35,7 +35,7 @@ _STYLES = {
 _LINE_EVERY = 10  # iterations, without a terminal
 _REDRAW_S = 0.1
 _SILENT_S = 5.0
-"""How long the rendezvous store may take to answer before the view says so."""
+"""The longest time that the rendezvous store may take to answer before the view says so."""
 _LAST_LOOK_S = 2.0
 
 

@@ -23,7 +23,7 @@ _OF_A_GUEST = (
 
 
 class Weight(IntEnum):
-    """How much a sentence matters to who watches a run."""
+    """The importance of a sentence to a person who watches a run."""
 
     ROUTINE = 0
     """Happens in an undisturbed run, too, or is said elsewhere."""
@@ -193,7 +193,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def _outcome(recovery: Recovery) -> str:
-    """How long a recovery took, and what it cost."""
+    """The duration of a recovery, and its cost."""
     lost: dict[int, list[int]] = {}
     for rank, count in sorted(recovery.iterations_lost.items()):
         if count:

@@ -128,7 +128,7 @@ def _notice(event: str, message: str, **facts: Any) -> Notice:
 
 
 def _of_event(before: State, after: State, event: ev.Event) -> Iterator[Notice]:
-    """What one event says. An event that came too late changes nothing, and is not told."""
+    """The lines for one event. An event that came too late changes nothing, and is not told."""
     if after == before:
         return
     match event:
@@ -214,7 +214,7 @@ def _restarts_all(state: State) -> bool:
 
 
 def _of_state(before: State, after: State) -> Iterator[Notice]:
-    """What follows from the state: who is missing, and which way back is taken."""
+    """The lines that follow from the state: who is missing, and which way back is taken."""
     if after.phase == Phase.ENDED:
         return
     if before.generation and before.membership.spares and not after.membership.spares:

@@ -16,7 +16,7 @@ __all__ = ["ExitCode", "Verb", "add_verbs", "print_json", "run_verb"]
 
 
 class ExitCode(IntEnum):
-    """How a command ends. Scripts may rely on these numbers."""
+    """Exit codes. Scripts may rely on these numbers."""
 
     OK = 0
     """It did what was asked, and all is well."""

@@ -188,7 +188,7 @@ def _task_in_words(plan: Plan, rank: int, progress: Progress) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look at a run has found.
+    """The result of one look at a run.
 
     Attributes:
         entries: new ones of the journal.

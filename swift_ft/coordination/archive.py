@@ -69,11 +69,11 @@ class JournalArchive:
 
     @property
     def directory(self) -> str:
-        """Where the files are."""
+        """The folder of the files."""
         return journal_directory(self.run_id)
 
     def spans(self) -> list[Span]:
-        """What is archived, in order."""
+        """The archived entries, in order."""
         found = [_NAME.fullmatch(name) for name in self.store.list(self.directory)]
         return sorted(Span(int(match[1]), int(match[2])) for match in found if match is not None)
 

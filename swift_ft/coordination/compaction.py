@@ -52,7 +52,7 @@ def _interval(state: State, every: int) -> int:
 
 
 class ArchivedPosition:
-    """How far the journal is archived, for the agent that deletes: in the rendezvous store.
+    """The position up to which the journal is archived, for the agent that deletes: in the rendezvous store.
 
     Args:
         store: a client of it.

@@ -20,7 +20,7 @@ __all__ = ["EventLog", "Journal", "open_journal"]
 
 
 class EventLog(Protocol):
-    """What a participant needs of the journal, however its events get there and back.
+    """The interface of the journal for a participant, however its events get there and back.
 
     All methods may be called by several threads. They raise :class:`RendezvousLostError` if the journal is
     out of reach.

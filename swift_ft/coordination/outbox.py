@@ -85,7 +85,7 @@ class Outbox:
             raise mine.error
 
     def _take(self) -> list[_Pending]:
-        """What the next block is made of."""
+        """The events of the next block."""
         batch = [self._queue.popleft()]
         events = len(batch[0].block)
         while self._queue and events + len(self._queue[0].block) <= MOST_EVENTS:

@@ -32,7 +32,7 @@ __all__ = ["Participant"]
 _logger = logging.getLogger(__name__)
 
 _LOSS_MARGIN_S = 5.0
-"""How much longer than its detection takes a worker waits for the event of a peer's loss."""
+"""Time beyond the detection of a peer's loss for which a worker waits for the event."""
 
 _SETTLES_S = 0.1
 """Time in which the losses of machines are found that fell silent at once: that between two heartbeats."""
@@ -128,7 +128,7 @@ class Participant:
         self._follower.post(event)
 
     def order(self, state: State) -> WorkerOrder:
-        """What this worker has to do in a state."""
+        """The order of this worker in a state."""
         context = self.context
         return worker_order(state, machine=context.machine, rank=context.rank, started_in=context.started_in)
 
@@ -185,6 +185,8 @@ class Participant:
         The plan has to come after the last of them: each one that is found later ends a recovery, and costs
         one more.
         """
+        # The machines of a rack are found within a heartbeat or two. A plan that is made in between
+        # asks all workers again (decision 78).
         if not state.round.after_silence:
             return True
         with waiting("further losses of machines that fell silent", _SETTLES_S):
@@ -233,7 +235,7 @@ class Participant:
             self._wait(self.generation_over)
 
     def _loss_known_after_s(self, cause: str) -> float:
-        """How long the detection of the loss that broke a connection may take.
+        """The longest time that the detection of the loss that broke a connection may take.
 
         What ended a connection is a process that is gone, which its agent sees at once, or else a machine.
         Where an operation only took too long, a worker may hang.

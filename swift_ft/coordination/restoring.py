@@ -137,7 +137,7 @@ class JournalCopy:
 
 
 class Roster(NamedTuple):
-    """Who may hold the journal, as one machine knows it.
+    """The possible holders of the journal, as one machine knows them.
 
     Attributes:
         own: this machine.

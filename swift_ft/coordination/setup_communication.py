@@ -28,10 +28,10 @@ from swift_ft.worker_context import WorkerContext
 __all__ = ["LIMIT", "LIMIT_BYTES", "CannotBeNoted", "SetupCommunication"]
 
 LIMIT_BYTES = 64 << 10
-"""How much one operation may give to a worker."""
+"""The most bytes that one operation may give to a worker."""
 
 LIMIT = 1000
-"""How many operations are noted. A script without a session would go on for ever."""
+"""The most operations that are noted. A script without a session would go on for ever."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def connect(
 
 
 def how_to_restart(address: StoreAddress) -> str:
-    """What brings a store back whose process is gone."""
+    """The way to bring back a store whose process is gone."""
     return (
         f"If its process is gone, start it again on {address.host}, empty: "
         f"python -m swift_ft.cli.store --port {address.port}"
@@ -80,7 +80,7 @@ def how_to_restart(address: StoreAddress) -> str:
 
 
 def prefix_of(run_id: str) -> str:
-    """What the keys of a run begin with, before a slash."""
+    """The prefix of a run's keys, before a slash."""
     return f"swift/{run_id}"
 
 

@@ -66,7 +66,7 @@ class ChainProfile:
 
     @property
     def n_machines(self) -> int:
-        """How many machines the pipeline spans."""
+        """The number of machines that the pipeline spans."""
         return len(self.compute_s)
 
     def to_json(self) -> str:

@@ -14,7 +14,7 @@ __all__ = ["Job", "Measured", "ScriptGroup", "Worker"]
 
 @dataclass(frozen=True)
 class Measured:
-    """What one worker measured in its first iterations; None for missing measurements.
+    """The measurements of one worker's first iterations; None for those that are missing.
 
     Attributes:
         iteration_s: seconds per iteration.
@@ -42,7 +42,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Worker:
-    """What is on one worker.
+    """The parts of the model on one worker.
 
     Attributes:
         holds: names of the parts whose whole state it has; workers that hold the same are replicas.

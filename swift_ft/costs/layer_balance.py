@@ -13,7 +13,7 @@ __all__ = ["Balance", "Stage", "balance"]
 
 @dataclass(frozen=True)
 class Stage:
-    """What computes one stage.
+    """The device of one stage.
 
     Attributes:
         power: in the unit of ``reference``.

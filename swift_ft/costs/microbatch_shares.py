@@ -16,7 +16,7 @@ _GAIN = 1.05
 
 
 def pipeline_ns(machines: Sequence[int], microbatches: int) -> int:
-    """How long a pipeline takes: one microbatch through all machines, and the others through the slowest one.
+    """The time of a pipeline: one microbatch through all machines, and the others through the slowest one.
 
     Args:
         machines: what each takes for a microbatch, all its stages together, in nanoseconds.

@@ -65,7 +65,7 @@ class Schedule(StrEnum):
 
 
 class Kind(StrEnum):
-    """What an action computes."""
+    """The kind of computation of an action."""
 
     FORWARD = "F"
     BACKWARD = "B"

@@ -18,7 +18,7 @@ _JUDGEMENTS = 4
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """What a worker says of its busiest link.
+    """A worker's note about its busiest link.
 
     Attributes:
         number: of the sample; each new one has another number.

@@ -31,7 +31,7 @@ _CHANGE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a worker says of itself.
+    """A worker's note about its own work.
 
     Attributes:
         iteration: iterations that it has completed.
@@ -116,7 +116,7 @@ class Stragglers:
         return found
 
     def _pace(self, record: _Record, noted: int) -> int | None:
-        """What to note of a worker; None if that is noted already."""
+        """The pace to note for a worker; None if it is noted already."""
         if not record.is_enough:
             return None
         pace = round(1000 * median(islice(reversed(record.recent), _JUDGEMENTS)))

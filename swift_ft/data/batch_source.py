@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class BatchKey(NamedTuple):
-    """What makes a batch.
+    """The key of a batch: everything that determines its content.
 
     Attributes:
         samples: their indices in the data set.

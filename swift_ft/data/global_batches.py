@@ -173,7 +173,7 @@ class GlobalBatches:
 
     @property
     def weight(self) -> float:
-        """What to multiply a replica's mean loss by, where gradients are averaged over replicas.
+        """The factor for a replica's mean loss, where gradients are averaged over replicas.
 
         It makes the average that of all samples of the global batch, and is 1 where shares are equal. It is
         that of the batch that was given last.

@@ -11,7 +11,7 @@ __all__ = ["check_same", "identity_of"]
 
 
 def identity_of(dataset: Any) -> str:
-    """What a data set says of its content; empty if it says nothing.
+    """A data set's identity; empty if it tells none.
 
     Its ``identity`` is taken, as :class:`FileRecords` has one, or the ``_fingerprint`` of Hugging Face's data
     sets, which changes with the data and with each ``map`` and ``filter``.

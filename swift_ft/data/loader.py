@@ -76,7 +76,7 @@ class LoaderBatches:
         return _copied(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, for ``Session(state)``."""
+        """The position of the loader, for ``Session(state)``."""
         if self._loaded is not None:
             return {"next": self._loaded[0], "loader": self._loaded[1], "rank": _rank()}
         inside = self._iterator is not None and self._next % self._length != 0

@@ -49,7 +49,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What the agent heard of one of its workers.
+    """An agent's knowledge of one of its workers.
 
     Attributes:
         rank: the worker.

@@ -54,7 +54,7 @@ _EXIT_RENDEZVOUS_LOST = 76
 _POLL_S = 0.02
 _STANDBY_ENDS_S = 2.0
 _LATER_S = 1.0
-"""How much later a machine is started that no slot waits for: most recoveries are over by then."""
+"""Delay of a machine that no slot waits for: its fork takes a core from those that recover (decision 73)."""
 _STOPPED = range(129, 256)
 """Exit codes of a machine that a signal stopped, and that has handed over."""
 
@@ -107,7 +107,7 @@ class Cluster:
 
     @property
     def store(self) -> StoreAddress:
-        """Where the rendezvous store is."""
+        """The address of the rendezvous store."""
         return self._job.settings.store
 
     def run(self) -> ClusterResult:

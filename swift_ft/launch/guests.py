@@ -23,7 +23,7 @@ from swift_ft.waits import waiting
 __all__ = ["Guests", "resident_bytes"]
 
 _TRIES = 3
-"""How often a guest that ends before it has joined is started again."""
+"""The number of times that a guest which ends before it has joined is started again."""
 _ROOM = 1.2
 """Memory that must be left, by byte that this machine's workers take. A replay takes more than training."""
 

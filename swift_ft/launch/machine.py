@@ -67,7 +67,7 @@ _LOOP_MARGIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class MachineJob:
-    """What one machine's launcher needs to know.
+    """The settings of one machine's launcher.
 
     Attributes:
         launch_config: torchrun's own launch configuration.

@@ -16,7 +16,7 @@ _PAUSE_S = 0.001
 
 
 class Watch(NamedTuple):
-    """What a sentinel is to watch (:meth:`swift_ft.launch.sentinel.Sentinel.watch`)."""
+    """The neighbours that a sentinel is to watch (:meth:`swift_ft.launch.sentinel.Sentinel.watch`)."""
 
     machines: Mapping[str, str]
     patience: int

@@ -29,7 +29,7 @@ _SAID_AFTER_S = 10.0
 """A wait that is longer is told."""
 
 _OWN = ("swift-", "swift_ft ")
-"""What the names of this package's own threads begin with."""
+"""The prefixes of the names of this package's own threads."""
 
 _STANDARD = frozenset(sys.stdlib_module_names) - {"__main__"}
 _KEPT = frozenset({"torch", "swift_ft"})
@@ -74,7 +74,7 @@ def _watch(done: threading.Event, limit_s: float, on_late: Callable[[str], objec
 
 
 def _awaited() -> str:
-    """What the end waits for, in words."""
+    """The waits of the end, in words."""
     others = [thread for thread in threading.enumerate() if not thread.daemon]
     threads = [thread.name for thread in others if thread is not threading.main_thread()]
     if of_script := [name for name in threads if not name.startswith(_OWN)]:

@@ -24,7 +24,7 @@ from swift_ft.network.messages import encoded
 __all__ = ["BEAT", "WATCH", "Sentinel"]
 
 WATCH = "watch"
-"""What a connection to an agent's port is for."""
+"""The purpose of a connection to an agent's port."""
 
 BEAT: dict[str, Any] = {"beat": 1}
 _BYE: dict[str, Any] = {"bye": 1}
@@ -34,8 +34,8 @@ _BEATS = 10
 
 _LONGEST_BEAT_S = 0.5
 _END = getattr(select, "POLLRDHUP", select.POLLIN)
-"""Where the system can tell the end of a connection alone, beats wait for the next look. They are most of
-what comes, and a wake for each was most of what an idle agent cost."""
+"""Wakes for the end of a connection alone, where the system can tell it; beats wait for the next look. They
+are most of what comes, and a wake for each was most of what an idle agent cost (decision 79)."""
 _DIALS = 2
 """Attempts to connect in the time that the first contact may take."""
 

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
-"""What schedulers send to a launcher for its workers (`launch/passed_signals.py`)."""
+"""Signals that schedulers send to a launcher for its workers (`launch/passed_signals.py`)."""
 
 _VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"

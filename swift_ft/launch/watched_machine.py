@@ -15,7 +15,7 @@ FIRST_CONTACT = 5
 and where many connect at once, it takes longer than a heartbeat."""
 
 END_STEP_S = 0.05
-"""How much later than the watcher before it a watcher reports the end of a connection."""
+"""The delay between two watchers' reports of the end of a connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class WatchedMachine:
         return self.heard_at + silence_s * SILENCE_SHARES[min(self.turn, len(SILENCE_SHARES) - 1)]
 
     def as_lost(self, now: float) -> LostMachine:
-        """What to report of it."""
+        """The report of it."""
         if self.ended:
             return LostMachine(self.machine, self.ended, known_ns=round((now - self.ended_at) * 1e9))
         if self.connected:

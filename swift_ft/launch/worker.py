@@ -38,7 +38,7 @@ __all__ = ["WorkerJob", "run_worker"]
 _logger = logging.getLogger(__name__)
 
 _FAILED_ENDS_S = 30.0
-"""How long threads and exit handlers of a script that has failed may take: the other workers wait."""
+"""The longest time that threads and exit handlers of a failed script may take: the other workers wait."""
 
 _FOLLOWS_S = 2.0
 """Wait after a broken connection. Another worker's failure may have caused it: that worker reports first."""
@@ -46,7 +46,7 @@ _FOLLOWS_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """What a worker runs.
+    """The job of a worker.
 
     Attributes:
         env: variables to add to the agent's environment.
@@ -98,6 +98,7 @@ def run_worker(
         recorder.add("be forked", forked)
         recorder.lap("make ready for the script")
     if job.joins:  # process groups formed before the session must not wait for the others
+        # The others are in the middle of their work and would not answer (decision 63).
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
         join_without_sync()
     script_groups.install()

@@ -25,7 +25,7 @@ def worker_job(
     generation: int,
     joins: bool,
 ) -> WorkerJob:
-    """What one worker runs.
+    """The job of one worker.
 
     Args:
         worker: as torchelastic knows it.
@@ -56,7 +56,7 @@ def worker_job(
 
 
 def output_prefixes(workers: Iterable[Worker], slot: int | None, workers_per_machine: int) -> dict[int, str]:
-    """What each line of a worker's output begins with, by local rank."""
+    """The label at the beginning of each line of a worker's output, by local rank."""
     machine = f"machine {slot}"
     if workers_per_machine == 1:
         return {worker.local_rank: f"[{machine}] " for worker in workers}

@@ -21,7 +21,7 @@ class Ship(StrEnum):
 
 
 class Compress(StrEnum):
-    """Whether payloads are packed."""
+    """The choice of when payloads are packed."""
 
     AUTO = "auto"
     """If measurements show that the store takes fewer bytes per second than a core packs."""
@@ -54,7 +54,7 @@ class LogBudget:
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How one worker's log is written.
+    """The options of one worker's log.
 
     Attributes:
         budget: limits for memory and disk. A message larger than the memory limit is admitted alone.

@@ -118,7 +118,7 @@ class LogStats:
 
 @dataclass(frozen=True)
 class LogWriterMetrics:
-    """What a writer did so far.
+    """A writer's counts so far.
 
     Attributes:
         bytes: written to segments, framing included.

@@ -24,7 +24,7 @@ from swift_ft.network.messages import decoded, encoded
 __all__ = ["SEND_TIMEOUT_S", "Channel"]
 
 SEND_TIMEOUT_S = 30.0
-"""How long a message may take to leave for a side that reads slowly or not at all."""
+"""The longest time that a message may take to leave for a side that reads slowly or not at all."""
 
 _FRAME_S = 30.0  # how long the other side may take for a frame that it has begun
 _READ_BYTES = 1 << 16

@@ -53,7 +53,7 @@ class FrameBuffer:
         self._bytes += data
 
     def missing(self) -> int:
-        """How many bytes of the next frame are missing, as far as that is known."""
+        """The number of missing bytes of the next frame, as far as that is known."""
         if len(self._bytes) < _LENGTH.size:
             return _LENGTH.size - len(self._bytes)
         (length,) = _LENGTH.unpack_from(self._bytes)

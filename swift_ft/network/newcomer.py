@@ -17,7 +17,7 @@ from swift_ft.network.secret import JobSecret
 __all__ = ["HANDSHAKE_S", "Newcomer"]
 
 HANDSHAKE_S = 5.0
-"""How long a stranger may take to prove that it is none."""
+"""The longest time that a newcomer may take to prove that it is a member."""
 
 _ENDED = "it ended the connection before it proved anything"
 """A member that is killed does so, too."""

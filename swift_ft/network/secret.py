@@ -34,7 +34,7 @@ _TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class JobSecret:
-    """What the members of a job know and strangers do not.
+    """The secret that the members of a job share.
 
     Attributes:
         key: derived from the user's token.

@@ -24,7 +24,7 @@ _LISTINGS = 5
 
 @dataclass(frozen=True, slots=True)
 class ArchivedJournal:
-    """What the archive of a run holds.
+    """The content of a run's archive.
 
     Attributes:
         run_id: the run.
@@ -38,7 +38,7 @@ class ArchivedJournal:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Where entries are missing."""
+        """The gaps in the entries."""
         return tuple(find_gaps(self.entries))
 
     @property

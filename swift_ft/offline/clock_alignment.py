@@ -18,7 +18,7 @@ __all__ = ["Clock", "align"]
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How one clock relates to the reference.
+    """The relation of one clock to the reference.
 
     Attributes:
         shift: nanoseconds to add to its times, for times of the reference.
@@ -56,7 +56,7 @@ def align(recordings: Mapping[str, Sequence[Recording]], reference: str) -> dict
 
 
 class _Notes:
-    """What the processes of one clock appended and saw."""
+    """The entries that processes of one clock appended and saw."""
 
     def __init__(self, recordings: Iterable[Recording]) -> None:
         recordings = list(recordings)

@@ -31,7 +31,7 @@ class EstimatedPart:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How long a recovery would take, until all workers are back where they were.
+    """The time of a recovery, until all workers are back where they were.
 
     Attributes:
         parts: one after the other.
@@ -45,7 +45,7 @@ class Estimate:
 
 
 class RunCosts:
-    """What a run has measured, for estimates.
+    """The measurements of a run, for estimates.
 
     Args:
         profiles: what its workers measured in their first iterations, by rank; some may be missing.
@@ -74,7 +74,7 @@ class RunCosts:
             self._iteration_source = "measured: the times of its checkpoints"
 
     def estimate(self, plan: Plan, *, repeats: int) -> Estimate:
-        """How long a plan takes.
+        """The time of a plan.
 
         Args:
             repeats: completed iterations that are trained again.

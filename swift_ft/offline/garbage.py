@@ -45,7 +45,7 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class GarbageReport:
-    """What could be deleted in a store.
+    """The files of a store that could be deleted.
 
     Attributes:
         url: of the store, without credentials.

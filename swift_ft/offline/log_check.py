@@ -58,7 +58,7 @@ class LogDamage:
 
 @dataclass(slots=True)
 class CheckedLogs:
-    """What all logs of a store hold.
+    """The content of all logs of a store.
 
     Attributes:
         coverage: the messages in them.

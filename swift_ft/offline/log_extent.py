@@ -59,7 +59,7 @@ def log_extent(
 def _senders(
     records: Mapping[int, WorkerRecord], rank: int, ranks: Sequence[int]
 ) -> dict[tuple[int, int], int]:
-    """Who logged the messages that a worker reads, by source and destination stage."""
+    """The workers that logged the messages which a worker reads, by source and destination stage."""
     own = records[rank]
     holders = {
         stage: other

@@ -28,7 +28,7 @@ __all__ = ["LossPlan", "LossPlanner", "Outcome", "WorkerPart"]
 
 
 class Outcome(StrEnum):
-    """What becomes of the run."""
+    """The fate of the run."""
 
     RECOVERS = "recovers"
     """Training goes on."""
@@ -42,7 +42,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerPart:
-    """What one worker does in a recovery.
+    """The work of one worker in a recovery.
 
     Attributes:
         rank: the worker.
@@ -70,7 +70,7 @@ class WorkerPart:
 
 @dataclass(frozen=True, slots=True)
 class LossPlan:
-    """What happens if machines are lost.
+    """The consequence of a loss of machines.
 
     Attributes:
         run_id: the run.
@@ -150,7 +150,7 @@ class LossPlanner:
             self.live = replace(self.live, checkpoints=checkpoints)
 
     def plan(self, failed: Collection[int], *, iteration: int, spare: bool = True) -> LossPlan:
-        """What the run would do if machines were lost.
+        """The consequence for the run if machines were lost.
 
         Args:
             failed: the slots of the lost machines.

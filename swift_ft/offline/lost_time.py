@@ -66,7 +66,7 @@ class LostTime:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """How much of a run was training that counts.
+    """Goodput: the share of a run that was training that counts.
 
     Attributes:
         wall_s: the known duration of the run.

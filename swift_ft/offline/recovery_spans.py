@@ -58,7 +58,7 @@ class PlacedSpan:
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """What one process did.
+    """The spans of one process.
 
     Attributes:
         by: the process, in words.
@@ -129,7 +129,7 @@ class TracedRecovery:
 def read_recordings(
     store: Store, run_id: str, generations: Iterable[int]
 ) -> tuple[list[StoredRecording], list[str]]:
-    """What the processes of a run recorded, and which files of that are damaged, one line each.
+    """The recordings of a run's processes, and the damaged ones among their files, one line each.
 
     Args:
         run_id: the run.

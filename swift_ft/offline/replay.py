@@ -39,7 +39,7 @@ __all__ = ["OfflineReplayResult", "ReplayRequest", "replay_machine"]
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """What is asked for.
+    """The request for a replay.
 
     Attributes:
         store: URL of the run's store.
@@ -67,7 +67,7 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True)
 class OfflineReplayResult:
-    """What was rebuilt.
+    """The result of a replay.
 
     Attributes:
         run_id: the run.

@@ -34,7 +34,7 @@ class Boundary(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What is known of one record."""
+    """The facts about one record."""
 
     kind: RecordKind
     key: MessageKey
@@ -73,7 +73,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay of one worker would find.
+    """The findings of one worker's replay.
 
     Attributes:
         rank: the worker.
@@ -229,7 +229,7 @@ class ReplayCoverage:
         ]
 
     def replays(self, begin: int) -> dict[int, Replay]:
-        """What a replay of each worker would find, from a checkpoint to the newest iteration.
+        """The findings of each worker's replay, from a checkpoint to the newest iteration.
 
         Args:
             begin: completed iterations of the checkpoint.

@@ -57,7 +57,7 @@ class RunStore:
         return run_id or self.run_id
 
     def profiles(self) -> dict[int, Worker]:
-        """What the workers of the newest run measured, by rank.
+        """The measurements of the newest run's workers, by rank.
 
         Raises:
             UsageError: the store cannot be read.

@@ -33,7 +33,7 @@ _WAYS = {
 
 @dataclass(frozen=True, slots=True)
 class LogCoverage:
-    """Which iterations since the last committed checkpoint a log has in complete segments.
+    """The iterations since the last committed checkpoint that a log has in complete segments.
 
     Attributes:
         spans: the first and the last iteration of each stretch.
@@ -82,7 +82,7 @@ class MachineStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Where a run stands.
+    """The status of a run.
 
     Attributes:
         run_id: the newest run in it.
@@ -145,7 +145,7 @@ class _Files:
 def run_status(
     run: RunStore, now: float | None = None, on_file: Callable[[int], None] = lambda count: None
 ) -> RunStatus:
-    """Where the newest run of a store stands. Reads names and the journal, no log and no checkpoint.
+    """The status of a store's newest run. Reads names and the journal, no log and no checkpoint.
 
     Args:
         run: its store.

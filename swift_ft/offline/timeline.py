@@ -48,7 +48,7 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTotals:
-    """What one worker did in the whole run, all its processes together.
+    """One worker's work in the whole run, all its processes together.
 
     Attributes:
         rank: the worker.

@@ -61,7 +61,7 @@ class VerifiedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutlook:
-    """What a replay of one worker would find in the store.
+    """The findings of one worker's replay from the store.
 
     Attributes:
         rank: the worker.
@@ -84,7 +84,7 @@ class WorkerOutlook:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a store holds, and whether all of it can be used.
+    """The content of a store, and the verdict on whether all of it can be used.
 
     Attributes:
         url: of the store, without credentials.
@@ -116,7 +116,7 @@ class Verification:
 
 
 def bytes_to_verify(files: Mapping[str, int]) -> int:
-    """How many of a store's files :func:`verify_store` reads. Those of unfinished checkpoints count, too."""
+    """The bytes that :func:`verify_store` reads. Those of unfinished checkpoints count, too."""
     return sum(size for path, size in files.items() if path.startswith((LOGS, CHECKPOINTS)))
 
 

@@ -167,7 +167,7 @@ class Costs:
         return tuple(counts), self.iteration_s + changed_ns / NANOSECONDS
 
     def _span_ns(self, cut: StageLayers, machines: Sequence[str], microbatches: int) -> int:
-        """What an iteration of a pipeline takes."""
+        """The time of an iteration of a pipeline."""
         job = self.job
         assert job.schedule is not None
         stages = [

@@ -28,7 +28,7 @@ __all__ = ["Forecast", "MachineForecast", "Protection", "ScriptGroupForecast", "
 
 
 class Protection(StrEnum):
-    """How a machine's state is recovered (§3)."""
+    """The way in which a machine's state is recovered (§3)."""
 
     REPLICATION = "replication"
     """A replica on another machine sends it."""
@@ -42,7 +42,7 @@ class Protection(StrEnum):
 
 @dataclass(frozen=True)
 class MachineForecast:
-    """How one machine would recover.
+    """The recovery of one machine.
 
     Attributes:
         machine: its slot.
@@ -85,7 +85,7 @@ class MachineForecast:
 
 @dataclass(frozen=True)
 class ScriptGroupForecast:
-    """What becomes of what the script itself communicates on a group.
+    """The treatment of the script's own communication on a group.
 
     Attributes:
         members: global ranks.
@@ -108,7 +108,7 @@ class ScriptGroupForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """How a job would survive the loss of each of its machines.
+    """The forecast of a job: how it would survive the loss of each of its machines.
 
     Attributes:
         machines: by slot.
@@ -147,7 +147,7 @@ class Forecast:
         return "\n".join([*table, *notes, *self.unknown])
 
     def _without_spares(self) -> list[str]:
-        """What happens if no machine comes in place of a lost one."""
+        """The outlook where no machine comes in place of a lost one."""
         hosted = [machine for machine in self.machines if machine.host is not None]
         if not hosted:
             return []

@@ -68,7 +68,7 @@ class KeptSource:
 
 
 class KeptSources:
-    """What is kept. All processes that are forked from its maker share it; any thread may use it."""
+    """The kept sources. All processes that are forked from its maker share it; any thread may use it."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (it is open as long as the process lives)

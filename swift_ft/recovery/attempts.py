@@ -21,7 +21,7 @@ from swift_ft.recovery.values import replace
 __all__ = ["COMMUNICATION", "DEADLINE", "MAX_TRIES", "STATE", "Attempts", "Way", "machine_in"]
 
 MAX_TRIES = 2
-"""How often a way back is tried for the same loss."""
+"""The number of times that a way back is tried for the same loss."""
 
 COMMUNICATION, DEADLINE, STATE = "communication", "waiting for answers", "the state to load or replay"
 """Parts that can fail and that are not machines."""
@@ -58,7 +58,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """What was tried, and what has failed since.
+    """The ways that were tried, and the parts that have failed since.
 
     Attributes:
         tried: how often a way was tried, by way, iteration of the loss, and lost part. A commit empties it.

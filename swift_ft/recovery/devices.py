@@ -21,7 +21,7 @@ def device_of(state: State, rank: int) -> str:
 
 
 def pace_of(state: State, rank: int) -> int:
-    """How long a worker's device takes, in thousandths of what others take."""
+    """The pace of a worker's device, in thousandths of what others take."""
     return state.membership.pace.get(device_of(state, rank), AS_OTHERS)
 
 

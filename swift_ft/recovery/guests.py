@@ -42,7 +42,7 @@ def leaving(state: State) -> list[int]:
 
 
 def guests_wanted(state: State) -> Mapping[str, tuple[int, ...]]:
-    """Which machine takes a guest for which slots, if no machine of its own comes.
+    """The machine that takes a guest, for each slot for which no machine of its own comes.
 
     These are the empty slots, or those of machines that were asked to leave. They are dealt to the machines
     with the fewest guests, the first of them first. Where pipelines are replicas, a machine of another one

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from immutables import Map
+from immutables import Map  # a change costs what it changes, not the size of the job (decision 4)
 
 from swift_ft.recovery.attempts import Attempts
 from swift_ft.recovery.events import StatusReported
@@ -56,7 +56,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How the job ended."""
+    """The verdict: how the job ended."""
 
     ok: bool
     reason: str
@@ -65,7 +65,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """What the first event of the journal fixes for the whole job.
+    """The shape of the job, which the first event of the journal fixes.
 
     Attributes:
         machines: number of slots.
@@ -118,7 +118,7 @@ class RecoveryRound:
 
 @dataclass(frozen=True, slots=True)
 class PendingLayout:
-    """What was asked for, and the completed iterations at which all workers stop for it.
+    """A change that was asked for, and the completed iterations at which all workers stop for it.
 
     Attributes:
         iteration: at which they stop.
@@ -132,7 +132,7 @@ class PendingLayout:
 
 
 class Shares(NamedTuple):
-    """How global batches are dealt from an iteration on: samples of each replica."""
+    """Shares of global batches from an iteration on: samples of each replica."""
 
     since: int
     samples: tuple[int, ...]
@@ -140,7 +140,7 @@ class Shares(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Which layers of a LayerStack are on which stage, and which replica gets how much of a global batch.
+    """The layers of a LayerStack on each stage, and the share of a global batch of each replica.
 
     Attributes:
         current: the number of layers of each stage; empty for the layout with which the script began.
@@ -176,7 +176,7 @@ class SavedPart:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Which checkpoints and logs count."""
+    """The checkpoints and logs that count."""
 
     committed: int | None = None
     """Iteration of the last committed checkpoint. Decreases only if that one is given up."""
@@ -212,7 +212,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """What must not go on for ever, and what the current recovery must not forget.
+    """Counts of what must not go on for ever, and facts that the current recovery must not forget.
 
     Attributes:
         restarts_left: how often a failing script may still be started again.

@@ -23,7 +23,7 @@ __all__ = ["LayerReconciliation", "reconcile_layers", "why_no_layers"]
 
 @dataclass(frozen=True, slots=True)
 class LayerReconciliation:
-    """What workers do for all layers to be of one iteration.
+    """The acts of workers that bring all layers to one iteration.
 
     Attributes:
         iteration: iterations that all have completed afterwards.

@@ -28,7 +28,7 @@ class Spare:
 
 
 def base_of(machine: str) -> str:
-    """What all names of a machine begin with: it joins as ``m-1.0``, and after a loss as ``m-1.1``."""
+    """The prefix of all names of a machine: it joins as ``m-1.0``, and after a loss as ``m-1.1``."""
     return machine.rpartition(".")[0] or machine
 
 

@@ -73,6 +73,7 @@ class CopyPlacement:
         """
         if len(domains) < 2:
             return None
+        # A pure function of the members, so nobody has to negotiate (decision 84).
         slots = holding_slots(domains)
         workers = range(workers_per_machine)
         holders = [slot * workers_per_machine + local for slot in slots for local in workers]

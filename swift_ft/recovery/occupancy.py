@@ -19,7 +19,7 @@ __all__ = ["Doing", "Occupancy", "PhaseSpan", "Tenure", "WorkerSpan", "occupancy
 
 
 class Doing(StrEnum):
-    """What a worker does."""
+    """An activity of a worker."""
 
     TRAINS = "trains"
     WAITS = "waits"
@@ -66,7 +66,7 @@ class WorkerSpan:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """How long a machine was in a slot, or waited for one. Times are Unix seconds.
+    """The stay of a machine in a slot, or its wait for one. Times are Unix seconds.
 
     Attributes:
         machine: its name.
@@ -100,7 +100,7 @@ class PhaseSpan:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Who was where and did what.
+    """The occupancy of a run: who was where and did what.
 
     Attributes:
         workers: spans of all workers, by rank and then by time.

@@ -34,7 +34,7 @@ _KEPT_OUT_AT_MOST_S = 300.0
 
 
 class WorkerOrder(StrEnum):
-    """What a worker has to do now."""
+    """The order of a worker: what it has to do now."""
 
     DIE = "die"
     """Its machine is fenced, or its slot was given new workers: it must not act any more."""
@@ -51,7 +51,7 @@ class WorkerOrder(StrEnum):
 
 
 def worker_order(state: State, *, machine: str, rank: int, started_in: int) -> WorkerOrder:
-    """What the worker ``rank``, started by ``machine`` in generation ``started_in``, has to do."""
+    """The order of worker ``rank``, which ``machine`` started in generation ``started_in``."""
     slot = state.slot_of(machine)
     if slot is None or state.membership.started_in[slot] != started_in:
         return WorkerOrder.STOP if state.phase == Phase.ENDED and slot is not None else WorkerOrder.DIE
@@ -69,7 +69,7 @@ def worker_order(state: State, *, machine: str, rank: int, started_in: int) -> W
 
 
 class AgentTodo(StrEnum):
-    """What an agent has to do now."""
+    """The order of an agent: what it has to do now."""
 
     WAIT = "wait"
     """The machine is a spare, or its workers run as they should."""
@@ -87,7 +87,7 @@ class AgentTodo(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentOrder:
-    """What an agent has to do.
+    """An agent's order, with its arguments.
 
     Attributes:
         todo: the order.
@@ -105,7 +105,7 @@ class AgentOrder:
 
 
 def agent_order(state: State, *, machine: str, started_in: int | None) -> AgentOrder:
-    """What the agent of ``machine`` has to do, whose workers were started in generation ``started_in``."""
+    """The order of ``machine``'s agent, whose workers were started in generation ``started_in``."""
     if state.phase == Phase.ENDED:
         return AgentOrder(AgentTodo.STOP)
     if machine in state.membership.refused:
@@ -158,7 +158,7 @@ def leaves_after_checkpoint(state: State) -> tuple[str, ...]:
 
 
 def _kept_out_s(losses: int) -> float:
-    """How long a machine stays away that others have lost sight of so often.
+    """The time for which a machine stays away that others have lost sight of so often.
 
     One that is reachable in one direction only joins again at once, and is lost again at once. Each time that
     costs all others a recovery.
@@ -198,6 +198,8 @@ def neighbours_of(machine: str, addresses: Mapping[str, str]) -> tuple[str, ...]
     """
     if machine not in addresses:
         return ()
+    # By name, which is random. In an order of arrival the machines of one rack would watch each other,
+    # and the loss of the rack would be found one machine at a time (decision 75).
     after = heapq.nsmallest(WATCHED_EACH, (name for name in addresses if name > machine))
     missing = WATCHED_EACH - len(after)
     return (*after, *heapq.nsmallest(missing, (name for name in addresses if name < machine)))

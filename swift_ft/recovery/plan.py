@@ -33,7 +33,7 @@ __all__ = ["Plan", "RecoveryMode", "Task", "make_plan"]
 
 
 class RecoveryMode(StrEnum):
-    """How the job resumes training."""
+    """The mode in which the job resumes training."""
 
     START = "start"
     """No worker has state. All load the committed checkpoint, or begin from scratch if there is none."""
@@ -101,7 +101,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What each worker does for all to reach the consensus iteration.
+    """The tasks that bring each worker to the consensus iteration.
 
     Attributes:
         mode: the recovery mode.

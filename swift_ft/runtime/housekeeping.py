@@ -45,7 +45,7 @@ class Housekeeper(ThreadPoolExecutor):
 
 
 class KeepLogs(StrEnum):
-    """Which part of the logs stays when a checkpoint is committed."""
+    """The choice of the logs that stay when a checkpoint is committed."""
 
     NEWEST = "newest"  # since the newest checkpoint: all that a recovery needs
     ALL = "all"  # since the oldest one that is kept: a replay without the job can begin at any of them

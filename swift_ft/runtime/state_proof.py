@@ -34,7 +34,7 @@ __all__ = ["StateProof", "Verify"]
 
 
 class Verify(StrEnum):
-    """Whether the training state is compared with what it should be."""
+    """The choice of whether the training state is compared with what it should be."""
 
     DIGEST = "digest"
     """At each checkpoint boundary, and wherever state is loaded or received."""

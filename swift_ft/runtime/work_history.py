@@ -15,7 +15,7 @@ __all__ = ["WorkHistory"]
 
 
 class WorkHistory:
-    """What this worker did in each generation. Owner: the training thread.
+    """The history of this worker, by generation. Owner: the training thread.
 
     Args:
         context: the worker's place.

@@ -22,7 +22,7 @@ class Attempt(Protocol):
     """Calls an action, in the way of a store."""
 
     def __call__(self, action: Callable[[], T]) -> T:
-        """What the action returned."""
+        """The value that the action returned."""
 
 
 class AtomicFile:

@@ -21,7 +21,7 @@ _SEAL = "digest"
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """What a file has to be.
+    """The expected content of a file.
 
     Attributes:
         size: in bytes.

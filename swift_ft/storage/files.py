@@ -29,7 +29,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What a listing says about a file.
+    """A file's entry in a listing.
 
     Attributes:
         size: in bytes.

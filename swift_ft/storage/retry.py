@@ -66,7 +66,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def remedy(error: BaseException) -> str:
-    """What ends an outage, for people to read; empty if that is not known."""
+    """The remedy of an outage, for people to read; empty if that is not known."""
     if isinstance(error, OSError) and error.errno in _OUTAGES:
         return _OUTAGES[error.errno]
     return _OUTAGES[errno.EACCES] if isinstance(error, PermissionError) else ""

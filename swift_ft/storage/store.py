@@ -96,12 +96,12 @@ class Store:
         return self._files.needs_download
 
     def local_path(self, path: str) -> Path | None:
-        """Where a path is on this machine; None for a store behind a network or in memory."""
+        """The path on this machine; None for a store behind a network or in memory."""
         return Path(self._absolute(path)) if isinstance(self._files, LocalFiles) else None
 
     @property
     def patience_s(self) -> float:
-        """How long an operation is retried while the store cannot be used."""
+        """The time for which an operation is retried while the store cannot be used."""
         return self._patience_s
 
     def may_pass(self, error: BaseException) -> bool:

@@ -26,7 +26,7 @@ from swift_ft.torch_adapters.step_failures import step_failures
 __all__ = ["AbortableWaits"]
 
 _GRACE_S = 0.1
-"""How long a wait may take to end by itself after an abort, with the transport's own error message."""
+"""The longest time that a wait may take to end by itself after an abort, with the transport's own message."""
 
 
 class _Call:

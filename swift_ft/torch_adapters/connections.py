@@ -31,7 +31,7 @@ __all__ = [
 _DESCRIPTORS = "/proc/self/fd"
 
 _PROBES = 4
-"""How often the kernel asks a silent host before a connection fails."""
+"""The number of times that the kernel asks a silent host before a connection fails."""
 
 _TCP_RTO_MAX_MS = 44  # Linux 6.15; Python has no name for it
 _LONGEST_REPETITION_MS = 2000
@@ -123,5 +123,7 @@ def shut_down(connections: dict[int, str]) -> None:
     for fd, name in connections.items():
         with contextlib.suppress(OSError), _copy(fd) as copy:
             if _name(copy.fileno()) == name:
-                # For reading only. If a send that gloo begins now failed, gloo would not report it.
+                # For reading only: after a send that fails, gloo no longer knows whom to
+                # notify. With both sides shut down, one kill in five left a thread waiting
+                # for ever (decision 57).
                 copy.shutdown(socket.SHUT_RD)

@@ -198,6 +198,8 @@ class DataParallelHook:
         model.process_group = self.group
         model._has_rebuilt_buckets = False
         parameters, sparse = self._choice.parameters, self._choice.sparse
+        # From the buckets that were in use: with three or more replicas the order of a sum depends
+        # on where in a bucket an element is (decision 38).
         with self._choice.as_constructed(model), _assigned(layout):
             names = model._build_debug_param_to_name_mapping(parameters)
             model._ddp_init_helper(parameters, sparse, names, model.static_graph)

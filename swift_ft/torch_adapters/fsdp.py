@@ -32,7 +32,7 @@ from swift_ft.torch_adapters.versions.fsdp_reset import reset_iteration
 __all__ = ["ShardedModels", "is_sharded", "place_of", "refuse_wrapped_shards", "replicas_of"]
 
 _SWITCHES = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
-"""What a script switches when it accumulates gradients."""
+"""The switches that a script sets when it accumulates gradients."""
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -174,7 +174,7 @@ class LastingGroup(dist.ProcessGroup):
         return str(self._name)
 
     def getGroupDesc(self) -> str:
-        """What the group is for."""
+        """The purpose of the group."""
         return self._description
 
     group_name = property(getGroupName)

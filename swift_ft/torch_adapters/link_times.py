@@ -35,7 +35,7 @@ _LEAST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """What a worker's busiest connection did in the last seconds.
+    """The use of a worker's busiest connection in the last seconds.
 
     Attributes:
         peer: the other host's address.

@@ -34,7 +34,7 @@ from swift_ft.torch_adapters.transports import (
 __all__ = ["GenerationGroup"]
 
 _SHORT_TIMEOUT_S = 30.0
-"""How long a collective may take in a step that one worker replays alone."""
+"""The longest time that a collective may take in a step that one worker replays alone."""
 
 
 @dataclass(frozen=True, slots=True)

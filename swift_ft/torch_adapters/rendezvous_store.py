@@ -54,8 +54,8 @@ _TRIES = 3
 """A call whose connection ends so often is itself the cause: its value is too large, perhaps."""
 _LEAST_S = 0.001
 _SILENT_S = 5.0
-"""A connection that is silent for so long is given up for a new one: TCP asks a host that was cut off ever
-more seldom, and learns of its return ever later."""
+"""Silence after which a connection is given up for a new one: TCP asks a host that was cut off ever more
+seldom, and learns of its return ever later."""
 _GONE_S = 300.0
 """A client that says nothing for so long, although the kernel asks it, is gone."""
 _HELLO, _PING = struct.pack("=BI", 0, 0x3C85F7CE), 13

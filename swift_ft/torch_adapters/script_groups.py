@@ -46,7 +46,7 @@ _BACKEND, _STORE = 3, 4
 
 @dataclass
 class _Entries:
-    """What torch has registered for a group."""
+    """The entries of torch for a group."""
 
     of_group: dict[str, Any] = field(default_factory=dict)
     tags: list[str] = field(default_factory=list)

@@ -42,7 +42,7 @@ __all__ = ["STUCK_S", "AbortedCommunicators", "GlooConnections", "Transport", "a
 _logger = logging.getLogger(__name__)
 
 STUCK_S = 10.0
-"""How long a call of torch's communication may take to end after an abort. It takes milliseconds."""
+"""The longest time that a call of torch may take to end after an abort. It takes milliseconds."""
 
 GLOO = "gloo"
 
@@ -136,6 +136,8 @@ class GlooConnections:
         """The options of another group that connects at once; None where there is no device yet to share."""
         if self._shared is None or _connects_lazily():
             return None
+        # With the devices of the first group: to make them anew is half of what torch's own way of
+        # reconfiguring a group saves (decision 60).
         options = type(self._shared)()
         options._devices, options._threads = self._shared._devices, self._shared._threads
         options._timeout = timeout

@@ -18,7 +18,7 @@ __all__ = ["UndoSupport", "undo_support"]
 
 @dataclass(frozen=True)
 class UndoSupport:
-    """How an optimizer's step is undone.
+    """The way in which an optimizer's step is undone.
 
     Attributes:
         optimizer: the class's name.

@@ -41,6 +41,15 @@ def test_the_list_of_decisions_is_complete() -> None:
     assert page == decision_list.document(decisions), "docs/decisions/index.md is old: run `make docs`"
 
 
+def test_decisions_that_the_code_refers_to_exist() -> None:
+    numbers = {decision.number for decision in decision_list.read().values()}
+    referred = {int(number) for number in re.findall(r"\bdecision (\d+)\b", SOURCE)}
+    assert referred, "no comment refers to a decision"
+    assert referred <= numbers, f"there is no decision {sorted(referred - numbers)}"
+    named = set(re.findall(r"docs/decisions/[\w-]+\.md", SOURCE))
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
 def test_the_architecture_stays_an_overview() -> None:
     lines = (DOCS / "architecture.md").read_text().splitlines()
     assert len(lines) <= 220, "a decision is a page of its own in docs/decisions"

@@ -96,7 +96,7 @@ def declare_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 def costs_of(args: argparse.Namespace) -> StageCosts:
-    """What stages cost.
+    """The costs of stages.
 
     Raises:
         UsageError: if the file is broken, or an argument makes no sense.
@@ -106,7 +106,7 @@ def costs_of(args: argparse.Namespace) -> StageCosts:
 
 
 def options_of(args: argparse.Namespace, schedule: str | None = None) -> TemplateOptions:
-    """How templates are made.
+    """The options of templates.
 
     Raises:
         UsageError: if an argument makes no sense.

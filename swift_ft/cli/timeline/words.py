@@ -41,7 +41,7 @@ EXPLAINED: dict[Cause, str] = {
 
 
 def outcome(timeline: RunTimeline) -> str:
-    """How and when the run ended, in one sentence."""
+    """The end of the run, and its time, in one sentence."""
     if timeline.began is None or timeline.until is None:
         return "Nothing is known of what happened in this run."
     began, until = _clock(timeline.began), _clock(timeline.ended or timeline.until)
@@ -66,7 +66,7 @@ def in_seconds(seconds: float | None, estimated: bool = False) -> str:
 
 
 def lost_in_words(report: RecoveryReport) -> str:
-    """Which iterations were lost, and what was replayed."""
+    """The lost iterations, and those that were replayed."""
     recovery = report.recovery
     lost = max(recovery.iterations_lost.values(), default=0)
     said = [f"{counted(lost, 'iteration')} computed again"] if lost else ["no completed iteration lost"]
@@ -81,7 +81,7 @@ def lost_in_words(report: RecoveryReport) -> str:
 
 
 def path_in_words(path: Sequence[PathSegment]) -> str:
-    """What a recovery waited for, in one line: each part, who was last, and what that one did meanwhile."""
+    """The waits of a recovery, in one line: each part, who was last, and what that one did meanwhile."""
     said = []
     for part in path:
         longest = sorted(part.spans.items(), key=lambda item: -item[1])[:_LONGEST]

@@ -43,13 +43,13 @@ __all__ = [
 ]
 
 _ATTEMPT_S = 2.0
-"""How long one member may take to answer in the first round; twice as long in each further one."""
+"""The longest time that one member may take to answer in the first round; twice that in each further one."""
 _LONGEST_ATTEMPT_S = 10.0
 _PAUSE_S = 0.05
 """After a round in which no member answered; twice as long after each further one."""
 _LONGEST_PAUSE_S = 1.0
 _WATCH_SLICE_S = 3.0
-"""A member that is frozen says nothing. So a watch without news is asked for anew, from the next member."""
+"""A frozen member says nothing: a watch without news is repeated with the next member (decision 54)."""
 _KEEP_REVISIONS = 5_000
 """How much history stays when it is compacted: for watches that go on from where they were."""
 _COMPACT_EVERY = 20_000
@@ -121,7 +121,7 @@ def encoded(value: str | bytes) -> str:
 
 
 def decoded(value: str) -> bytes:
-    """What the gateway means."""
+    """The bytes that the gateway has encoded."""
     return b64decode(value)
 
 
@@ -374,7 +374,7 @@ def _in_short(text: str) -> str:
 
 
 def _meaning(code: int, text: str) -> Exception:
-    """What an error of etcd means for who has asked."""
+    """The exception that an error of etcd means for the caller."""
     if code == _UNAUTHENTICATED or any(words in text for words in _NEEDS_TOKEN):
         return _Unauthenticated(text)
     if code == _OUT_OF_RANGE and "compact" in text:

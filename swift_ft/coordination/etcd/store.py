@@ -249,6 +249,9 @@ class EtcdStore(Store):
         client, deadline = self._client, self._deadline()
         while True:
             request = {
+                # A request without an answer goes to the next member, and the first one may
+                # still carry it out later. Of two copies only the first one finds the
+                # marker unchanged (decision 54).
                 "compare": [_mod_revision(self._marker, self._marked_in), *compare],
                 "success": [*changes, _put(self._marker, serial)],
                 "failure": [_range(self._marker), *(_range(self._key(key)) for key in reads)],

@@ -38,15 +38,15 @@ __all__ = [
 ]
 
 LINGER_S = 0.1
-"""How long events of a phase are held after the newest one came, and joins of a job that forms."""
+"""The time for which events of a phase, and joins of a job that forms, are held after the newest one came."""
 LONGEST_LINGER_S = 0.4
-"""How long they are held at most."""
+"""The longest time for which they are held."""
 LOSSES_LINGER_S = 0.02
-"""How long a loss is held after the newest one, by the relay that goes to the store, in a job with heads."""
+"""The time for which a loss is held after the newest one, by the relay that goes to the store."""
 LONGEST_LOSSES_LINGER_S = 0.1
-"""How long it is held at most: the third watcher of a machine reports so late (`watched_machine.py`)."""
+"""The longest time for which it is held: a machine's third watcher reports so late (`watched_machine.py`)."""
 PARTS_LINGER_S = 0.5
-"""How long parts of a checkpoint are held: nothing waits for its commit."""
+"""The time for which parts of a checkpoint are held: nothing waits for its commit."""
 
 
 class Merging:

@@ -30,7 +30,7 @@ Facts = dict[str, dict[str, Any]]
 
 
 class Notes:
-    """What a relay knows, by the slot that it comes from. All threads may use it."""
+    """The notes that a relay knows, by the slot that each comes from. All threads may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class Notes:
             self._changed = {slot: set(facts) for slot, facts in self._known.items()}
 
     def take(self) -> dict[int, Facts]:
-        """What has changed since the last call."""
+        """The changes since the last call."""
         with self._lock:
             changed, self._changed = self._changed, {}
             return {slot: {key: self._known[slot][key] for key in keys} for slot, keys in changed.items()}

@@ -30,7 +30,7 @@ def _allowed_s(stamped: Stamped) -> float:
 
 
 class Outgoing:
-    """What is on its way to the journal, in the order in which it came. All threads may use it.
+    """Events on their way to the journal, in the order in which they came. All threads may use it.
 
     Args:
         now: a monotonic clock, in seconds.
@@ -72,7 +72,7 @@ class Outgoing:
         self.arrived(stamped for stamped in self.all() if snapshot.sequencer.has(stamped))
 
     def all(self) -> Block:
-        """What has not arrived yet."""
+        """The events that have not arrived yet."""
         with self._changed:
             return tuple(self._events.values())
 

@@ -27,7 +27,7 @@ MAX_PACKED_MESSAGE_BYTES = 16 << 30
 
 
 class Codec(StrEnum):
-    """How a payload is packed."""
+    """The packing of a payload."""
 
     NONE = ""
     ZSTD = "zstd"  # one zstd frame

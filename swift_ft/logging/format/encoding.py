@@ -51,7 +51,7 @@ _NO_PAYLOAD = pa.nulls(1, pa.large_binary())
 
 @dataclass(frozen=True)
 class SegmentIdentity:
-    """Who wrote a segment.
+    """The writer of a segment.
 
     Attributes:
         run_id: the run that it belongs to.

@@ -40,7 +40,7 @@ class Direction(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     SCRIPT = "script"
-    """What an operation of the script's own has given to a worker, or what that worker has sent in one."""
+    """An operation of the script's own: what it gave to a worker, or what that worker sent in it."""
 
 
 THROUGH_PIPELINE = (Direction.FORWARD, Direction.BACKWARD)
@@ -48,7 +48,7 @@ THROUGH_PIPELINE = (Direction.FORWARD, Direction.BACKWARD)
 
 
 class RecordKind(StrEnum):
-    """What a record keeps of its message."""
+    """The kind of a record: how much of its message it keeps."""
 
     MESSAGE = "message"  # the payload, kept by the sender
     RECEIPT = "receipt"  # only the checksum: what a receiver got

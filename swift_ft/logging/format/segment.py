@@ -56,7 +56,7 @@ _NAME = re.compile(r"g(\d{5,})-s(\d{6,})-i(\d{8,})-(\d{8,})\.arrow")
 
 @dataclass(frozen=True, order=True)
 class SegmentName:
-    """What a segment's file name says, so that a reader can skip it unopened. Iterations are inclusive."""
+    """The content of a segment's file name: a reader can skip it unopened. Iterations are inclusive."""
 
     generation: int
     sequence: int
@@ -71,7 +71,7 @@ def format_segment_name(name: SegmentName) -> str:
 
 
 def parse_segment_name(path: str) -> SegmentName | None:
-    """What a path's last part says; None if it is not a segment's name."""
+    """The content of a path's last part; None if that is not a segment's name."""
     match = _NAME.fullmatch(path.rpartition("/")[2])
     return SegmentName(*map(int, match.groups())) if match else None
 

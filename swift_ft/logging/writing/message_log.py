@@ -18,11 +18,11 @@ from swift_ft.logging.writing.writer import LogWriter
 __all__ = ["MessageLog", "device_of"]
 
 _WORTH_WAKING_BYTES = 2**20
-"""While training waits, the writer is woken for no fewer: two threads that take turns cost more than that."""
+"""Least to wake the writer for while training waits: threads that take turns cost more (decision 43)."""
 
 
 def device_of(device: torch.device) -> Device | None:
-    """How messages on a device reach the host; None for the host itself.
+    """The operations that bring messages from a device to the host; None for the host itself.
 
     Raises:
         UnsupportedError: for an accelerator other than ``cuda``.
@@ -122,6 +122,8 @@ class MessageLog:
         for copier in self._in_use():
             copier.end_iteration()
         if self.writer is not None:
+            # Not at each message: the writer's thread would compete with training for the
+            # interpreter (decision 43).
             self.writer.wake()
         return self._stats.end_iteration()
 

@@ -42,7 +42,7 @@ class QueuedReceipt:
         return self.receipt.key.iteration
 
     def record(self) -> Record:
-        """What is written."""
+        """The record to write."""
         return self.receipt
 
     def release(self) -> None:
@@ -78,7 +78,7 @@ class QueuedTensor:
         return self.tensor.nbytes
 
     def record(self) -> Record:
-        """What is written; computes the checksum."""
+        """The record to write; computes the checksum."""
         payload = tensor_bytes(self.tensor)
         dtype, shape, checksum = dtype_name(self.tensor.dtype), tuple(self.tensor.shape), checksum_of(payload)
         kept = payload if self.kind is RecordKind.MESSAGE else None

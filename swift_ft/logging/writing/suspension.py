@@ -12,7 +12,7 @@ class SuspendedError(Exception):
 
 
 class Suspension:
-    """What a writer drops. Not thread-safe: the writer's lock guards it.
+    """The messages that a writer drops. Not thread-safe: the writer's lock guards it.
 
     A gap ends between two iterations: messages are dropped while the log is suspended, and from then on until
     the iteration ends.

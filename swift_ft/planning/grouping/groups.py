@@ -125,7 +125,7 @@ def evaluate_groups(
     bandwidth: float,
     parallel_recovery: bool = False,
 ) -> GroupPlan:
-    """What groups chosen by hand cost.
+    """The cost of groups that were chosen by hand.
 
     Raises:
         UsageError: unless the groups hold every machine once, in pipeline order.

@@ -52,7 +52,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """Who computes what.
+    """A layout on devices: who computes what.
 
     Attributes:
         tp: devices of a stage.

@@ -36,7 +36,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Task:
-    """What each group must do.
+    """The task of each group.
 
     Attributes:
         memory_bytes: a group has at least as much.

@@ -20,7 +20,7 @@ __all__ = ["PipelineRun", "Span", "StageTime", "makespan_ns", "one_f_one_b_ns", 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """What a microbatch costs in a stage.
+    """The cost of a microbatch in a stage.
 
     Attributes:
         forward_ns: time of the forward pass.

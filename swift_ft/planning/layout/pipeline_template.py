@@ -15,7 +15,7 @@ PER_WORKER = 4
 
 @dataclass(frozen=True, slots=True)
 class TemplateOptions:
-    """How templates are made.
+    """The options of templates.
 
     Attributes:
         microbatches: of an iteration; None for :data:`PER_WORKER` per worker.

@@ -28,7 +28,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.
+    """The question of a search.
 
     Attributes:
         microbatches: per iteration.
@@ -48,7 +48,7 @@ class Question:
 
 @dataclass(slots=True)
 class Budget:
-    """How much searches may do. In labels and not in seconds, so that all machines find the same.
+    """The budget of searches, in labels and not in seconds, so that all machines find the same.
 
     Attributes:
         labels: that are left.

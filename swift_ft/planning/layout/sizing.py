@@ -49,7 +49,7 @@ class MachineKind:
 
 @dataclass(frozen=True)
 class Work:
-    """What the job does.
+    """The workload of the job.
 
     Attributes:
         layers: of the model, as measured.
@@ -112,7 +112,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted; without samples it is the knee.
+    """The goal by which a size is recommended; without samples it is the knee.
 
     Attributes:
         samples: to train.

@@ -95,7 +95,7 @@ class ElasticJob:
 
 @dataclass(frozen=True)
 class ElasticOutcome:
-    """What a way yields.
+    """The yield of a way.
 
     Attributes:
         way: its name.

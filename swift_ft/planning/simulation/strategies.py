@@ -64,7 +64,7 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Cluster:
-    """How machines fail and are replaced.
+    """A cluster, by how its machines fail and are replaced.
 
     Attributes:
         machines: how many train.

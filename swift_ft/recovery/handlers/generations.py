@@ -104,6 +104,8 @@ def _next_round(state: State, generation: int, started: Collection[int]) -> Reco
     """With the reports that still count, unless all are to report."""
     if state.round.decided or len(started) == state.shape.machines:
         return RecoveryRound(asked_in=generation)
+    # Nothing of a report changes before a plan is carried out. If each loss asked all workers again, k
+    # losses would cost k times n reports (decision 78).
     return RecoveryRound(asked_in=state.round.asked_in, statuses=state.round.statuses)
 
 
@@ -113,6 +115,7 @@ def restart_all(state: State, reason: str) -> State:
         state,
         membership=replace(_without_fenced(state.membership), exited=Map(), ended=Map()),
         round=replace(state.round, plan=None),
+        # Survivors lose their state, too: what made the difference may be in no state (decision 7).
         checkpoints=replace(state.checkpoints, parts=Map()),
         tries=replace(state.tries, fallback_reason=reason),
         layouts=Layouts(shares=state.layouts.shares),

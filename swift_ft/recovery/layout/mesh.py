@@ -26,7 +26,7 @@ Tiles = tuple[tuple[Ranges, tuple[int, ...]], ...]
 
 
 class Slot(NamedTuple):
-    """Where a worker stands in a layout."""
+    """A worker's place in a layout."""
 
     pipeline: int
     stage: int
@@ -37,7 +37,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Who computes what.
+    """A layout: who computes what.
 
     Attributes:
         pipelines: the stages of each pipeline. All pipelines have all layers.
@@ -83,7 +83,7 @@ class Layout:
                         yield from (Slot(pipeline, stage, ep, sp, tp) for tp in range(self.tp))
 
     def degree(self, axis: str) -> int:
-        """How many slices an axis makes."""
+        """The number of slices of an axis."""
         return {"dp": len(self.pipelines), "tp": self.tp, "ep": self.ep, "sp": self.sp}[axis]
 
 

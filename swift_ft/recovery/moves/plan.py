@@ -46,7 +46,7 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class MovePlan:
-    """What each device has to do.
+    """The moves of each device.
 
     A device allocates its new slices (padding is zero), copies what it holds of them, sends and receives its
     moves. Moves of one slice never overlap with each other, nor with what the device holds.

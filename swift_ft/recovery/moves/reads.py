@@ -16,12 +16,12 @@ from swift_ft.recovery.layout.tensors import Ranges, count, overlap
 __all__ = ["FilesOfPart", "PlannedBytes", "ReadPlan", "plan_reads", "planned_bytes"]
 
 K = TypeVar("K", bound=Hashable)
-"""What a tensor is known by."""
+"""The name of a tensor in a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan(Generic[K]):
-    """What a worker reads.
+    """The reads of a worker.
 
     Attributes:
         pieces: by part, the ranges of each tensor that come from it. They never overlap. The first part is

@@ -9,7 +9,7 @@ from heapq import heapify, heapreplace
 __all__ = ["Location", "Sources", "distance"]
 
 Location = tuple[int, ...]
-"""Where a device is, outermost level first: ``(rack, machine)``."""
+"""The place of a device, outermost level first: ``(rack, machine)``."""
 
 
 def distance(one: Location, other: Location) -> int:

@@ -37,7 +37,7 @@ __all__ = ["GradientReduction", "Member"]
 
 
 class GradientReduction(StrEnum):
-    """How the gradients of microbatches are added up."""
+    """The order in which the gradients of microbatches are added up."""
 
     ORDERED = "ordered"
     """One by one, in the original order: the rebuilt state is bit-identical."""

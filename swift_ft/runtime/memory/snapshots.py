@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 _COPIES = 4
 """In the memory of each worker: two of its own state, two of another's."""
 _SEND_S = 300.0
-"""How long a copy may be on its way. Then all workers go without that one."""
+"""The longest time that a copy may be on its way. Then all workers go without that one."""
 _POLL_S, _LONGEST_POLL_S = 0.05, 1.0
 """Between two looks into the store. A wait that takes long looks less often, since all workers do."""
 _LOST = (DistError, RendezvousLostError, RuntimeError)

@@ -28,7 +28,7 @@ from swift_ft.units import format_bytes
 __all__ = ["LIMIT_BYTES", "Absence", "GroupUse", "ScriptCommunication"]
 
 LIMIT_BYTES = 1 << 20
-"""How much a group of the script may give to a worker in one iteration and still be logged, by default."""
+"""Default limit of what a group may give to a worker in one iteration and still be logged."""
 
 
 @dataclass(frozen=True, slots=True)

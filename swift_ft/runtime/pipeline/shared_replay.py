@@ -43,7 +43,7 @@ __all__ = ["Helping", "SharedReplay"]
 
 @dataclass(frozen=True, slots=True)
 class Helping:
-    """How survivors help.
+    """The way in which survivors help.
 
     Attributes:
         build: takes a stage index and makes that stage's module as the script does; None without helpers.

@@ -155,7 +155,7 @@ class Replicas:
 
     @property
     def count(self) -> int:
-        """How many replicas there are, with this worker."""
+        """The number of replicas, with this worker."""
         return self._hook.group.size() if self._hook is not None else max(1, len(self._holders))
 
     @property

@@ -28,7 +28,7 @@ _WITH_COPIES = {**_POINTS, _OF_COPIES: 2}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What faults can strike.
+    """The shape of a run, as far as it says what faults can strike.
 
     Attributes:
         machines: number of machines.

@@ -24,7 +24,7 @@ _PLANTED = str(Path(__file__).with_name("planted.py"))
 
 
 class Outcome(StrEnum):
-    """How a disturbed run ended, in comparison with the undisturbed one."""
+    """The outcome of a disturbed run, in comparison with the undisturbed one."""
 
     IDENTICAL = "identical"
     """Its last checkpoint is that of the undisturbed run, bit for bit."""

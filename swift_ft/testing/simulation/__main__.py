@@ -160,7 +160,7 @@ def _print_summary(summary: Summary) -> None:
 
 
 def _faults_table(seen: Counter[str]) -> Table:
-    """How often each fault struck in each phase."""
+    """The number of times that each fault struck in each phase."""
     phases = [phase.value for phase in Phase]
     table = Table("fault", *phases, title="Faults by phase")
     counts = {

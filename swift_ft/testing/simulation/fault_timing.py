@@ -11,7 +11,7 @@ __all__ = ["Excuses", "FaultTiming"]
 
 
 class FaultTiming:
-    """How many faults strike, and when.
+    """The number of faults, and their times.
 
     Args:
         rng: the run's random numbers.

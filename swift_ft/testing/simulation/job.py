@@ -43,7 +43,7 @@ _ENOUGH_IDLE = 30
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended, and what happened in it.
+    """The outcome of a run, and what happened in it.
 
     Attributes:
         ok: the job succeeded; otherwise it gave up, with an excuse.

@@ -18,7 +18,7 @@ __all__ = ["ModuleTree", "all_within"]
 
 
 class ModuleTree:
-    """What is in some modules.
+    """The content of some modules.
 
     Args:
         roots: by name.

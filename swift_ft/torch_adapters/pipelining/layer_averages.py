@@ -234,6 +234,8 @@ class LayerAverages:
 
     def _wait_for_all(self) -> None:
         """Until all workers have their averages."""
+        # Without it, a machine that is killed between the averages of two layers leaves one layer
+        # updated everywhere and the other one nowhere (decision 17).
         done = torch.zeros(1, device=device_of(self._group) if self._group is not None else None)
         wait_for([dist.all_reduce(done, group=self._group, async_op=True)])
 

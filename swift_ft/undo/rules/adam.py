@@ -17,7 +17,7 @@ _FIRST, _SECOND, _LARGEST, _NORM = "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "e
 
 
 def _factor(hyper: Mapping[str, Any]) -> float:
-    """What a decoupled weight decay multiplied the parameter by."""
+    """The factor by which a decoupled weight decay multiplied the parameter."""
     if not hyper.get("decoupled_weight_decay"):
         return 1.0
     return 1 - number(hyper["lr"]) * number(hyper["weight_decay"])

@@ -65,5 +65,5 @@ class ASGDRule(Rule):
 
 
 def _factor(eta: float, hyper: Mapping[str, Any]) -> float:
-    """What the step multiplied the parameter by."""
+    """The factor by which the step multiplied the parameter."""
     return 1 - eta * (number(hyper["lambd"]) + number(hyper["weight_decay"]))
