@@ -126,6 +126,44 @@ def test_a_test_that_is_gone_is_found() -> None:
     assert missing_tests(f"{here} and `test_that_never_was`") == {"test_that_never_was"}
 
 
+# ------------------------------------------------------------------------------------- limitations
+
+LIMITATIONS = {
+    r"not (?:been )?(?:yet )?(?:run|tried) (?:yet )?on (?:a GPU|GPUs|CUDA)|not been run on": "nccl.md",
+    r"not encrypted|unencrypted|in the clear": "security.md",
+    r"etcd is not": "how-to/rendezvous-store.md",
+    r"(?:store|host|pod) is lost, the run ends": "faq.md",
+    r"number of (?:machines|workers) (?:is fixed|cannot change)": "how-to/elastic.md",
+    r"slow (?:GPUs?|machines?) (?:is|are) not (?:found|seen|built)": "how-to/stragglers.md",
+}
+"""What says that something is not there, and the page of ``docs/`` that says so for all others."""
+
+
+def second_hand(page: Path, text: str) -> list[str]:
+    """The paragraphs and rows that state a limitation of another page, and do not link to that page."""
+    found = []
+    for part in re.split(r"\n\s*\n|\n(?=\s*[-|] ?)", text):
+        for words, home in LIMITATIONS.items():
+            is_home = page == DOCS / home
+            links = re.findall(r"\]\(([^)#\s]+)", part)
+            linked = any((page.parent / to).resolve() == DOCS / home for to in links)
+            if re.search(words, " ".join(part.split())) and not is_home and not linked:
+                found.append(part)
+    return found
+
+
+# The reference is written from the code, which cannot link.
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "reference.md"], ids=lambda page: page.name)
+def test_a_limitation_is_written_once(page: Path) -> None:
+    assert not second_hand(page, page.read_text()), "link to the page that says it: LIMITATIONS above"
+
+
+def test_a_limitation_of_another_page_is_found() -> None:
+    text = "It is a pod.\netcd is not\nsupported.\n\nRequests are not encrypted ([who may](security.md)).\n"
+    assert second_hand(DOCS / "guide.md", text) == ["It is a pod.\netcd is not\nsupported."]
+    assert not second_hand(DOCS / "security.md", "They are not encrypted.")
+
+
 # ------------------------------------------------------------------------------------- names of the code
 
 
