@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs site recording pictures figures clean
+.PHONY: help install demo demo-elastic test test-all test-unit test-packages test-support test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -160,6 +160,10 @@ docs: $(VENV)/.installed-dev  ## draw the map and the protocol, write tables fro
 	$(BIN)/python -m docs.results
 	$(BIN)/python -m docs.decision_list
 	$(BIN)/python -m docs.prose
+
+changelog: $(VENV)/.installed  ## show what a release would add to the changelog, from changes/
+	$(INSTALL) towncrier
+	$(BIN)/towncrier build --draft --version next
 
 # The variable silences an advertisement, which is no warning about the site.
 site: $(VENV)/.installed-dev  ## build the site of all documents in build/site

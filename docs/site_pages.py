@@ -20,6 +20,7 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "changes/README.md": "changes.md",
     "benchmarks/RESULTS.md": "results.md",
     "benchmarks/HISTORY.md": "results-history.md",
     "benchmarks/results/README.md": "results-format.md",
