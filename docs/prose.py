@@ -61,9 +61,10 @@ def _question(docstring: Docstring) -> Iterator[tuple[int, str]]:
 
 
 def _module_question(docstring: Docstring) -> Iterator[tuple[int, str]]:
-    """The same in the first line of a module, which a reader of the map sees alone."""
-    if docstring.owner == "module":
-        yield from _question(docstring)
+    """The same, ``When`` and ``Why``, in a module's first line, which a reader of the map sees alone."""
+    first = docstring.text.lstrip().split("\n", 1)[0]
+    if docstring.owner == "module" and re.match(r"(?:What|Who|Whether|How|Where|Which|When|Why)\b", first):
+        yield 0, first
 
 
 def _of_the(docstring: Docstring) -> Iterator[tuple[int, str]]:

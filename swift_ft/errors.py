@@ -24,7 +24,7 @@ SwiftError
 ├── GaveUpError                   no recovery mode is left, or one exceeded its deadline
 │   └── JobEndedError             the job has ended, and all launchers say why
 ├── RendezvousLostError           the rendezvous store does not answer
-│   └── NotRestoredError          it was started anew, and what the run had there is not complete
+│   └── NotRestoredError          it was restarted, and what the run had there is not complete
 └── FencedError                   this process belongs to a generation that is over
 """
 
@@ -172,7 +172,7 @@ class RendezvousLostError(SwiftError):
 
 
 class NotRestoredError(RendezvousLostError):
-    """The store was started anew, and cannot get back all that the run had there. It will not get better."""
+    """The store was restarted, and cannot get back all that the run had there. It will not get better."""
 
 
 class FencedError(SwiftError):

@@ -101,7 +101,7 @@ class EventFile:
         self._failed = False
 
     def __call__(self, line: Line) -> None:
-        """Append one line. The file is opened anew, so that it may be rotated; trouble is said once."""
+        """Append one line. The file is opened again, so that it may be rotated; trouble is said once."""
         text = json.dumps(line) + "\n"
         try:
             if self._target == "-":

@@ -52,7 +52,7 @@ class BlockGoneError(LookupError):
 
 
 class StoreRenewedError(RendezvousLostError):
-    """The store was started anew since the last append.
+    """The store was restarted since the last append.
 
     What was written before, and not read, may be lost with the store before, so it comes first.
     """
@@ -117,7 +117,7 @@ class StoreBlockLog:
     """A :class:`BlockLog` in torch's TCPStore.
 
     Where the store's client outlasts its losses, so does the log: what it was about to do is done again in
-    the store that was started anew, once machines have republished the journal there (`restoring.py`). The
+    the store that was restarted, once machines have republished the journal there (`restoring.py`). The
     blocks of each incarnation of the store have keys of their own.
 
     Args:
@@ -165,7 +165,7 @@ class StoreBlockLog:
         """See :meth:`BlockLog.read`. While the store is lost, no block is there in time.
 
         Raises:
-            FencedError: the store was started anew, and less was republished than was read here.
+            FencedError: the store was restarted, and less was republished than was read here.
         """
         deadline = time.monotonic() + timeout_s
         while True:

@@ -1,7 +1,7 @@
 """Incarnations of the rendezvous store: torch's store forgets everything when its process ends.
 
 The launcher that begins a run gives the store an *incarnation*, a key with a value unlike any other. A store
-without it was started anew. The machines that survived then republish what they hold (`restoring.py`), and
+without it was restarted. The machines that survived then republish what they hold (`restoring.py`), and
 set the key last, to another value: so a store has all of a run, or nothing that counts. A connection leads to
 one process of the store, so it is enough to look once on each connection.
 """
@@ -31,7 +31,7 @@ def begin(store: RendezvousStore) -> None:
 
 
 def incarnation_of(store: Store | RendezvousStore) -> str:
-    """The incarnation; empty if the store has been started anew.
+    """The incarnation; empty if the store has been restarted.
 
     Raises:
         NotRestoredError: machines have tried to restore the run, and could not.

@@ -2,7 +2,7 @@
 
 A worker tells its agent over its line (`relay/lines.py`), and the agent tells another machine, the *holder*
 (`key_holding.py`), so that the keys of a lost machine outlive it. All of it is set again before the journal
-is offered to a store that was started anew (`restoring.py`).
+is offered to a store that was restarted (`restoring.py`).
 """
 
 from __future__ import annotations

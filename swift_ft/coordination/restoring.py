@@ -1,4 +1,4 @@
-"""A store that was started anew, empty: the machines that survived republish what they hold.
+"""A store that was restarted, empty: the machines that survived republish what they hold.
 
 Each agent has a copy of the journal as the store had it (:class:`JournalCopy`), and of the keys that its
 machine set (`kept_keys.py`). An agent that meets an empty store

@@ -72,7 +72,7 @@ def is_ended(connect: Callable[[], RendezvousStore]) -> bool:
 
 
 def restore_newest(run: str, store: Store) -> None:
-    """Let machines that come find a run, in a store that was started anew.
+    """Let machines that come find a run, in a store that was restarted.
 
     A launcher that came before may have begun another one in the store, which was empty: it is closed.
 
@@ -165,7 +165,7 @@ def _going_on(connect: Connect, name: str) -> Iterator[str]:
 def _begin(connect: Connect, names: RendezvousStore, before: str, run: str) -> str:
     """Begin a run after another one. Returns the newest one, which another launcher may have begun.
 
-    The store holds it before others find it: so a store without it was started anew.
+    The store holds it before others find it: so a store without it was restarted.
     """
     store = connect(run)
     begin(store)

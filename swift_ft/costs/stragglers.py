@@ -26,7 +26,7 @@ _MATTERS = 0.05
 """The share of an iteration by which a straggler's own work is longer, at least: where it takes next to no
 time, noise is a multiple of it."""
 _CHANGE = 0.2
-"""A straggler's pace is told anew when it has changed by this share."""
+"""A straggler's pace is told again when it has changed by this share."""
 
 
 @dataclass(frozen=True, slots=True)

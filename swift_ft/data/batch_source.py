@@ -40,7 +40,7 @@ class BatchSource:
     """The batches of a map-style data set.
 
     With workers, the batches that follow the last one are loaded in advance. After a jump the workers begin
-    anew from there, and no batch is loaded that is not asked for.
+    again from there, and no batch is loaded that is not asked for.
 
     Args:
         dataset: map-style: it has ``__getitem__`` and ``__len__``.

@@ -19,7 +19,7 @@ class IndexedBatches:
 
     The order is that of ``DistributedSampler``, whose ``set_epoch`` is called for each epoch, and of a
     ``DataLoader``. With workers, the batches that follow the last one are loaded in advance. After a jump the
-    workers begin anew from there, and no batch is loaded that is not asked for.
+    workers start again from there, and no batch is loaded that is not asked for.
 
     What a dataset draws at random (augmentation by torch, Python or NumPy) depends on the seed, the batch and
     the rank only, and leaves the random numbers of the training as they are.

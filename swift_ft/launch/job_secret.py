@@ -39,7 +39,7 @@ def agreed_secret(
 
     Args:
         rendezvous: the store.
-        keep: called with the key and the token, for a store that is started anew.
+        keep: called with the key and the token, for a store that is restarted.
     """
     _logger.warning(
         "This run has no token: anyone who reaches its rendezvous store can read its secret there and take "

@@ -85,7 +85,7 @@ class Costs:
         return self._exact(slot, machines, cut, shared=True) if self.job.shares_microbatches else None
 
     def shared_s(self, slot: int, host: int) -> float | None:
-        """As :meth:`hosted_s`, once layers and microbatches are shared anew. None where layers cannot move.
+        """As :meth:`hosted_s`, once layers and microbatches are redistributed. None where layers cannot move.
 
         Of several pipelines only the layers of the one that has lost a machine move.
         """

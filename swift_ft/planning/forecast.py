@@ -58,7 +58,7 @@ class MachineForecast:
         hosted_s: seconds of an iteration from then on; None where something was not measured.
         rerouted: microbatches of each pipeline, once other pipelines help; None where they cannot.
         rerouted_s: seconds of an iteration then, before any layer has moved.
-        shared_s: the same, once the layers of a LayerStack are shared anew; None for any other model.
+        shared_s: the same, once the layers of a LayerStack are redistributed; None for any other model.
         is_bound: both may be longer, since the schedule or the costs of layers are not known.
     """
 

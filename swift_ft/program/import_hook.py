@@ -47,7 +47,7 @@ class KeptLoader(SourceFileLoader):
 
 
 def _show_lines(name: str, kept: KeptSource) -> None:
-    """Without a time of its last change, an entry is never read anew from the file."""
+    """Without a time of its last change, an entry is never read again from the file."""
     lines = decode_source(kept.source).splitlines(keepends=True)
     for known_as in {name, kept.path, kept.code.co_filename}:
         linecache.cache[known_as] = (len(kept.source), None, lines, known_as)

@@ -366,7 +366,7 @@ class CheckpointRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRequested:
-    """Layers are to be shared anew among the stages, before an iteration that all workers are yet to begin.
+    """Layers are to be redistributed among the stages, before an iteration that all workers are yet to begin.
 
     Attributes:
         rank: the worker that asks.
@@ -386,7 +386,7 @@ class LayoutRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharesRequested:
-    """Global batches are to be dealt anew to the replicas, before an iteration that all are yet to begin.
+    """Replicas are to get other shares of global batches, before an iteration that all are yet to begin.
 
     Attributes:
         rank: the worker that asks.

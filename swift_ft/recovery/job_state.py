@@ -85,7 +85,7 @@ class JobShape:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRound:
-    """What the workers have agreed on so far. Begins anew with each generation, but for the reports.
+    """What the workers have agreed on so far. Starts again with each generation, but for the reports.
 
     A report says how a worker stands that has left its groups. That stays true until a plan is carried out,
     so a machine that is lost before then costs its own workers' reports only: the next generation goes on

@@ -1,4 +1,4 @@
-"""When layers moved, what moved, and how long it took: read from the journal. Pure."""
+"""The moves of layers in a run, their times and sizes, read from the journal. Pure."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Membership:
     ended: Map[int, int | None] = field(default_factory=Map)
     """By rank: iterations that a worker had completed whose script has ended with exit code 0."""
     restart_all: bool = False
-    """The next generation starts all processes anew, not only those of empty slots."""
+    """The next generation restarts all processes, not only those of empty slots."""
 
     @property
     def first(self) -> str | None:

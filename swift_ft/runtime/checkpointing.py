@@ -1,4 +1,4 @@
-"""When a worker saves its part of the global checkpoint, and which replica saves it (paper §3).
+"""The iterations in which a worker saves its part of the global checkpoint, or its replica does (paper §3).
 
 All workers save every so many iterations. In between any worker can request a checkpoint, since older logs
 can be deleted once one is committed. A worker that learns of the request too late does not save, and that

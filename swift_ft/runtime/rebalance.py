@@ -1,4 +1,4 @@
-"""When layers are shared anew: worker 0 asks for it, once machines run more workers than one, or fewer again.
+"""Redistribution of layers: worker 0 asks for it once machines run more workers than one, or fewer again.
 
 A machine that runs the workers of a lost one, too, gets fewer layers for each of them, by what each layer was
 measured to cost. So does one that is slower than its peers, if the run asks for that. Once each machine runs

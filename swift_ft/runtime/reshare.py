@@ -1,4 +1,4 @@
-"""When global batches are dealt anew: worker 0 asks for it, once a replica is slower than its peers.
+"""Redistribution of global batches: worker 0 asks for it once a replica is slower than its peers.
 
 A slow replica gets fewer samples, in proportion to how long it was found to take for its own work. So does
 one whose device runs the workers of a lost machine, too. Once all are as they were, so are their shares.

@@ -1,4 +1,4 @@
-"""Why a store cannot be used, and what to do about it."""
+"""Reasons why a store cannot be used, and the remedies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The hook on DistributedDataParallel, which averages gradients on the group of the current generation.
 
-After a failure the hook makes DDP's reducer anew, which forgets the aborted backward. The new reducer starts
+After a failure the hook recreates DDP's reducer, which forgets the aborted backward. The new reducer starts
 from the buckets that were in use: with more than two replicas, the order of a sum depends on where in a
 bucket an element lies.
 

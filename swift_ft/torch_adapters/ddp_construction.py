@@ -1,7 +1,7 @@
 """The construction of DDP models in a script: the constructor communicates.
 
 It also decides, for good, which parameters DDP averages: those that require a gradient then. Others may be
-frozen and thawed later, and a reducer that is made anew has to keep to that choice.
+frozen and thawed later, and a reducer that is made again has to keep to that choice.
 
 Private parts used (tested on torch 2.11 to 2.14): ``_build_params_for_reducer`` of a DDP model.
 """

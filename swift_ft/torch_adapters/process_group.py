@@ -47,7 +47,7 @@ class _Followed:
 
 
 class GenerationGroup:
-    """The groups of the script in the current generation. They are formed anew in each.
+    """The groups of the script in the current generation. They are formed again in each.
 
     Args:
         rendezvous: a client of the rendezvous store.

@@ -260,7 +260,7 @@ class RendezvousStore:
         """
 
         def in_new_store(store: Store) -> bytes:
-            """A store that was started anew may lack the key, which would be expected for ever."""
+            """A store that was restarted may lack the key, which would be expected for ever."""
             return store.compare_set(key, expected if store.check([key]) else "", desired)
 
         found = self._call(lambda store: store.compare_set(key, expected, desired), in_new_store)

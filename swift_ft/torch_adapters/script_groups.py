@@ -2,7 +2,7 @@
 
 From :meth:`ScriptGroups.install` on, whatever makes a group (``init_process_group``, ``new_group``, a
 ``DeviceMesh``) gets a :class:`~swift_ft.torch_adapters.lasting_group.LastingGroup`, registered with torch
-under the name and the tags of the group beneath. :meth:`ScriptGroups.renew` makes that one anew, with the
+under the name and the tags of the group beneath. :meth:`ScriptGroups.renew` recreates that one, with the
 arguments of the first time and another store.
 
 Private parts used (tested on torch 2.11 to 2.14):
@@ -142,7 +142,7 @@ class ScriptGroups:
         return found
 
     def renew(self, group: LastingGroup, store: Store) -> None:
-        """Make the group of torch beneath a handle anew, together with its other members.
+        """Recreate the group of torch beneath a handle, together with its other members.
 
         Args:
             group: one of :attr:`groups`. The default group comes before all others.

@@ -32,6 +32,7 @@ def test_no_habit_is_more_frequent_than_before() -> None:
     [
         ('"""What a worker does."""', ["question", "module-question"]),
         ('"""A worker\'s work."""', []),
+        ('"""When a worker works."""', ["module-question"]),
         ('class A:\n    """Who reads."""', ["question"]),
         ('class A:\n    """Whether it reads."""', ["question"]),
         ('def f():\n    """Whether it reads."""', []),

@@ -1,4 +1,4 @@
-"""When a relay passes on the events that it holds: as soon as waiting for more of them gains nothing.
+"""The moment at which a relay passes on its events: as soon as waiting for more of them gains nothing.
 
 A phase ends with the last event that it expects, so a relay may keep the events of its machines until it
 has all that the phase still expects from them: no one waits for one of them alone. It waits no longer than
@@ -11,7 +11,7 @@ no one is in a hurry for one of them. Each was a block of its own, which woke al
 Machines that are lost together are found by many others at about the same time. In a large job the last relay
 on the way waits a few hundredths of a second for more losses: each block ends what all participants do.
 
-While events keep coming the linger begins anew with each, up to a bound from the first that is held: each
+While events keep coming the linger starts again with each, up to a bound from the first that is held: each
 block wakes all participants of a job, so one block less is worth a wait. A first version had a linger of five
 milliseconds, and wrote a block for nearly each worker, since survivors of a loss report within tens of
 milliseconds. The second one measured it from the first event, and wrote the more blocks the larger the job.

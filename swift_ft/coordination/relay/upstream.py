@@ -200,7 +200,7 @@ class Upstream:
         Raises:
             BlockGoneError: if it was deleted.
             RendezvousLostError: if the store does not answer.
-            FencedError: the store was started anew without all that this machine has read.
+            FencedError: the store was restarted without all that this machine has read.
         """
         deadline = self._now() + timeout_s
         while True:

@@ -1,4 +1,4 @@
-"""Why no cut fits: which constraint, by how much, and what would make it fit."""
+"""The reason why no cut fits: the constraint, by how much it is missed, and what would make it fit."""
 
 from __future__ import annotations
 

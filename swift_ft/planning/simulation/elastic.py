@@ -47,7 +47,7 @@ class ElasticJob:
             most that the job can use; below the smallest it stops. Between, the next smaller number counts.
         nodes: at the start.
         batch: samples of a step.
-        change_s: to form pipelines anew after a loss.
+        change_s: to form pipelines again after a loss.
         grow_s: to take in nodes, at the end of a step.
         adopt_s: until a survivor has rebuilt the lost stage.
         restart_s: to start all processes again and load a checkpoint.

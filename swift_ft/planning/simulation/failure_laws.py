@@ -1,4 +1,4 @@
-"""When machines fail: random laws, and traces of real failures."""
+"""Failures of machines: random laws, and traces of real failures."""
 
 from __future__ import annotations
 

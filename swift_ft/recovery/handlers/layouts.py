@@ -1,10 +1,10 @@
-"""Layouts: layers that are shared anew among the stages, or batches among replicas, between two iterations.
+"""Layouts: layers that are redistributed among the stages, or batches among replicas, between two iterations.
 
     requested ──▶ all stop at one iteration ──▶ layers move ──▶ all are ready: the new layout counts
                             └─────── a loss ──────┴──▶ the old layout, as if nothing had been asked
 
 What moves is kept aside until all are ready. So no worker ever has a part of each layout. Where batches are
-dealt anew nothing moves: once all have stopped, none has begun the iteration from which it counts.
+dealt again nothing moves: once all have stopped, none has begun the iteration from which it counts.
 """
 
 from __future__ import annotations

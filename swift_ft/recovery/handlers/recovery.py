@@ -340,7 +340,7 @@ def replay_failed(state: State, event: ev.ReplayFailed) -> State:
 
 
 def _diverged(state: State, event: ev.ReplayFailed) -> State:
-    """All processes begin anew from the checkpoint, unless only a strange machine has to go.
+    """All processes restart from the checkpoint, unless only a strange machine has to go.
 
     A divergence says that the state or the log is wrong, or that what is computed depends on something else,
     such as a variable of the script. Survivors have that as it is now, and neither a checkpoint nor a copy in

@@ -159,7 +159,7 @@ def moves_between(
 
     Args:
         old: the layers of each rank.
-        new: the same layers, dealt anew.
+        new: the same layers, dealt out again.
         pipelines: the ranks of each. Layers stay in their pipeline. None if there is only one.
     """
     moved: dict[tuple[int, int], list[int]] = {}

@@ -1,4 +1,4 @@
-"""When the faults of a simulated job strike, and what they excuse."""
+"""The times at which the faults of a simulated job strike, and what they excuse."""
 
 from __future__ import annotations
 

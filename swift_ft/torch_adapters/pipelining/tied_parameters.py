@@ -88,7 +88,7 @@ class TiedParameters:
         self._add(lambda: parameter, here[0], sorted(set(stages) - set(here)))
 
     def tie_layers(self, pairs: Iterable[tuple[Place, Place]]) -> None:
-        """Declare anew which layers share a parameter, all at once: some of them may have moved.
+        """Declare again which layers share a parameter, all at once: some of them may have moved.
 
         Args:
             pairs: the two places of each parameter, the earlier layer first.

@@ -69,7 +69,7 @@ class Lamb(Optimizer):
         """Performs one step.
 
         Args:
-            closure: computes the loss and the gradients anew.
+            closure: computes the loss and the gradients again.
 
         Raises:
             UsageError: if a gradient is sparse or a parameter complex.
