@@ -116,9 +116,10 @@ coverage: $(VENV)/.installed-dev  ## measure which lines of the package all test
 	-$(BIN)/python -m pytest -n 2 --dist loadfile --thorough --cov --cov-config=tests/coverage.ini --cov-report= tests
 	$(BIN)/coverage report --rcfile=tests/coverage.ini --show-missing
 
-lint: $(VENV)/.installed-dev  ## check style and types
+lint: $(VENV)/.installed-dev  ## check style, imports and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 # With BENCH_RECORD=benchmarks/results each benchmark keeps its figures, and `make docs` puts them on the pages.

@@ -3,63 +3,53 @@
     python -m docs.house            draws docs/map.md and docs/protocol.md
     python -m docs.house --check    fails if they are not what it would draw
 
-The tests hold the imports against :data:`FLOORS`, so the map cannot show what is not true.
+`make lint` holds the imports against the layers in pyproject.toml, and a test holds this map against them.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from docs.generated import write_or_check
 from swift_ft.recovery.protocol import TRANSITIONS
 
-__all__ = ["FLOORS", "MODULES", "ROOT", "documents", "floor_of", "imports_of", "own_imports_of"]
+__all__ = ["MODULES", "ROOMS", "ROOT", "documents", "imports_of", "own_imports_of"]
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "swift_ft"
 
-FLOORS: dict[str, tuple[str, ...]] = {
+ROOMS: dict[str, tuple[str, ...]] = {
     "ground": (
-        "errors addresses alarms config_option exit_codes failpoints heap host_memory own_code pages units",
-        "network program",
-        "bounded_server loop_frame plain_python determinism faults spans store_address waits "
-        "torch_adapters.core",
-        "token_server page_server",
-        "config file_server",
-        "worker_context",
+        "errors",
+        "units",
+        "host",
+        "faults",
+        "program",
+        "network",
+        "observe",
+        "config",
+        "determinism",
+        "torch_core",
     ),
     "decide": ("recovery",),
-    "keep": (
-        "storage",
-        "undo.rules",
-        "undo",
-        "optim",
-        "logging.format",
-        "logging",
-        "costs",
-        "planning.grouping planning.layout",
-        "planning.simulation",
-        "planning",
-    ),
-    "adapt": ("torch_adapters", "checkpoint", "testing", "data"),
-    "act": ("coordination", "testing.block_log_conformance", "launch", "runtime", "session", "offline"),
-    "show": ("cli",),
+    "keep": ("storage", "undo", "optim", "logging", "costs", "planning"),
+    "adapt": ("torch_adapters", "checkpoint", "data"),
+    "act": ("coordination", "launch", "runtime", "session"),
+    "show": ("offline", "testing", "cli"),
 }
-"""From the lowest to the highest, and so within each. Names in one string stand side by side.
-
-A module stands where the longest name that it begins with stands.
-"""
+"""What each folder and file of the top level is for, from the lowest up. ``[tool.importlinter]`` of
+pyproject.toml says which of them may import which."""
 
 PURPOSES = {
     "ground": "what all others stand on",
     "decide": "pure decisions: no I/O, no thread, no clock, no torch",
     "keep": "what outlives a process: files, logs, undo, predictions",
-    "adapt": "torch as it is: its private parts, its state, and the test kits",
+    "adapt": "torch as it is: its private parts, and its state",
     "act": "processes that do what was decided",
-    "show": "what a person runs and reads",
+    "show": "what a person runs and reads, beside a training",
 }
 
 
@@ -93,30 +83,6 @@ def own_imports_of(path: Path) -> set[str]:
     return found - {name_of(path)}
 
 
-_STANDING = [name for floor in FLOORS.values() for names in floor for name in names.split()]
-_NUMBERS = {
-    name: number
-    for number, names in enumerate(names for floor in FLOORS.values() for names in floor)
-    for name in names.split()
-}
-
-
-def floor_of(module: str) -> int:
-    """The number of a module's floor, counted over all of :data:`FLOORS`.
-
-    Raises:
-        LookupError: if its folder has no place there.
-    """
-    return _NUMBERS[_place_of(module)]
-
-
-def _place_of(module: str) -> str:
-    names = [name for name in _STANDING if module == name or module.startswith(name + ".")]
-    if not names:
-        raise LookupError(f"{module} stands on no floor: give its folder a place in FLOORS of docs/house.py")
-    return max(names, key=len)
-
-
 # -------------------------------------------------------------------------------------------------- drawing
 
 
@@ -126,43 +92,34 @@ def documents() -> dict[Path, str]:
 
 
 def _room_of(module: str) -> str:
-    """What the map shows as one box: a folder or a file of the top level, or a folder that stands lower."""
-    if module.startswith("torch_adapters.core"):
-        return "torch_adapters.core"
+    """What the map shows as one box: a folder or a file of the top level."""
     return module.partition(".")[0]
 
 
 def _map() -> str:
-    rooms = dict.fromkeys(_room_of(name) for name in _STANDING)
-    floor = {_room_of(name): key for key, names in FLOORS.items() for n in names for name in n.split()}
-    arrows = _arrows(list(rooms))
+    arrows = _arrows([room for rooms in ROOMS.values() for room in rooms])
     lines = ["flowchart TB"]
-    for key in reversed(FLOORS):
-        lines.append(f'  subgraph {key}["{key}: {PURPOSES[key]}"]')
-        lines += [f'    {_box(room)}["{room}"]' for room in rooms if floor[room] == key]
+    for kind in reversed(ROOMS):
+        lines.append(f'  subgraph {kind}["{kind}: {PURPOSES[kind]}"]')
+        lines += [f'    {room}["{room}"]' for room in ROOMS[kind]]
         lines.append("  end")
     for room, others in sorted(arrows.items()):
-        lines += [f"  {_box(room)} --> {_box(other)}" for other in sorted(others)]
+        lines += [f"  {room} --> {other}" for other in sorted(others)]
     return "\n".join(
         [
             "# The map",
             "",
             "Drawn by `python -m docs.house` from the imports. An arrow says that a room imports another;",
-            "arrows that follow from others are left out. No arrow goes up, and no files import each",
-            "other in a circle: `tests/unit/test_floors.py` looks.",
+            "arrows that follow from others are left out. No arrow goes up, and no folders import each",
+            "other in a circle: `make lint` looks (import-linter, by the contracts in `pyproject.toml`).",
             "",
             "```mermaid",
             *lines,
             "```",
             "",
-            *_inventory(rooms, floor),
+            *_inventory(),
         ]
     )
-
-
-def _box(room: str) -> str:
-    """A room's name in the drawing's own language, which keeps dots for itself."""
-    return room.replace(".", "_")
 
 
 def _arrows(rooms: list[str]) -> dict[str, set[str]]:
@@ -182,13 +139,11 @@ def _arrows(rooms: list[str]) -> dict[str, set[str]]:
     }
 
 
-def _inventory(rooms: Mapping[str, None], floor: Mapping[str, str]) -> Iterator[str]:
-    for key in reversed(FLOORS):
-        yield f"## {key}: {PURPOSES[key]}"
+def _inventory() -> Iterator[str]:
+    for kind in reversed(ROOMS):
+        yield f"## {kind}: {PURPOSES[kind]}"
         yield ""
-        for room in rooms:
-            if floor[room] != key:
-                continue
+        for room in ROOMS[kind]:
             files = [name for name in MODULES if _room_of(name) == room and MODULES[name].read_text().strip()]
             yield f"**{room}/**" if len(files) > 1 or files != [room] else f"**{room}.py**"
             yield ""

@@ -27,12 +27,12 @@ from swift_ft.cli.operator_events import OPERATOR_EVENTS
 from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
 from swift_ft.cli.verb import Verb
-from swift_ft.config import RunConfig
-from swift_ft.config_option import Option, flag_of
+from swift_ft.config.option import Option, flag_of
+from swift_ft.config.run_config import RunConfig
 from swift_ft.data import FileSamples, GlobalBatches, IndexedBatches, LoaderBatches
 from swift_ft.determinism import deterministic
-from swift_ft.failpoints import Point
 from swift_ft.faults import Action, Target
+from swift_ft.faults.failpoints import Point
 from swift_ft.launch.agent_endpoint import AgentCollector
 from swift_ft.launch.agent_status import AgentStatus
 from swift_ft.logging import IterationStats, LogBudget, LogWriterMetrics

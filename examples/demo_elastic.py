@@ -34,8 +34,8 @@ from rich.table import Table
 
 from examples.demo import same_bits
 from swift_ft.cli.watch import View, Watch, in_words, layers_on
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.recovery.job_state import Phase
-from swift_ft.store_address import StoreAddress
 
 SCRIPT = Path(__file__).with_name("train_elastic.py")
 MACHINES, ITERATIONS = 4, 120

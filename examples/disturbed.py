@@ -20,9 +20,9 @@ from examples.commands import EXAMPLES, CommandError, check, finished, started, 
 from swift_ft.checkpoint.run_record import RECORD
 from swift_ft.checkpoint.worker_history import GenerationWork, history_names, read_history
 from swift_ft.cli.watch import View, Watch
-from swift_ft.spans import FIRST_ITERATION
+from swift_ft.config.store_address import StoreAddress
+from swift_ft.observe.spans import FIRST_ITERATION
 from swift_ft.storage.store import Store
-from swift_ft.store_address import StoreAddress
 
 Show = Callable[[Watch, Callable[[], bool]], None]
 """Polls the watch, and may show the run, until the run ends."""

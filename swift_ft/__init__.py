@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from swift_ft.plain_python import say_mistakes_in_one_line
+from swift_ft.config.plain_python import say_mistakes_in_one_line
 
 if TYPE_CHECKING:
     from swift_ft import data as data

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from swift_ft.errors import UndoError, UsageError
-from swift_ft.torch_adapters.core.optimizers import (
+from swift_ft.torch_core.optimizers import (
     BOOKKEEPING,
     is_patched_by_scheduler,
     mark_as_patched_by_scheduler,

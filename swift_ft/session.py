@@ -20,6 +20,7 @@ from torch import nn
 from swift_ft.checkpoint.library_state import library_state
 from swift_ft.checkpoint.step.rollback import CheckStep
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.errors import (
     NotAttachedError,
@@ -27,7 +28,7 @@ from swift_ft.errors import (
     UnsupportedError,
     UsageError,
 )
-from swift_ft.heap import keep_freed_memory
+from swift_ft.host.heap import keep_freed_memory
 from swift_ft.logging import Compress, LogBudget, Ship
 from swift_ft.runtime.between import OnLoss, Part
 from swift_ft.runtime.compose import assemble
@@ -54,7 +55,6 @@ from swift_ft.runtime.state_proof import Verify
 from swift_ft.runtime.steps import Step, steps
 from swift_ft.runtime.unprotected_steps import UnprotectedSteps
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
-from swift_ft.worker_context import WorkerContext
 
 if TYPE_CHECKING:
     from swift_ft.planning.forecast import Forecast

@@ -37,7 +37,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.logging.format.record import tensor_bytes
 from swift_ft.runtime.data.digest import BatchDigest
 from swift_ft.storage.digest import Digester
-from swift_ft.torch_adapters.core.buffers import BufferCopies
+from swift_ft.torch_core.buffers import BufferCopies
 
 LIMIT = 1.01
 EVERY = (100, 10)

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.store_address import StoreAddress
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard, ProgressReader
@@ -29,12 +31,10 @@ from swift_ft.launch.sentinel import Sentinel
 from swift_ft.launch.watched_machine import LostMachine
 from swift_ft.network import JobSecret, Port
 from swift_ft.network import connect as reach
+from swift_ft.observe.spans import Recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order
-from swift_ft.spans import Recorder
-from swift_ft.store_address import StoreAddress
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["COMMITTED", "SILENCE_S", "Job", "Machine", "status_of"]
 

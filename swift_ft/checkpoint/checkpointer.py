@@ -32,13 +32,13 @@ from swift_ft.checkpoint.sliced_part import SavedPart, file_of_value, is_sharded
 from swift_ft.checkpoint.state_digest import StateDigests, listed
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWritableError, UsageError
-from swift_ft.failpoints import Point, hit
+from swift_ft.faults.failpoints import Point, hit
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.storage.retry import is_outage, is_transient, retry
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.core.model_state import is_extra
 from swift_ft.torch_adapters.dcp.writer import FileOf, staged, write_part
-from swift_ft.waits import waiting
+from swift_ft.torch_core.model_state import is_extra
 
 __all__ = ["Checkpointer"]
 

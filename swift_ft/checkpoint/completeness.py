@@ -28,8 +28,8 @@ from swift_ft.checkpoint.followers import (
 )
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import IncompleteStateError
-from swift_ft.torch_adapters.core.model_state import model_state
-from swift_ft.torch_adapters.core.tensors import storage_id, tensors_in
+from swift_ft.torch_core.model_state import model_state
+from swift_ft.torch_core.tensors import storage_id, tensors_in
 
 __all__ = ["Completeness"]
 

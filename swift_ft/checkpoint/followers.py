@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from swift_ft.torch_adapters.core.tensors import tensors_in, version_of
+from swift_ft.torch_core.tensors import tensors_in, version_of
 
 __all__ = ["Follower", "averaged_tensors", "followers_of", "is_follower", "reachable", "values_of"]
 

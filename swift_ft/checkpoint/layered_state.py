@@ -18,8 +18,8 @@ from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKin
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.recovery.layout.stage_layers import StageLayers
-from swift_ft.torch_adapters.core.model_state import is_extra
 from swift_ft.torch_adapters.layer_stack import LayerStack
+from swift_ft.torch_core.model_state import is_extra
 
 __all__ = ["LayeredState", "ParameterGroups"]
 

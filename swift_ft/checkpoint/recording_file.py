@@ -15,7 +15,7 @@ from typing import Any
 
 from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.checkpoint.worker_history import read_sealed
-from swift_ft.spans import Recording, Span
+from swift_ft.observe.spans import Recording, Span
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 

@@ -19,8 +19,8 @@ from swift_ft.checkpoint.training_state import TrainingState, does_not_fit
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.tensors import Ranges, relative
 from swift_ft.recovery.moves.reads import plan_reads
-from swift_ft.torch_adapters.core.shards import Description, describe, local
 from swift_ft.torch_adapters.dcp.reader import PartReader
+from swift_ft.torch_core.shards import Description, describe, local
 
 __all__ = ["SavedPart", "file_of_value", "is_sharded", "load_slices"]
 

@@ -14,6 +14,7 @@ from torch.distributed import DistError
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.run_record import RECORD, RUNS, read_record, run_directory, write_record
 from swift_ft.checkpoint.worker_record import sweep_records
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import (
     ForeignLogError,
     GaveUpError,
@@ -23,10 +24,9 @@ from swift_ft.errors import (
     UsageError,
 )
 from swift_ft.logging import parse_segment_name, read_segment
+from swift_ft.observe.waits import waiting
 from swift_ft.storage.store import TEMPORARY_SUFFIX, Store
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
-from swift_ft.worker_context import WorkerContext
 
 __all__ = [
     "CLAIMED",

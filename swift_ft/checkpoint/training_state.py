@@ -19,11 +19,11 @@ from swift_ft.checkpoint.state_digest import StateDigests, differing, tensor_dig
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tensors_in, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.errors import TopologyMismatchError
-from swift_ft.torch_adapters.core.model_state import is_extra, load_model_state, model_state
-from swift_ft.torch_adapters.core.module_tree import ModuleTree
-from swift_ft.torch_adapters.core.shards import Description, describe, local, note_changed, rebuilt
-from swift_ft.torch_adapters.core.tensors import same_bits
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
+from swift_ft.torch_core.model_state import is_extra, load_model_state, model_state
+from swift_ft.torch_core.module_tree import ModuleTree
+from swift_ft.torch_core.shards import Description, describe, local, note_changed, rebuilt
+from swift_ft.torch_core.tensors import same_bits
 
 __all__ = ["TrainingState", "bytes_of", "does_not_fit"]
 

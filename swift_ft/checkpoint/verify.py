@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from swift_ft.checkpoint.folder import CheckpointFolder, Part
 from swift_ft.checkpoint.manifest import MANIFEST, read_manifest
 from swift_ft.errors import DamagedCheckpointError
+from swift_ft.observe.waits import waiting
 from swift_ft.storage.digest import Digester, FileDigest
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.verified_files import check_digest
-from swift_ft.waits import waiting
 
 __all__ = ["CheckedCheckpoint", "CheckedPart", "part_damages", "verify_checkpoint"]
 

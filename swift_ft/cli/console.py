@@ -25,8 +25,9 @@ from rich.console import Console
 from swift_ft.cli.event_hook import HOOK_S, EventHook
 from swift_ft.cli.event_stream import EventFile, EventStream
 from swift_ft.cli.narrate import Narrator, News, Weight
-from swift_ft.config import RunConfig
-from swift_ft.config_option import flag_of
+from swift_ft.config.option import flag_of
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.journal import open_journal
@@ -34,12 +35,11 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
 from swift_ft.launch.event_pipe import EventPipe
 from swift_ft.launch.stop_signals import leave_to_the_launcher
+from swift_ft.observe.waits import Announcements, wait_in_words
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.recovery.waits import Limit, Wait, waiting_for
-from swift_ft.store_address import StoreAddress
-from swift_ft.waits import Announcements, wait_in_words
 
 __all__ = ["LauncherConsole", "WaitTeller"]
 

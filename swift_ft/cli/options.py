@@ -1,4 +1,4 @@
-"""The command-line options of a run, made from the fields of :class:`swift_ft.config.RunConfig`."""
+"""The command-line options of a run, made from the fields of `RunConfig`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from swift_ft.config import RunConfig
-from swift_ft.config_option import Option, flag_of
+from swift_ft.config.option import Option, flag_of
+from swift_ft.config.run_config import RunConfig
 
 __all__ = ["HelpFormatter", "add_options", "config_from"]
 

@@ -26,16 +26,16 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
 
-from swift_ft.addresses import is_this_host, own_address
 from swift_ft.cli.console import LauncherConsole
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
 from swift_ft.cli.status import add_status_option, show_status
-from swift_ft.config import RunConfig
+from swift_ft.config.exit_codes import EXIT_USAGE
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.store_address import ETCD, TCP, StoreAddress
 from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
-from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.faults import check_faults
 from swift_ft.launch.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.agent_settings import AgentSettings
@@ -48,10 +48,10 @@ from swift_ft.launch.setup import is_readable_file
 from swift_ft.launch.stop_signals import choose_stop_signals, ending_with_a_line
 from swift_ft.launch.store_service import StoreService, is_listening
 from swift_ft.network import JobSecret
+from swift_ft.network.addresses import is_this_host, own_address
 from swift_ft.program.discovery import keep_program
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Verdict
-from swift_ft.store_address import ETCD, TCP, StoreAddress
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 from swift_ft.torch_adapters.seams import warn_if_newer
 from swift_ft.torch_adapters.versions.launch_options import add_missing_options

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from swift_ft.cli.live import is_ci, show
 from swift_ft.cli.watch import View, Watch
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.errors import UsageError
 from swift_ft.launch.store_service import is_listening
 from swift_ft.recovery.job_state import Phase
-from swift_ft.store_address import StoreAddress
 
 __all__ = ["add_status_option", "show_status"]
 

@@ -9,9 +9,9 @@ import threading
 
 from torch.distributed import DistError
 
-from swift_ft.addresses import endpoint
+from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.errors import first_line
-from swift_ft.exit_codes import EXIT_USAGE
+from swift_ft.network.addresses import endpoint
 from swift_ft.torch_adapters.rendezvous_store import serve_store
 
 __all__ = ["main", "parser"]

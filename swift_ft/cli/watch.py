@@ -15,6 +15,7 @@ from typing import Any
 from torch.distributed import DistError
 
 from swift_ft.cli.narrate import Narrator, News, machine_in_words
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.journal_reader import History, JournalReader
 from swift_ft.coordination.progress import ProgressReader
@@ -26,7 +27,6 @@ from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
-from swift_ft.store_address import StoreAddress
 
 __all__ = ["Progress", "Row", "Seen", "View", "Watch", "in_words", "layers_on"]
 

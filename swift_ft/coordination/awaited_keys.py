@@ -11,8 +11,8 @@ from datetime import timedelta
 from torch.distributed import DistError, DistStoreError
 
 from swift_ft.errors import RendezvousLostError
+from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
 
 __all__ = ["AwaitedKeys"]
 

@@ -18,8 +18,8 @@ from functools import partial
 from torch.distributed import DistError
 
 from swift_ft.errors import RendezvousLostError
+from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
 
 __all__ = ["BackgroundWriter"]
 

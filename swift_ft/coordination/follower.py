@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from swift_ft.coordination.journal import EventLog
 from swift_ft.coordination.journal_reader import JournalReader
 from swift_ft.errors import FencedError, RendezvousLostError
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery.blocks import Sequencer
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.events import Event
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step_all
 from swift_ft.recovery.snapshot import Snapshot
-from swift_ft.waits import waiting
 
 __all__ = ["Follower", "after_entries"]
 

@@ -17,13 +17,13 @@ from torch.distributed import DistError
 
 from swift_ft.coordination.participant import Participant
 from swift_ft.errors import RendezvousLostError, first_line
+from swift_ft.observe.spans import recorder
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.waits import named
-from swift_ft.spans import recorder
 from swift_ft.torch_adapters.process_group import GenerationGroup
-from swift_ft.waits import waiting
 
 __all__ = ["Groups"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 import uuid
 
+from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
 
 __all__ = ["SIGN_S", "LifeSigns", "shows_life"]
 

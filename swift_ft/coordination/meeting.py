@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from torch.distributed import DistStoreError
 
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery.heads import FANOUT, met_by
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
 
 __all__ = ["Meeting", "Met"]
 

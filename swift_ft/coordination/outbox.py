@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.events import Event
-from swift_ft.waits import waiting
 
 __all__ = ["MOST_EVENTS", "Outbox"]
 

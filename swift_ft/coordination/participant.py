@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from swift_ft.config.exit_codes import EXIT_FENCED
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.active_generation import ActiveGeneration, is_other
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.archive import JournalArchiver
@@ -18,14 +20,12 @@ from swift_ft.coordination.journal import EventLog
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.errors import JobEndedError
-from swift_ft.exit_codes import EXIT_FENCED
+from swift_ft.observe.spans import recorder
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder, worker_order
-from swift_ft.spans import recorder
-from swift_ft.waits import waiting
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["Participant"]
 

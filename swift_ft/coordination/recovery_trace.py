@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from swift_ft.observe.spans import Recorder, Recording, recorder
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.timeline import INTERRUPTIONS, interrupts
-from swift_ft.spans import Recorder, Recording, recorder
 
 __all__ = ["RecoveryTrace"]
 

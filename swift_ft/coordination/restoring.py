@@ -34,9 +34,9 @@ from swift_ft.coordination.block_log import republish, republished_to
 from swift_ft.coordination.incarnations import INCARNATION, NOT_RESTORED, incarnation_of, new_incarnation
 from swift_ft.coordination.kept_keys import KeptKeys, absent
 from swift_ft.errors import FencedError
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
 from swift_ft.torch_adapters.rendezvous_store import Store
-from swift_ft.waits import waiting
 
 __all__ = ["JournalCopy", "Restorer", "Roster"]
 

@@ -17,13 +17,13 @@ import torch
 import xxhash
 from torch.distributed import DistError
 
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RecoveryError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_adapters.script_operations import ALIKE, Operation
 from swift_ft.units import format_bytes
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["LIMIT", "LIMIT_BYTES", "CannotBeNoted", "SetupCommunication"]
 

@@ -13,10 +13,10 @@ from functools import partial
 
 from torch.distributed import DistError
 
-from swift_ft.alarms import alarms
-from swift_ft.config import SILENCE_S
+from swift_ft.config.run_config import SILENCE_S
+from swift_ft.config.store_address import ETCD, StoreAddress
 from swift_ft.errors import RendezvousLostError, UsageError, first_line
-from swift_ft.store_address import ETCD, StoreAddress
+from swift_ft.host.alarms import alarms
 from swift_ft.torch_adapters.connections import (
     connections_to,
     keep_alive,

@@ -22,9 +22,9 @@ from filelock import FileLock, Timeout
 
 from swift_ft.data.file_index import DataFile
 from swift_ft.errors import GaveUpError, UsageError, first_line
+from swift_ft.observe.waits import waiting
 from swift_ft.storage.digest import Digester
 from swift_ft.storage.store import Store
-from swift_ft.waits import waiting
 
 __all__ = ["FetchedBytes", "FileCache", "Peers"]
 

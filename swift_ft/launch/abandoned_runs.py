@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.life_signs import SIGN_S, shows_life

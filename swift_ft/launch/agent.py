@@ -38,13 +38,13 @@ from swift_ft.launch.worker_channels import WorkerChannels
 from swift_ft.launch.worker_jobs import output_prefixes, worker_job
 from swift_ft.launch.worker_watch import WorkerWatch
 from swift_ft.network import Port
+from swift_ft.observe.spans import recorder
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import possible_hosts
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order
-from swift_ft.spans import recorder
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
-from swift_ft.waits import waiting
 
 __all__ = ["MachineAgent"]
 

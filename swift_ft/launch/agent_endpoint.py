@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from swift_ft.launch.agent_status import AgentStatus
-from swift_ft.page_server import Page, Pages, PageServer, metrics_page
+from swift_ft.network.page_server import Page, Pages, PageServer, metrics_page
 from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.plan import RecoveryMode
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from swift_ft.checkpoint.recording_file import StoredRecording, clock_of_host, write_recording
 from swift_ft.checkpoint.store_claim import store_of_run
 from swift_ft.errors import first_line
-from swift_ft.spans import Recording
-from swift_ft.waits import waiting
+from swift_ft.observe.spans import Recording
+from swift_ft.observe.waits import waiting
 
 __all__ = ["AgentRecordings"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.network import JobSecret
-from swift_ft.store_address import StoreAddress
 
 __all__ = ["AgentSettings"]
 

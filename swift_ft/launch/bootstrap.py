@@ -14,11 +14,11 @@ from datetime import timedelta
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError, RendezvousStoreInfo
 
-from swift_ft.addresses import endpoint, split_endpoint
+from swift_ft.network.addresses import endpoint, split_endpoint
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore, serve_store
-from swift_ft.waits import waiting
 
 __all__ = ["Bootstrap"]
 

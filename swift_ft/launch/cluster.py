@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from swift_ft.config.exit_codes import EXIT_FENCED, EXIT_USAGE
+from swift_ft.config.store_address import TCP, StoreAddress
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.journal import Journal, open_journal
@@ -25,7 +27,6 @@ from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
-from swift_ft.exit_codes import EXIT_FENCED, EXIT_USAGE
 from swift_ft.launch.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.preload import preload
@@ -40,7 +41,6 @@ from swift_ft.launch.stop_signals import (
 from swift_ft.launch.store_service import StoreService, say_restarted
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Verdict
-from swift_ft.store_address import TCP, StoreAddress
 
 __all__ = ["Cluster", "ClusterResult"]
 

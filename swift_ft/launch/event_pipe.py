@@ -13,8 +13,8 @@ import os
 import socket
 from typing import Any
 
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import NotLaunchedError
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["EventPipe"]
 

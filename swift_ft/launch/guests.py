@@ -11,14 +11,14 @@ from pathlib import Path
 import pynvml
 
 from swift_ft.errors import first_line
-from swift_ft.host_memory import available_bytes
+from swift_ft.host.memory import available_bytes
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.standby import Standby
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import State
 from swift_ft.units import format_bytes
-from swift_ft.waits import waiting
 
 __all__ = ["Guests", "resident_bytes"]
 

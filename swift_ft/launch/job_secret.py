@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Callable
 
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
 from swift_ft.network import JobSecret
 from swift_ft.network.secret import token_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore

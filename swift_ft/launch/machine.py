@@ -18,6 +18,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig
 
+from swift_ft.config.store_address import ETCD
 from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import RELAY
@@ -46,14 +47,13 @@ from swift_ft.launch.stop_signals import (
 from swift_ft.launch.store_service import run_is_over
 from swift_ft.launch.store_watch import StoreWatch
 from swift_ft.network import connect as reach
+from swift_ft.observe.spans import recorder
 from swift_ft.program.discovery import main_source
 from swift_ft.program.kept_sources import kept_sources
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State, Verdict
 from swift_ft.recovery.snapshot import Snapshot
-from swift_ft.spans import recorder
-from swift_ft.store_address import ETCD
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 

@@ -8,9 +8,9 @@ from swift_ft.launch.ring import Ring
 from swift_ft.launch.sentinel import Sentinel
 from swift_ft.launch.watched_machine import LostMachine
 from swift_ft.network import JobSecret, Port
+from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.spans import recorder
 
 __all__ = ["NeighbourWatch"]
 

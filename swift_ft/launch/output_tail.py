@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, TextIO
 
 from swift_ft.errors import first_line
-from swift_ft.waits import waiting
+from swift_ft.observe.waits import waiting
 
 __all__ = ["OutputTail", "Shown"]
 

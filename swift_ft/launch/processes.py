@@ -19,9 +19,9 @@ from swift_ft.coordination.relay.lines import LocalLine, local_pair
 from swift_ft.launch.output_tail import OutputTail, Shown
 from swift_ft.launch.standby import Standby
 from swift_ft.launch.worker import WorkerJob
-from swift_ft.spans import recorder
+from swift_ft.observe.spans import recorder
+from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
-from swift_ft.waits import waiting
 
 __all__ = ["StandbyContext", "is_stopped", "process_state"]
 

@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from swift_ft.checkpoint.state_payload import pack, unpack
-from swift_ft.heap import map_ahead
+from swift_ft.host.heap import map_ahead
+from swift_ft.host.pages import copy_shared
 from swift_ft.launch.torch_threads import use_threads_of_environment
-from swift_ft.pages import copy_shared
 
 __all__ = ["rehearse"]
 

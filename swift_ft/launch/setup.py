@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from swift_ft.config import RunConfig
-from swift_ft.config_option import flag_of
+from swift_ft.config.option import flag_of
+from swift_ft.config.run_config import RunConfig
 from swift_ft.launch.compared import argument_facts, environment_facts
 from swift_ft.network import JobSecret
 from swift_ft.program.discovery import environment_read_by, main_source

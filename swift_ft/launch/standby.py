@@ -27,13 +27,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.errors import UsageError
-from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.launch.preload import preload
 from swift_ft.launch.stop_signals import leave_to_the_launcher, undo_ignoring
 from swift_ft.launch.strays import adopt_orphans, kill_strays
 from swift_ft.launch.worker import WorkerJob, run_worker
-from swift_ft.spans import recorder
+from swift_ft.observe.spans import recorder
 
 __all__ = ["Standby"]
 

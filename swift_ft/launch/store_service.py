@@ -18,12 +18,12 @@ from typing import NoReturn
 
 from torch.distributed import DistError
 
-from swift_ft.addresses import endpoint, listen_address, split_endpoint
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.runs import close_after_run, is_ended
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.launch.stop_signals import leave_to_the_launcher
-from swift_ft.store_address import StoreAddress
+from swift_ft.network.addresses import endpoint, listen_address, split_endpoint
 from swift_ft.torch_adapters.connections import connections_to, tcp_connections
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore, serve_store
 

@@ -13,25 +13,25 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from swift_ft.config.exit_codes import EXIT_USAGE
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import AgentChannel, set_agent_channel
 from swift_ft.coordination.relay.lines import set_line_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.errors import GaveUpError, JobEndedError, UsageError
-from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.launch.console_log import show_log
 from swift_ft.launch.main_module import run_main, show_error
 from swift_ft.launch.script_end import finish
 from swift_ft.launch.torch_threads import use_threads_of_environment
 from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE
-from swift_ft.spans import recorder
+from swift_ft.observe.spans import recorder
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_construction import construct_within, join_without_sync
 from swift_ft.torch_adapters.distribution import distribute_within
 from swift_ft.torch_adapters.killed_children import killed_child
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.script_groups import be_given_own_objects, script_groups
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["WorkerJob", "run_worker"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from torch.distributed.elastic.agent.server.api import Worker
 
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.launch.agent_settings import AgentSettings
 from swift_ft.launch.worker import WorkerJob
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["output_prefixes", "worker_job"]
 

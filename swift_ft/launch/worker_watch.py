@@ -6,14 +6,14 @@ import logging
 import signal
 from collections.abc import Callable, Mapping
 
-from swift_ft.exit_codes import EXIT_FENCED
+from swift_ft.config.exit_codes import EXIT_FENCED
 from swift_ft.launch.oom_kills import OomKills
 from swift_ft.launch.processes import StandbyContext, is_stopped
 from swift_ft.launch.rendezvous import JournalRendezvous
 from swift_ft.launch.stopped_workers import LOOKS, StoppedWorkers
 from swift_ft.launch.worker_channels import WorkerChannels
+from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
-from swift_ft.spans import recorder
 
 __all__ = ["WorkerWatch"]
 

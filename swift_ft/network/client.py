@@ -7,7 +7,7 @@ import ssl
 import time
 from contextlib import ExitStack
 
-from swift_ft.addresses import split_endpoint
+from swift_ft.network.addresses import split_endpoint
 from swift_ft.network.channel import Channel
 from swift_ft.network.errors import BadFrameError, RefusedError
 from swift_ft.network.frames import FrameBuffer, frame

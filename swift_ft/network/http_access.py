@@ -15,7 +15,7 @@ import secrets
 import ssl
 from http import HTTPStatus
 
-from swift_ft.addresses import split_endpoint
+from swift_ft.network.addresses import split_endpoint
 from swift_ft.network.handshake import UNBOUND
 from swift_ft.network.secret import JobSecret
 from swift_ft.network.tls import binding_of

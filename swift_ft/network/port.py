@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 
-from swift_ft.addresses import create_server, endpoint, listen_address
+from swift_ft.network.addresses import create_server, endpoint, listen_address
 from swift_ft.network.channel import Channel
 from swift_ft.network.errors import RefusedError
 from swift_ft.network.newcomer import HANDSHAKE_S, Newcomer
@@ -41,7 +41,7 @@ class Port:
     """Listens until it is closed.
 
     Args:
-        host: by which other machines know this one (see :func:`swift_ft.addresses.listen_address`).
+        host: by which other machines know this one (see :func:`swift_ft.network.addresses.listen_address`).
         secret: the job's.
         handlers: who serves a connection, by its purpose. More can be added later.
         number: of the port; 0 for any free one.

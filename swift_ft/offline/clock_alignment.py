@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from swift_ft.spans import Recording
+from swift_ft.observe.spans import Recording
 
 __all__ = ["Clock", "align"]
 

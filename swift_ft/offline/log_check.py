@@ -22,9 +22,9 @@ from swift_ft.logging.format.segment import (
     parse_segment,
     parse_segment_name,
 )
+from swift_ft.observe.waits import waiting
 from swift_ft.offline.replay_coverage import Entry, ReplayCoverage
 from swift_ft.storage.store import TEMPORARY_SUFFIX, Store
-from swift_ft.waits import waiting
 
 __all__ = ["CheckedLogs", "LogDamage", "check_logs", "read_ahead_threads"]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from swift_ft.checkpoint.recording_file import StoredRecording, read_recording, recording_names
 from swift_ft.errors import SwiftError, first_line
+from swift_ft.observe.spans import FIRST_ITERATION, Span
 from swift_ft.offline.clock_alignment import Clock, align
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.timeline import INTERRUPTIONS, interrupts
-from swift_ft.spans import FIRST_ITERATION, Span
 from swift_ft.storage.store import Store
 
 __all__ = [

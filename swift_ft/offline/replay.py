@@ -18,7 +18,8 @@ from swift_ft.checkpoint.folder import CheckpointFolder, Part
 from swift_ft.checkpoint.manifest import MANIFEST
 from swift_ft.checkpoint.verify import part_damages
 from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.worker_context import OfflineReplay
 from swift_ft.errors import DamagedCheckpointError, UsageError
 from swift_ft.launch.setup import is_readable_file, setup_of
 from swift_ft.offline.archive import ArchivedJournal, read_journal
@@ -32,7 +33,6 @@ from swift_ft.recovery.waits import named
 from swift_ft.runtime.offline_replay import part_name
 from swift_ft.storage.digest import digest_of_json, sealed
 from swift_ft.storage.store import Store
-from swift_ft.worker_context import OfflineReplay
 
 __all__ = ["OfflineReplayResult", "ReplayRequest", "replay_machine"]
 

@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from swift_ft.checkpoint.store_claim import CLAIMED
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.worker_context import OfflineReplay, WorkerContext
 from swift_ft.coordination.agent_channel import channel_pair, receive
 from swift_ft.coordination.incarnations import begin
 from swift_ft.coordination.journal import open_journal
@@ -23,11 +24,10 @@ from swift_ft.launch.standby import Standby
 from swift_ft.launch.store_service import StoreService
 from swift_ft.launch.worker import WorkerJob
 from swift_ft.network import JobSecret
+from swift_ft.observe.waits import waiting
 from swift_ft.offline.replay_plan import GENERATION, ReplayPlan, machine_name, synthetic_journal
 from swift_ft.runtime.pipeline.published_shapes import PublishedShapes
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
-from swift_ft.waits import waiting
-from swift_ft.worker_context import OfflineReplay, WorkerContext
 
 __all__ = ["ReplayWorkers", "log_name"]
 

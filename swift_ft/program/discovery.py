@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
-from swift_ft.own_code import is_own_file
 from swift_ft.program.import_hook import KeptLoader, import_kept
 from swift_ft.program.kept_sources import KeptSource, KeptSources, kept_sources, start_keeping
+from swift_ft.program.own_code import is_own_file
 
 __all__ = ["environment_read_by", "keep_program", "main_source"]
 

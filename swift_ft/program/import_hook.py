@@ -14,8 +14,8 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import decode_source, spec_from_file_location
 from types import CodeType, ModuleType
 
-from swift_ft.own_code import is_own_file
 from swift_ft.program.kept_sources import KeptSource, KeptSources
+from swift_ft.program.own_code import is_own_file
 
 __all__ = ["KeptLoader", "import_kept"]
 

@@ -17,6 +17,7 @@ from swift_ft.checkpoint.recording_file import StoredRecording, clock_of_host
 from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.store_claim import open_store
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.archive import JournalArchive, JournalArchiver
 from swift_ft.coordination.background_writer import BackgroundWriter
@@ -32,6 +33,7 @@ from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.coordination.store_client import connect
 from swift_ft.costs.job import Worker
 from swift_ft.errors import UsageError
+from swift_ft.observe.spans import Recording, recorder
 from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.attachments import Attachments
@@ -43,6 +45,8 @@ from swift_ft.runtime.data.board import BatchBoard
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import share_files
+from swift_ft.runtime.elastic.layer_sync import LayerSync
+from swift_ft.runtime.elastic.repartition import Repartition
 from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.housekeeping import Housekeeper, Housekeeping
@@ -58,8 +62,6 @@ from swift_ft.runtime.pipeline.replay import Replays
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
 from swift_ft.runtime.program_check import check_program
-from swift_ft.runtime.repartition import Repartition
-from swift_ft.runtime.replicas.layer_sync import LayerSync
 from swift_ft.runtime.replicas.own_variables import OwnVariables
 from swift_ft.runtime.replicas.prepared_state import PreparedState
 from swift_ft.runtime.replicas.replicas import Replicas
@@ -74,7 +76,6 @@ from swift_ft.runtime.work_history import WorkHistory
 from swift_ft.runtime.work_sharing import new_layer_costs, new_rebalance, new_reshare
 from swift_ft.runtime.worker_records import WorkerRecords
 from swift_ft.runtime.worker_status import WorkerStatus
-from swift_ft.spans import Recording, recorder
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.ddp_construction import constructed
 from swift_ft.torch_adapters.device_waits import DeviceWaits
@@ -83,7 +84,6 @@ from swift_ft.torch_adapters.fsdp import ShardedModels
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.script_groups import script_groups
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["Assembly"]
 

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import host_random_state, set_host_random_state
-from swift_ft.torch_adapters.core.buffers import BufferCopies
-from swift_ft.torch_adapters.core.tensors import same_bits, version_of
+from swift_ft.torch_core.buffers import BufferCopies
+from swift_ft.torch_core.tensors import same_bits, version_of
 
 __all__ = ["ChangeableState", "FixedState", "ModuleModes"]
 

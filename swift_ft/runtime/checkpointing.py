@@ -12,13 +12,13 @@ import time
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.participant import Participant
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.topology import checkpoint_owner
 from swift_ft.runtime.commits import Commits
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.state_proof import StateProof
-from swift_ft.waits import waiting
 
 __all__ = ["Saver"]
 

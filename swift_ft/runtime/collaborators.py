@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.step.rollback import Rollback
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.archive import JournalArchiver
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.groups import Groups
@@ -19,6 +20,10 @@ from swift_ft.runtime.commits import Commits
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import FilePeers
+from swift_ft.runtime.elastic.layer_sync import LayerSync
+from swift_ft.runtime.elastic.rebalance import Rebalance
+from swift_ft.runtime.elastic.repartition import Repartition
+from swift_ft.runtime.elastic.reshare import Reshare, ShareMicrobatches
 from swift_ft.runtime.housekeeping import Housekeeping
 from swift_ft.runtime.memory.snapshots import Snapshots
 from swift_ft.runtime.part_peers import PartPeers
@@ -26,19 +31,14 @@ from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.replay import Replays
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.profiler import Profiler
-from swift_ft.runtime.rebalance import Rebalance
-from swift_ft.runtime.repartition import Repartition
-from swift_ft.runtime.replicas.layer_sync import LayerSync
 from swift_ft.runtime.replicas.prepared_state import PreparedState
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
-from swift_ft.runtime.reshare import Reshare, ShareMicrobatches
 from swift_ft.runtime.script_phases import ScriptPhases
 from swift_ft.runtime.work_history import WorkHistory
 from swift_ft.runtime.worker_status import WorkerStatus
 from swift_ft.torch_adapters.device_waits import DeviceWaits
 from swift_ft.torch_adapters.fsdp import ShardedModels
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["Collaborators"]
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.coordination.participant import Participant
 from swift_ft.errors import FencedError, SwiftError
-from swift_ft.failpoints import Point, hit
+from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder, commit_due

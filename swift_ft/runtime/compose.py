@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.runtime.assembly import Assembly
 from swift_ft.runtime.offline_replay import OfflineAssembly
 from swift_ft.runtime.settings import Settings
 from swift_ft.storage.read_only import ReadOnlyStore
 from swift_ft.storage.store import Store
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["assemble"]
 

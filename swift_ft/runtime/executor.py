@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 
 from swift_ft.errors import CheckpointError, RecoveryError, SwiftError
-from swift_ft.failpoints import Point, hit
+from swift_ft.faults.failpoints import Point, hit
+from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
@@ -19,7 +20,6 @@ from swift_ft.recovery.plan import Plan, RecoveryMode, Task
 from swift_ft.recovery.timeline import lost_statistics
 from swift_ft.runtime.collaborators import Collaborators
 from swift_ft.runtime.report import failure_event, status_report
-from swift_ft.spans import recorder
 from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
 
 __all__ = ["Executor"]

@@ -13,12 +13,12 @@ import torch
 
 from swift_ft.coordination.participant import Participant
 from swift_ft.errors import SwiftError
-from swift_ft.failpoints import Point, hit, listen
 from swift_ft.faults import Action, Fault, Target, parse_faults
+from swift_ft.faults.failpoints import Point, hit, listen
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.collaborators import Collaborators
-from swift_ft.waits import waiting
 
 __all__ = ["FaultInjector", "InjectedError", "inject_faults"]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swift_ft.file_server import FileServer
+from swift_ft.config.worker_context import WorkerContext
+from swift_ft.network.file_server import FileServer
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["FileOffers"]
 

@@ -12,9 +12,9 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.part_files import LocalParts
 from swift_ft.checkpoint.store_claim import tidy_store
 from swift_ft.checkpoint.worker_history import sweep_histories
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
-from swift_ft.waits import waiting
 
 __all__ = ["Housekeeper", "Housekeeping", "KeepLogs"]
 

@@ -13,7 +13,8 @@ from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.costs.slow_links import LinkSample
 from swift_ft.determinism import seed_step
 from swift_ft.errors import DivergenceError, RecoveryError, first_line
-from swift_ft.failpoints import Point, hit
+from swift_ft.faults.failpoints import Point, hit
+from swift_ft.observe.spans import FIRST_ITERATION, recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import leaves_after_checkpoint
@@ -26,7 +27,6 @@ from swift_ft.runtime.own_work import OwnWork
 from swift_ft.runtime.report import failure_event
 from swift_ft.runtime.script_phases import Phase
 from swift_ft.runtime.stall_watch import StallWatch
-from swift_ft.spans import FIRST_ITERATION, recorder
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore

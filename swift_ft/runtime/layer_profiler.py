@@ -11,16 +11,16 @@ from pathlib import Path
 from torch import nn
 
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.costs.equal_devices import on_equal_devices
 from swift_ft.costs.layer_profile import LayerProfile, write_layers
 from swift_ft.errors import UsageError
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.layer_times import LayerTimes
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["LayerCosts", "LayerProfiler", "layer_keys", "read_layers"]
 

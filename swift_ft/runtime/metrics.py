@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swift_ft.logging import IterationStats, LogWriterMetrics
-from swift_ft.page_server import PageServer, metrics_page
+from swift_ft.network.page_server import PageServer, metrics_page
 
 __all__ = ["LogMetrics", "MetricsCollector", "SessionMetrics", "serve_worker_metrics"]
 

@@ -18,6 +18,7 @@ import torch
 from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import GaveUpError, UsageError
 from swift_ft.logging import LogReader, MessageKey, MessageLog
 from swift_ft.recovery.job_state import State
@@ -30,7 +31,6 @@ from swift_ft.runtime.settings import Settings
 from swift_ft.runtime.work_history import WorkHistory
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import staged, write_part
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["OfflineAssembly", "part_name"]
 

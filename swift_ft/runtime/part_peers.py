@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import IO
 
 from swift_ft.checkpoint.part_files import LocalParts
-from swift_ft.file_server import fetch_file
+from swift_ft.config.worker_context import WorkerContext
+from swift_ft.network.file_server import fetch_file
 from swift_ft.runtime.file_offers import FileOffers
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["PartPeers"]
 

@@ -18,18 +18,18 @@ import torch.distributed as dist
 from torch import nn
 
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.costs.chain_profile import ChainProfile, write_profile
 from swift_ft.costs.job import Job, Measured, Worker
 from swift_ft.errors import UsageError, first_line
 from swift_ft.logging import IterationStats
+from swift_ft.observe.waits import waiting
 from swift_ft.runtime.layer_profiler import LayerProfiler
 from swift_ft.torch_adapters.communication import begin, device_of, wait_for
 from swift_ft.torch_adapters.layer_stack import stack_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["Profiler"]
 

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UsageError
-from swift_ft.own_code import is_own_file
 from swift_ft.program.kept_sources import digest_of, kept_sources
+from swift_ft.program.own_code import is_own_file
 from swift_ft.runtime.settings import Settings
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["check_program", "source_digests"]
 

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 from swift_ft.checkpoint.step.rollback import Rollback
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import CannotHelpError, DamagedCheckpointError, DivergenceError, SwiftError
 from swift_ft.recovery.events import CheckpointDamaged, HelpDeclined, ReplayFailed, StatusReported
 from swift_ft.runtime.memory.snapshots import Snapshots
@@ -13,7 +14,6 @@ from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.worker_status import WorkerStatus
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["failure_event", "held_by", "status_report"]
 

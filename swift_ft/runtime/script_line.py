@@ -8,7 +8,7 @@ from pathlib import Path
 from traceback import StackSummary
 from types import FrameType
 
-from swift_ft.own_code import is_own_file
+from swift_ft.program.own_code import is_own_file
 
 __all__ = ["frames_of", "line_in", "place_of", "script_line"]
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.logging import IterationStats
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["WorkHistory"]
 

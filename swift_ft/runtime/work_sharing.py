@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.runtime.data.dealing import DealtBatches
+from swift_ft.runtime.elastic.rebalance import Rebalance
+from swift_ft.runtime.elastic.reshare import Reshare, ShareMicrobatches
 from swift_ft.runtime.layer_profiler import LayerCosts, layer_keys
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
-from swift_ft.runtime.rebalance import Rebalance
-from swift_ft.runtime.reshare import Reshare, ShareMicrobatches
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["new_layer_costs", "new_rebalance", "new_reshare"]
 

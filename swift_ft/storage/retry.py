@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tenacity
 
-from swift_ft.waits import waiting
+from swift_ft.observe.waits import waiting
 
 __all__ = ["is_outage", "is_refusal", "is_transient", "remedy", "retry"]
 

@@ -1,4 +1,4 @@
-"""The only place where private parts of torch are used. Tested on torch 2.11 to 2.14.
+"""Where private parts of torch are used, beside ``torch_core/``. Tested on torch 2.11 to 2.14.
 
 A new release of torch may change any of these parts. Then the conformance test of the file fails and names
 the part. The test of seams (tests/unit) looks for private parts everywhere else. What differs between
@@ -8,12 +8,6 @@ releases is in ``versions/``, which has a table of its own.
 file                                    what it uses of torch                       tests/unit/torch_adapters/
 ======================================  ==========================================  ==========================
 seams.py                                looks for all of these, by name          test_seams.py
-core/tensors.py                         version counters, sparse parts, storages    core/test_tensors.py
-core/buffers.py                         a module's own buffers, copies of many      core/test_buffers.py
-core/module_tree.py                     where a module keeps what is in it          core/test_module_tree.py
-core/model_state.py                     how a module loads its state                core/test_model_state.py
-core/shards.py                          local tensors and specs of DTensors         core/test_shards.py
-core/optimizers.py                      step hooks, Muon's kernels, scheduler marks core/test_optimizers.py
 communication.py                        how schedules begin and wait, backends      test_communication.py
 rendezvous_store.py                     the classes of the key-value stores, how a  test_communication.py,
                                         client begins                               test_rendezvous_store.py
@@ -65,9 +59,8 @@ pipelining/stage_metadata.py            2.12   shapes are records
 process_group.py                        2.14   another function makes gloo's groups
 ======================================  =====  ============================================================
 
-``core/fingerprints.py``, ``dcp/errors.py``, ``device_waits.py``, ``layer_stack.py``, ``link_times.py``,
+``dcp/errors.py``, ``device_waits.py``, ``layer_stack.py``, ``link_times.py``,
 ``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
 ``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py``, ``process_group.py``,
-``script_operations.py``, ``served.py`` and ``step_failures.py`` use public parts only. ``core/`` stands on
-the ground floor, because ``undo/`` and ``logging/`` use it.
+``script_operations.py``, ``served.py`` and ``step_failures.py`` use public parts only.
 """

@@ -19,8 +19,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
-from swift_ft.alarms import alarms
-from swift_ft.spans import recorder
+from swift_ft.host.alarms import alarms
+from swift_ft.observe.spans import recorder
 from swift_ft.torch_adapters.step_failures import step_failures
 
 __all__ = ["AbortableWaits"]

@@ -33,8 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from swift_ft.errors import UnsupportedError, first_line
-from swift_ft.failpoints import Point, hit
-from swift_ft.spans import recorder
+from swift_ft.faults.failpoints import Point, hit
+from swift_ft.observe.spans import recorder
 from swift_ft.torch_adapters.accepted_ddp import accepted_ddp, synchronised_norms
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_buffers import BufferSync

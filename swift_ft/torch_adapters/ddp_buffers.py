@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from swift_ft.torch_adapters.core.buffers import copy_all
 from swift_ft.torch_adapters.versions.buffer_sync import keeps_buffers_equal
+from swift_ft.torch_core.buffers import copy_all
 
 __all__ = ["BufferSync"]
 

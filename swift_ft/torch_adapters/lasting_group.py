@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.errors import UnsupportedError
-from swift_ft.spans import recorder
+from swift_ft.observe.spans import recorder
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.present_members import PresentMembers
 from swift_ft.torch_adapters.script_operations import (

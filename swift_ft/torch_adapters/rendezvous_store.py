@@ -25,8 +25,9 @@ from typing import Protocol, TypeVar, runtime_checkable
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError, DistStoreError
 
-from swift_ft.addresses import create_server, listen_address
 from swift_ft.errors import NotRestoredError, RendezvousLostError
+from swift_ft.network.addresses import create_server, listen_address
+from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.connections import (
     connections_to,
     exempt,
@@ -35,7 +36,6 @@ from swift_ft.torch_adapters.connections import (
     new_connections,
     tcp_connections,
 )
-from swift_ft.waits import waiting
 
 __all__ = [
     "AbortableStore",
@@ -70,7 +70,7 @@ def serve_store(host: str, port: int) -> TCPStore:
     vanished.
 
     Args:
-        host: where it listens (see :func:`swift_ft.addresses.listen_address`).
+        host: where it listens (see :func:`swift_ft.network.addresses.listen_address`).
         port: its port; 0 for a free one.
 
     Raises:

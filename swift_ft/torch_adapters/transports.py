@@ -32,7 +32,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from swift_ft.alarms import Alarm, alarms
+from swift_ft.host.alarms import Alarm, alarms
 from swift_ft.torch_adapters.comm_errors import is_communication
 from swift_ft.torch_adapters.communication import device_of
 from swift_ft.torch_adapters.connections import new_connections, shut_down, tcp_connections

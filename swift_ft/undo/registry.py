@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from swift_ft.torch_adapters.core.optimizers import makes_same_state, plain_step
+from swift_ft.torch_core.optimizers import makes_same_state, plain_step
 from swift_ft.undo.rules.adafactor import AdafactorRule
 from swift_ft.undo.rules.adam import AdamaxRule, AdamRule, NAdamRule, RAdamRule
 from swift_ft.undo.rules.adaptive import AdadeltaRule, AdagradRule, RMSpropRule, RpropRule

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from swift_ft.torch_adapters.core.tensors import sparse_indices, sparse_values
+from swift_ft.torch_core.tensors import sparse_indices, sparse_values
 
 __all__ = ["AnySnapshot", "Hyper", "RowSnapshot", "Snapshot", "WholeState", "size_bytes"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from swift_ft.errors import UndoError
-from swift_ft.torch_adapters.core.optimizers import picks_foreach
-from swift_ft.torch_adapters.core.shards import laid_out_as
-from swift_ft.torch_adapters.core.tensors import sparse_indices, version_of
+from swift_ft.torch_core.optimizers import picks_foreach
+from swift_ft.torch_core.shards import laid_out_as
+from swift_ft.torch_core.tensors import sparse_indices, version_of
 from swift_ft.undo.compiled import Kernel, invert_compiled
 from swift_ft.undo.registry import touches_rows_only
 from swift_ft.undo.residual import Residual

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swift_ft.errors import UndoError, UsageError
-from swift_ft.torch_adapters.core.tensors import version_of
+from swift_ft.torch_core.tensors import version_of
 from swift_ft.undo.snapshot import WholeState, size_bytes
 from swift_ft.undo.update import GroupUpdate, ParamUpdate
 

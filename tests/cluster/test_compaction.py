@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.block_log import block_log_in
 from swift_ft.coordination.store_client import connect
 from swift_ft.offline.archive import read_journal
 from swift_ft.offline.run_store import open_run_store
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase
-from swift_ft.store_address import StoreAddress
 from tests.support.cluster import (
     SLOW_UNTIL_TOLD,
     ClusterRun,

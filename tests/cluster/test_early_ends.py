@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.launch.store_service import is_listening
-from swift_ft.store_address import StoreAddress
 from tests.support.cluster import ClusterRun, assert_identical, one_line, run_cluster, training
 from tests.support.waiting import free_port, wait_until
 

@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.membership import Membership
-from swift_ft.store_address import StoreAddress
 from tests.support.cluster import ClusterRun, assert_identical, run_cluster, training
 from tests.support.hosts import Hosts
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.addresses import is_this_host
+from swift_ft.network.addresses import is_this_host
 from tests.support.cluster import kill_processes_of
 from tests.support.hosts import Hosts
 

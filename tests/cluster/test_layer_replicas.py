@@ -204,13 +204,15 @@ POINTS = [
 @pytest.mark.parametrize("victim", range(4))
 @pytest.mark.parametrize("point", POINTS)
 def test_a_loss_anywhere(point: str, victim: int, tmp_path: Path, undisturbed: References) -> None:
-    """The lost stage's layers come from the other pipeline. Nothing is replayed, and nobody loads a file."""
+    """The lost stage's layers come from the other pipeline. Nothing is replayed for it, and nobody loads a file."""
     chosen = (*TWO, "--exact") if victim % 2 else TWO
     run = run_pipelines(tmp_path, *chosen, inject=f"kill machine={victim} iteration=5 {point}", spares=1)
     assert_same_layers(run, undisturbed(*chosen))
     assert_clean(run)
     assert modes(run) == {"replica"}, run.output[-3000:]
-    assert run.recoveries[0]["replayed_iterations"] == {}
+    # Who is between two steps has completed one that another worker may still have to complete, alone.
+    behind = {1} if point == "point=between" else set()
+    assert {*run.recoveries[0]["replayed_iterations"].values()} <= behind
 
 
 @pytest.mark.parametrize("layer", [0, 4, 5, 9])

@@ -12,7 +12,7 @@ import pytest
 
 from swift_ft.checkpoint.run_record import RECORD
 from swift_ft.checkpoint.worker_history import read_history
-from swift_ft.spans import FIRST_ITERATION
+from swift_ft.observe.spans import FIRST_ITERATION
 from swift_ft.storage.store import Store
 from tests.support.cluster import EXAMPLES, ClusterRun, assert_identical, recover, run_cluster, training
 from tests.support.trace_events import assert_is_trace

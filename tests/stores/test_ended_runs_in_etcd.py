@@ -13,13 +13,13 @@ import pytest
 from benchmarks.lib.etcd import EtcdCluster, binary
 from swift_ft.cli.recover import gc
 from swift_ft.cli.recover.main import main
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination import runs
 from swift_ft.coordination.etcd.stored_runs import delete_run, stored_runs
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.recovery import events as ev
-from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 Open = Callable[[str], RendezvousStore]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib.etcd import EtcdCluster, TlsFiles, binary
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, UsageError
-from swift_ft.store_address import StoreAddress
 
 PASSWORD = "correct horse"
 

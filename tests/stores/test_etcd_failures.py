@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib.etcd import EtcdCluster
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.block_log import block_log_in
 from swift_ft.coordination.store_client import connect
 from swift_ft.recovery.job_state import Phase
-from swift_ft.store_address import StoreAddress
 from tests.support.cluster import (
     ClusterRun,
     assert_clean,

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import NoReturn
 
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 
 __all__ = ["die", "kill_once", "note_machine", "note_store", "store_process"]
 

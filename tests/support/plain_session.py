@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 import swift_ft
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.determinism import seed_step
 from swift_ft.torch_adapters.ddp import trial_forward
-from swift_ft.worker_context import WorkerContext
 from tests.support import copies
 
 __all__ = ["PlainSession", "PlainStep", "put_in_place"]

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.store_address import StoreAddress
 from tests.support.waiting import wait_until
 
 ENDPOINT = "endpoint.txt"

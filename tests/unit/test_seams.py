@@ -1,4 +1,4 @@
-"""Private parts of torch are used in ``torch_adapters/`` only, where each has a conformance test."""
+"""Private parts of torch are used in two rooms only, where each has a conformance test."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "swift_ft"
+ROOMS = ("torch_adapters", "torch_core")
+"""Of private parts."""
 
 DOCUMENTED = ("_foreach_",)
 """torch documents its multi-tensor kernels under names with an underscore ("Foreach Operations")."""
@@ -50,9 +52,7 @@ PRIVATE_ATTRIBUTES = frozenset(
 )
 """On anything but ``self``, ``cls`` and ``super()`` these are torch's."""
 
-FILES = sorted(
-    path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "torch_adapters"
-)
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in ROOMS)
 
 
 def is_private(name: str) -> bool:
@@ -138,9 +138,9 @@ def private_parts(source: str) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_private_parts_of_torch_are_in_torch_adapters_only(path: Path) -> None:
+def test_private_parts_of_torch_are_in_their_rooms_only(path: Path) -> None:
     found = [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in private_parts(path.read_text())]
-    assert not found, "move these into swift_ft/torch_adapters/:\n" + "\n".join(found)
+    assert not found, "move these into swift_ft/torch_adapters/ or torch_core/:\n" + "\n".join(found)
 
 
 @pytest.mark.parametrize(
@@ -173,15 +173,15 @@ def test_the_test_leaves_other_names_alone(source: str) -> None:
     assert not list(private_parts(source))
 
 
-@pytest.mark.parametrize("room", ["", "versions"])
+@pytest.mark.parametrize("room", [*ROOMS, "torch_adapters/versions"])
 def test_the_table_of_a_room_names_every_file_and_its_test(room: str) -> None:
-    adapters, tests = PACKAGE / "torch_adapters" / room, ROOT / "tests/unit/torch_adapters" / room
+    adapters, tests = PACKAGE / room, ROOT / "tests/unit" / room
     table = ast.get_docstring(ast.parse((adapters / "__init__.py").read_text())) or ""
     for path in adapters.rglob("*.py"):
         file = path.relative_to(adapters)
-        of_room = path.name != "__init__.py" and (room or file.parts[0] != "versions")
+        of_room = path.name != "__init__.py" and file.parts[0] != "versions"
         assert not of_room or str(file) in table, path
-    rows = re.findall(r"^(\S+\.py) .*?((?:core/)?test_\w+\.py)", table, re.MULTILINE)
+    rows = re.findall(r"^(\S+\.py) .*?(test_\w+\.py)", table, re.MULTILINE)
     assert rows
     for file, test in rows:
         assert not (adapters / file).exists() or (tests / test).exists(), test
@@ -189,7 +189,7 @@ def test_the_table_of_a_room_names_every_file_and_its_test(room: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    sorted(p for p in (PACKAGE / "torch_adapters").rglob("*.py") if p.name != "__init__.py"),
+    sorted(p for room in ROOMS for p in (PACKAGE / room).rglob("*.py") if p.name != "__init__.py"),
     ids=lambda path: path.stem,
 )
 def test_each_adapter_names_the_version_that_it_was_tested_on(path: Path) -> None:

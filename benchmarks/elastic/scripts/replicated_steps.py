@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import swift_ft
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import even_layout, layers_of
-from swift_ft.runtime.rebalance import Rebalance
+from swift_ft.runtime.elastic.rebalance import Rebalance
 
 PIPELINES, UNLIKE, FROM = 2, (5, 5, 4, 6), 4
 

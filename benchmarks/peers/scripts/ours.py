@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
 from benchmarks.peers.scripts.work import Trace, Work, parse_arguments
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import train_swift
 
 import swift_ft
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 
 PHASES = json.loads(os.environ["PHASES"])
 CONTEXT = WorkerContext.from_env()

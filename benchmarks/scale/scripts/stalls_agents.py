@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import swift_ft
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 
 CONTEXT = WorkerContext.from_env()
 RANK = int(os.environ["RANK"])

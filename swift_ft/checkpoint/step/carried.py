@@ -30,8 +30,8 @@ from swift_ft.checkpoint.step.kinds import (
 )
 from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.script import ScriptVariables
-from swift_ft.loop_frame import loop_frame, set_variables
-from swift_ft.torch_adapters.core.tensors import same_bits
+from swift_ft.program.loop_frame import loop_frame, set_variables
+from swift_ft.torch_core.tensors import same_bits
 
 __all__ = ["CarriedVariables", "Place"]
 

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from swift_ft.errors import UnsupportedError
-from swift_ft.torch_adapters.core.shards import local
-from swift_ft.torch_adapters.core.tensors import sparse_values
+from swift_ft.torch_core.shards import local
+from swift_ft.torch_core.tensors import sparse_values
 
 __all__ = ["CarriedGradients"]
 

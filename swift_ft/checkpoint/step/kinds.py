@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from swift_ft.own_code import is_own_class, is_own_module
+from swift_ft.program.own_code import is_own_class, is_own_module
 
 __all__ = [
     "CONTAINERS",

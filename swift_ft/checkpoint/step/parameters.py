@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import UndoableOptimizer
-from swift_ft.torch_adapters.core.buffers import copy_all
-from swift_ft.torch_adapters.core.fingerprints import Fingerprint, Sampler
-from swift_ft.torch_adapters.core.shards import local, note_changed
+from swift_ft.torch_core.buffers import copy_all
+from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
+from swift_ft.torch_core.shards import local, note_changed
 
 __all__ = ["ParameterCopies", "ParameterWatch"]
 

@@ -22,8 +22,8 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_namespace
-from swift_ft.torch_adapters.core.optimizers import BOOKKEEPING
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
+from swift_ft.torch_core.optimizers import BOOKKEEPING
 
 __all__ = ["MISSING", "Namespace", "Reach", "reach"]
 

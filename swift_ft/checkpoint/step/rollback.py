@@ -26,7 +26,7 @@ from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
 from swift_ft.checkpoint.step.script import NotedVariables, ScriptVariables
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import UndoableOptimizer
-from swift_ft.torch_adapters.core.buffers import BufferCopies
+from swift_ft.torch_core.buffers import BufferCopies
 
 __all__ = ["CheckStep", "Rollback"]
 

@@ -19,8 +19,8 @@ from swift_ft.checkpoint.step.kinds import FIXED_EXACTLY, is_copied, is_understo
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, leaf_of
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.loop_frame import loop_frame, set_variables
-from swift_ft.torch_adapters.core.tensors import storage_id, tensors_in
+from swift_ft.program.loop_frame import loop_frame, set_variables
+from swift_ft.torch_core.tensors import storage_id, tensors_in
 
 __all__ = ["NotedVariables", "ScriptVariables"]
 

@@ -10,11 +10,11 @@ import time
 from functools import partial
 from operator import is_not
 
-from swift_ft.addresses import split_endpoint
 from swift_ft.cli.recover.running import declare_run, following, who_asks
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.coordination.follower import Follower
 from swift_ft.errors import UsageError
+from swift_ft.network.addresses import split_endpoint
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase, State

@@ -13,11 +13,11 @@ from rich.table import Table
 
 from swift_ft.cli.recover.progress import progress
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.config.store_address import ETCD, StoreAddress
 from swift_ft.coordination.etcd.stored_runs import delete_run, stored_runs
 from swift_ft.errors import UsageError
 from swift_ft.offline.garbage import GarbageReport, delete_garbage, find_garbage
 from swift_ft.offline.run_store import open_run_store, store_errors
-from swift_ft.store_address import ETCD, StoreAddress
 from swift_ft.units import format_bytes, format_seconds
 
 __all__ = ["VERB"]

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, UsageError
 from swift_ft.recovery.job_state import Phase
-from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.connections import shut_down, tcp_connections
 
 __all__ = ["declare_run", "following", "who_asks"]

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch.distributed import DistError
 
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.block_log import BlockGoneError
 from swift_ft.coordination.etcd.client import Compacted, EtcdClient, decoded, encoded, prefix_end
 from swift_ft.errors import RendezvousLostError, first_line
-from swift_ft.store_address import StoreAddress
 
 __all__ = ["EtcdBlockLog"]
 

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistNetworkError
 
-from swift_ft.addresses import split_endpoint
-from swift_ft.config import store_credentials
+from swift_ft.config.run_config import store_credentials
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.errors import UsageError
-from swift_ft.store_address import StoreAddress
-from swift_ft.waits import waiting
+from swift_ft.network.addresses import split_endpoint
+from swift_ft.observe.waits import waiting
 
 if TYPE_CHECKING:
     from etcd3gw.client import Etcd3Client

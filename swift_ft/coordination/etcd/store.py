@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistStoreError
 
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.etcd.block_log import EtcdBlockLog
 from swift_ft.coordination.etcd.client import Compacted, EtcdClient, decoded, encoded
-from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import Store
 
 __all__ = ["EtcdStore", "KeyValue"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.etcd.client import EtcdClient, decoded, encoded, prefix_end
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import open_journal
@@ -20,7 +21,6 @@ from swift_ft.coordination.runs import newest_key
 from swift_ft.coordination.store_client import connect, prefix_of
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase
-from swift_ft.store_address import StoreAddress
 
 __all__ = ["StoredRun", "delete_run", "stored_runs"]
 

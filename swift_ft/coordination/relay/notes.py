@@ -16,9 +16,9 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery.heads import FANOUT, levels_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
 
 __all__ = ["MOST_KEYS", "Facts", "Notes", "NotesReader", "write_notes"]
 

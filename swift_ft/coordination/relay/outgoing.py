@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from swift_ft.errors import RendezvousLostError
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.events import Event, PartPersisted
 from swift_ft.recovery.snapshot import Snapshot
-from swift_ft.waits import waiting
 
 __all__ = ["Outgoing", "Stamper"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from swift_ft.file_server import fetch_file
 from swift_ft.network import JobSecret
+from swift_ft.network.file_server import fetch_file
 from swift_ft.storage.local_source import LocalSource
 
 __all__ = ["PeerLog"]
@@ -35,7 +35,7 @@ class PeerLog:
         """Downloads a segment and maps it. The copy has no name, so that a crash leaves nothing behind.
 
         Raises:
-            OSError: see :func:`swift_ft.file_server.fetch_file`.
+            OSError: see :func:`swift_ft.network.file_server.fetch_file`.
         """
         with fetch_file(self.address, self._secret, name) as copy:
             return LocalSource(copy.name)

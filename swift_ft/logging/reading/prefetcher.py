@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from swift_ft.waits import waiting
+from swift_ft.observe.waits import waiting
 
 __all__ = ["Prefetcher"]
 

@@ -24,7 +24,7 @@ from swift_ft.logging.format.segment import SegmentName, format_segment_name, ga
 from swift_ft.logging.reading.payloads import read_payload, read_unpacked
 from swift_ft.logging.reading.prefetcher import Prefetcher
 from swift_ft.logging.reading.segment_provider import FetchStats, Opened, PeerSources, SegmentProvider
-from swift_ft.spans import recorder
+from swift_ft.observe.spans import recorder
 from swift_ft.storage.store import Store
 
 __all__ = ["LogReader"]

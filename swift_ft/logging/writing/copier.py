@@ -21,8 +21,8 @@ from swift_ft.logging.format.record import MessageKey, RecordKind, changed_in_pl
 from swift_ft.logging.stats import IterationStats, LogStats
 from swift_ft.logging.writing.pinned_pool import BufferPool
 from swift_ft.logging.writing.uploader import LogTimeoutError
-from swift_ft.torch_adapters.core.tensors import version_of
-from swift_ft.waits import waiting
+from swift_ft.observe.waits import waiting
+from swift_ft.torch_core.tensors import version_of
 
 __all__ = ["Copier", "Device", "Mark"]
 

@@ -21,9 +21,9 @@ from swift_ft.logging.format.segment import (
 from swift_ft.logging.options import LogOptions
 from swift_ft.logging.writing.disk_budget import DiskBudget
 from swift_ft.logging.writing.uploader import LogTimeoutError, SegmentUploader
+from swift_ft.observe.waits import waiting
 from swift_ft.storage.retry import is_outage, retry
 from swift_ft.storage.store import Store
-from swift_ft.waits import waiting
 
 __all__ = ["SegmentRotation"]
 

@@ -27,8 +27,8 @@ from swift_ft.logging.format.segment import SegmentName, parse_segment_name
 from swift_ft.logging.options import LogOptions, Ship
 from swift_ft.logging.writing.codec_policy import CodecPolicy
 from swift_ft.logging.writing.disk_budget import DiskBudget
+from swift_ft.observe.waits import waiting
 from swift_ft.storage.store import Store
-from swift_ft.waits import waiting
 
 __all__ = ["LogTimeoutError", "SegmentUploader", "Spool"]
 

@@ -28,10 +28,10 @@ from swift_ft.logging.writing.queue_items import QueuedReceipt, QueuedTensor, Qu
 from swift_ft.logging.writing.rotation import SegmentRotation
 from swift_ft.logging.writing.suspension import SuspendedError, Suspension
 from swift_ft.logging.writing.uploader import LogTimeoutError, SegmentUploader
+from swift_ft.observe.waits import waiting
 from swift_ft.storage.retry import is_transient
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.core.tensors import version_of
-from swift_ft.waits import waiting
+from swift_ft.torch_core.tensors import version_of
 
 __all__ = ["LogTimeoutError", "LogWriter"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from swift_ft.exit_codes import EXIT_USAGE
+from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.early_ends import why_steps_differ
 from swift_ft.recovery.handlers.generations import end_job, fill_slots, vacate

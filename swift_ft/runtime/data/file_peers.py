@@ -18,15 +18,15 @@ from typing import IO, Any
 
 from torch.distributed import DistError
 
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.data.file_cache import Peers
 from swift_ft.data.file_index import DataFile
 from swift_ft.data.files import FileSamples
 from swift_ft.data.global_batches import GlobalBatches
 from swift_ft.errors import first_line
-from swift_ft.file_server import FileServer, fetch_file
+from swift_ft.network.file_server import FileServer, fetch_file
+from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["FilePeers", "share_files"]
 

@@ -24,8 +24,8 @@ from swift_ft.recovery.helpers import ReductionHop
 from swift_ft.runtime.helpers.pieces import Piece, pieces_of
 from swift_ft.runtime.replicas.transfer import Link
 from swift_ft.torch_adapters.communication import wait_for, wait_on_host
-from swift_ft.torch_adapters.core.tensors import version_of
 from swift_ft.torch_adapters.pipelining.microbatch import Gradients
+from swift_ft.torch_core.tensors import version_of
 
 __all__ = ["EarlySum", "StageGradients", "begins_in_order", "has_all_gradients"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from swift_ft.torch_adapters.core.tensors import distinct_storages
+from swift_ft.torch_core.tensors import distinct_storages
 
 __all__ = ["offload"]
 

@@ -13,8 +13,8 @@ import torch
 from swift_ft.checkpoint.memory_copy import Block
 from swift_ft.network import JobSecret
 from swift_ft.network.http_access import JobConnection
+from swift_ft.network.token_server import READ_TIMEOUT_S
 from swift_ft.runtime.memory.holder import DIGEST, Held
-from swift_ft.token_server import READ_TIMEOUT_S
 
 __all__ = ["fetch_copy", "send_copy"]
 

@@ -24,7 +24,7 @@ import torch
 
 from swift_ft.checkpoint.memory_copy import Block, digest_of
 from swift_ft.network import JobSecret
-from swift_ft.token_server import TokenHandler, TokenServer
+from swift_ft.network.token_server import TokenHandler, TokenServer
 
 __all__ = ["DIGEST", "CopyServer", "Held", "HeldCopies"]
 
@@ -136,7 +136,7 @@ class CopyServer(TokenServer):
     """Takes and gives back copies.
 
     Args:
-        host: by which other machines know this one (see :func:`swift_ft.addresses.listen_address`).
+        host: by which other machines know this one (see :func:`swift_ft.network.addresses.listen_address`).
         secret: the job's.
         held: where the copies are.
 

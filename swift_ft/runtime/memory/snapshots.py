@@ -22,9 +22,10 @@ from torch.distributed import DistError
 
 from swift_ft.checkpoint.memory_copy import Block, digest_of, load_block, size_of, write_block
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import RecoveryError, RendezvousLostError, UnsupportedError
-from swift_ft.failpoints import Point, hit
-from swift_ft.host_memory import available_bytes
+from swift_ft.faults.failpoints import Point, hit
+from swift_ft.host.memory import available_bytes
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.memory import CopyPlacement, newest_in_memory
 from swift_ft.recovery.plan import RecoveryMode, Task
@@ -34,7 +35,6 @@ from swift_ft.runtime.memory.holder import CopyServer, Held, HeldCopies
 from swift_ft.runtime.memory.interval import Interval
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.units import format_bytes
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["Snapshots"]
 

@@ -10,7 +10,7 @@ import torch
 
 from swift_ft.determinism import UNLIKE_RESULT, derive_seed, seed_torch
 from swift_ft.errors import DivergenceError
-from swift_ft.failpoints import Point, hit
+from swift_ft.faults.failpoints import Point, hit
 from swift_ft.logging import (
     Direction,
     LogReader,
@@ -18,8 +18,8 @@ from swift_ft.logging import (
     MessageLog,
     checksum_of,
 )
-from swift_ft.torch_adapters.core.tensors import version_of
 from swift_ft.torch_adapters.pipelining.interceptor import Message
+from swift_ft.torch_core.tensors import version_of
 
 __all__ = ["LogInterceptor", "RetainedSends"]
 

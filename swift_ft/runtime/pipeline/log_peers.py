@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.logging import PeerLog, SegmentUploader
 from swift_ft.runtime.file_offers import FileOffers
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["PeerDirectory"]
 

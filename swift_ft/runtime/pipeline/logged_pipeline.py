@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import first_line
 from swift_ft.logging import LogReader, MessageKey
@@ -33,7 +34,6 @@ from swift_ft.torch_adapters.pipelining.stage_metadata import Undo
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["LoggedPipeline"]
 

@@ -13,6 +13,7 @@ from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.errors import CannotHelpError, RecoveryError
+from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
@@ -20,7 +21,6 @@ from swift_ft.recovery.plan import Task
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.worker_status import WorkerStatus
-from swift_ft.spans import recorder
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 
 __all__ = ["Replays"]

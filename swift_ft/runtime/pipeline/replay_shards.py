@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
 from swift_ft.runtime.pipeline.script_communication import ScriptCommunication
 from swift_ft.runtime.pipeline.shared_replay import Helping
 from swift_ft.torch_adapters.fsdp import is_sharded

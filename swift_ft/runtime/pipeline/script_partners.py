@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.costs.job import ScriptGroup
+from swift_ft.observe.waits import waiting
 from swift_ft.runtime.pipeline.script_communication import GroupUse
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.waits import waiting
 
 __all__ = ["ScriptPartners", "groups_of_script"]
 

@@ -23,7 +23,7 @@ from swift_ft.determinism import (
     set_host_random_state,
     set_random_state,
 )
-from swift_ft.failpoints import Point, hit
+from swift_ft.faults.failpoints import Point, hit
 from swift_ft.logging import LogReader
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from swift_ft.checkpoint.store_claim import log_directory
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.logging import (
     CodecPolicy,
@@ -25,7 +26,6 @@ from swift_ft.logging import (
 from swift_ft.runtime.metrics import LogMetrics
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 from swift_ft.storage.store import Store
-from swift_ft.worker_context import WorkerContext
 
 __all__ = ["WorkerLog"]
 

@@ -9,7 +9,7 @@ import torch
 
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, tensors_in
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.torch_adapters.core.shards import describe, local, note_changed, rebuilt
+from swift_ft.torch_core.shards import describe, local, note_changed, rebuilt
 
 __all__ = ["parameters_payload", "put_parameters", "whole_payload"]
 

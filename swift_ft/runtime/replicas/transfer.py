@@ -24,7 +24,7 @@ from torch.autograd.graph import increment_version
 from swift_ft.checkpoint.state_digest import listed, weighted_sum
 from swift_ft.checkpoint.state_payload import Allocate, StatePath, StatePayload, TensorKind, kinds_in
 from swift_ft.errors import RecoveryError
-from swift_ft.failpoints import Point, hit
+from swift_ft.faults.failpoints import Point, hit
 from swift_ft.runtime.replicas.buckets import in_buckets
 from swift_ft.torch_adapters.communication import device_of, travels_in_place, wait_for, wait_on_host
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.errors import SwiftError
-from swift_ft.exit_codes import EXIT_USAGE
 from swift_ft.testing.chaos.campaign import Campaign
 from swift_ft.testing.chaos.plans import Shape
 from swift_ft.testing.chaos.trial import Outcome, Training

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import TypeVar
 
-from swift_ft.failpoints import Point
 from swift_ft.faults import Action, Fault, Target
+from swift_ft.faults.failpoints import Point
 
 __all__ = ["Shape", "random_plan"]
 

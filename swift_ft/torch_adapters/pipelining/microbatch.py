@@ -31,10 +31,10 @@ from torch.nn.parallel import DistributedDataParallel
 from swift_ft.determinism import random_state
 from swift_ft.errors import CannotHelpError
 from swift_ft.logging import THROUGH_PIPELINE, Direction, checksum_of
-from swift_ft.torch_adapters.core.buffers import BufferCopies
-from swift_ft.torch_adapters.core.module_tree import all_within
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route, receives, sends
 from swift_ft.torch_adapters.pipelining.schedule_order import ComputeOrder
+from swift_ft.torch_core.buffers import BufferCopies
+from swift_ft.torch_core.module_tree import all_within
 
 __all__ = [
     "Computed",

@@ -20,12 +20,12 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, _Pipe
 from torch.distributed.pipelining.stage import PipelineStage, _PipelineStage, _PipelineStageBase
 
 from swift_ft.errors import UnsupportedError
-from swift_ft.torch_adapters.core.buffers import BufferCopies
-from swift_ft.torch_adapters.core.module_tree import all_within
 from swift_ft.torch_adapters.ddp import trial_forward
 from swift_ft.torch_adapters.lasting_group import unintercepted
 from swift_ft.torch_adapters.versions.first_messages import connect_to_others_only
 from swift_ft.torch_adapters.versions.stage_shapes import described, fresh, prepare
+from swift_ft.torch_core.buffers import BufferCopies
+from swift_ft.torch_core.module_tree import all_within
 
 __all__ = ["ShapeExchange", "Undo", "prepare_stage", "shapes_of"]
 

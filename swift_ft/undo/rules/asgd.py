@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from swift_ft.torch_adapters.core.shards import local
+from swift_ft.torch_core.shards import local
 from swift_ft.undo.rules.operations import directed, undo_decay
 from swift_ft.undo.rules.rule import PARAM, Rule, Tensors, is_lost, number, signed
 

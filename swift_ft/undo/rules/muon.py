@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from swift_ft.torch_adapters.core.optimizers import orthogonalized, orthogonalized_step_size
+from swift_ft.torch_core.optimizers import orthogonalized, orthogonalized_step_size
 from swift_ft.undo.rules.operations import undo_decay, undo_lerp
 from swift_ft.undo.rules.rule import PARAM, Rule, Tensors, is_lost, number
 

@@ -12,9 +12,9 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.incarnations import begin, has_begun
 from swift_ft.coordination.store_client import connect
-from swift_ft.store_address import StoreAddress
 
 address, folder = StoreAddress.parse(sys.argv[1]), Path(sys.argv[2])
 begin(connect(address, "run"))

@@ -10,7 +10,7 @@ from placement import add_device_options, join
 from torch import nn
 
 import swift_ft
-from swift_ft.failpoints import Point, hit
+from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.memory.holder import Held
 from tests.support.copies import wait_for_copy

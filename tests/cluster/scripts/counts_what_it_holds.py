@@ -18,8 +18,8 @@ from placement import add_device_options, join
 from torch import nn
 
 import swift_ft
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination import participant
-from swift_ft.worker_context import WorkerContext
 from tests.support.waiting import wait_until
 
 parser = argparse.ArgumentParser()

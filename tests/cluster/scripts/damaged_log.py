@@ -19,12 +19,12 @@ from gpt import Config
 from torch import Tensor, nn
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.logging import parse_segment_name
 from swift_ft.logging.format.record import Record
 from swift_ft.logging.format.segment import SegmentWriter, format_segment_name, open_segment
 from swift_ft.logging.writing.rotation import SegmentRotation
 from swift_ft.storage.store import Store
-from swift_ft.worker_context import WorkerContext
 from tests.support.waiting import wait_until
 
 CONTEXT = WorkerContext.from_env()

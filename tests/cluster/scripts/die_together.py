@@ -8,7 +8,7 @@ import gpt
 import torch
 import train_hybrid
 
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 from tests.support.machines import kill_once, note_machine
 from tests.support.waiting import wait_until
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 import train_elastic
 
 import swift_ft
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.torch_adapters.communication import wait_for
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
-from swift_ft.worker_context import WorkerContext
 from tests.support import begun
 from tests.support.begun import wait_until_begun
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import swift_ft
-from swift_ft.failpoints import Point
+from swift_ft.faults.failpoints import Point
 from swift_ft.runtime import fault_injector
 from swift_ft.runtime.state_proof import StateProof
 from tests.support.waiting import wait_until

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import swift_ft
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.recovery.job_state import State
-from swift_ft.worker_context import WorkerContext
 from tests.support.commits import wait_for_commit
 from tests.support.machines import kill_once, note_machine
 from tests.support.waiting import wait_until

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Iterator
 
 import swift_ft
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 from tests.support.commits import wait_for_commit, wait_for_spare
 from tests.support.machines import kill_once, note_machine, note_store
 

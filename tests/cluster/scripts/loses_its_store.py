@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 from tests.support.machines import die
 from tests.support.waiting import wait_until
 

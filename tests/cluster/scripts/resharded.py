@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import swift_ft
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.torch_adapters.core.shards import describe, local
+from swift_ft.torch_core.shards import describe, local
 
 HOW, AT = os.environ["HOW"], int(os.environ["AT"])
 WIDTH, BATCH = 24, 12

@@ -6,7 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from swift_ft.spans import recorder
+from swift_ft.observe.spans import recorder
 
 SCRIPT = Path(os.environ["SCRIPT"])
 BEGUN = Path(os.environ["SWIFT_TEST_FOLDER"]) / f"recordings{os.environ['RANK']}.txt"

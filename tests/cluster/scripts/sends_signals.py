@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import train_swift
 
 import swift_ft
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 
 CONTEXT = WorkerContext.from_env()
 SIGNALS = json.loads(os.environ["SIGNALS"])

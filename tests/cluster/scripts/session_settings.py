@@ -14,7 +14,7 @@ from typing import Any
 import train_swift
 
 import swift_ft
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 
 RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 import swift_ft
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 from tests.support.waiting import wait_until
 
 DEATH: dict[str, Any] = json.loads(os.environ.get("SWIFT_TEST_DEATH", "{}"))

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 import swift_ft
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 
 SLOW, FROM, UNTIL = (int(os.environ[name]) for name in ("SLOW", "FROM", "UNTIL"))
 LAYER_S, STEP_S, TIMES = 0.004, 0.05, 5

@@ -18,12 +18,12 @@ from typing import Any
 import train_swift
 
 import swift_ft
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.logging.writing import writer
 from swift_ft.logging.writing.rotation import SegmentRotation
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.storage import atomic_file
 from swift_ft.storage.store import Store
-from swift_ft.worker_context import WorkerContext
 
 CONTEXT = WorkerContext.from_env()
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])

@@ -18,7 +18,7 @@ from titan.trainer import Trainer
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 from tests.support.machines import die
 
 titan_parallel: Any

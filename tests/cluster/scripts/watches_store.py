@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import swift_ft
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination import store_client
 from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.worker_context import WorkerContext
 from tests.support.machines import store_process
 
 WATCH = json.loads(os.environ["WATCH"])

@@ -17,9 +17,9 @@ from typing import Any
 import train_swift
 
 import swift_ft
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.logging import PeerLog, SegmentUploader
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
-from swift_ft.worker_context import WorkerContext
 from tests.support.machines import kill_once, note_machine
 from tests.support.waiting import wait_until
 

@@ -17,12 +17,12 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
-from swift_ft import failpoints
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder, Part
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, DamagedCheckpointError
+from swift_ft.faults import failpoints
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import staged, write_part
 

@@ -16,7 +16,7 @@ from swift_ft.checkpoint.recording_file import (
 )
 from swift_ft.checkpoint.worker_history import history_names, sweep_histories
 from swift_ft.errors import SwiftError
-from swift_ft.spans import Recording, Span
+from swift_ft.observe.spans import Recording, Span
 from swift_ft.storage.store import Store
 
 RUN = "job.1-0a1b2c3d"

@@ -16,12 +16,12 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.run_record import RECORD, read_record, write_record
 from swift_ft.checkpoint.store_claim import claim_store, store_of_run
 from swift_ft.cli.recover.main import main
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import UsageError
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.worker_context import WorkerContext
 
 TOPOLOGY = {"machines": 1, "workers": 1, "stages": 1}
 FIRST: dict[str, Any] = {"run_id": "job.1/a", "topology": TOPOLOGY, "earlier": [], "settings": {}}

@@ -21,7 +21,7 @@ from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.core.shards import local
+from swift_ft.torch_core.shards import local
 from tests.support.shards import worker_of_mesh
 
 

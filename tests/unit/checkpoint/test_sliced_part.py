@@ -17,7 +17,7 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.core.shards import describe, local
+from swift_ft.torch_core.shards import describe, local
 from tests.support.shards import worker_of_mesh
 
 IN, INNER, OUT = 6, 8, 5

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.cli.console import WaitTeller
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
 from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.waits import Limit, Wait
 

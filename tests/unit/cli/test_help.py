@@ -9,8 +9,8 @@ import shlex
 import pytest
 
 from swift_ft.cli.run import parser
-from swift_ft.config import RunConfig
-from swift_ft.config_option import flag_of
+from swift_ft.config.option import flag_of
+from swift_ft.config.run_config import RunConfig
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ import pytest
 from swift_ft.checkpoint import store_claim as claim
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.run_record import read_record
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import UsageError
 from swift_ft.storage.store import Store
-from swift_ft.worker_context import WorkerContext
 
 # --------------------------------------------------------------------------------------------- clean
 

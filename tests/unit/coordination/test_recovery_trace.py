@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from swift_ft.coordination.recovery_trace import RecoveryTrace
+from swift_ft.observe.spans import Recorder, Recording
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.events import Event
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import step
-from swift_ft.spans import Recorder, Recording
 from tests.support.journals import ENDED, RECOVERED, checkpoint, machine, opening
 
 LOSS = 9

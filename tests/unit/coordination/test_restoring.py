@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination import restoring
 from swift_ft.coordination.incarnations import begin, has_begun, incarnation_of
 from swift_ft.coordination.journal import Journal, open_journal
@@ -22,7 +23,6 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Sequencer
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.snapshot import Snapshot
-from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 from tests.support.journals import RUN
 from tests.support.waiting import wait_until

@@ -8,12 +8,12 @@ from functools import partial
 
 import pytest
 
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import close_after_run, find_run, newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery import events as ev
-from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore
 
 LAUNCHERS = 6

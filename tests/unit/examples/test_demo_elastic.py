@@ -11,7 +11,7 @@ import pytest
 
 from examples import demo_elastic
 from examples.commands import CommandError, started
-from swift_ft.store_address import StoreAddress
+from swift_ft.config.store_address import StoreAddress
 
 
 def test_it_watches_the_run_that_its_machines_have_joined(

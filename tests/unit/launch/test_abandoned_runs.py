@@ -11,7 +11,8 @@ from functools import partial
 
 import pytest
 
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.life_signs import LifeSigns
 from swift_ft.coordination.relay.lines import RELAY
@@ -22,7 +23,6 @@ from swift_ft.launch.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.job_secret import agreed_secret
 from swift_ft.network import JobSecret, Port
 from swift_ft.recovery import events as ev
-from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import TCPStore
 
 TOKEN = "0123456789abcdef0123456789abcdef"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.job_secret import agreed_secret, given_secret
 from swift_ft.launch.setup import setup_of

@@ -21,7 +21,7 @@ from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.recovery import events as ev
-from swift_ft.store_address import StoreAddress
+from swift_ft.config.store_address import StoreAddress
 client = partial(connect, StoreAddress.parse(sys.argv[1]))
 journal = open_journal(partial(client, find_run(client, "job")), by="test")
 journal.append(ev.JobOpened(machines=1))

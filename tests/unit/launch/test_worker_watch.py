@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
-from swift_ft.exit_codes import EXIT_FENCED
+from swift_ft.config.exit_codes import EXIT_FENCED
 from swift_ft.launch.processes import StandbyContext
 from swift_ft.launch.worker_channels import WorkerChannels
 from swift_ft.launch.worker_watch import WorkerWatch

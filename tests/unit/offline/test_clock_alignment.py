@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from swift_ft.observe.spans import Recording
 from swift_ft.offline.clock_alignment import align
-from swift_ft.spans import Recording
 
 MS = 1_000_000
 

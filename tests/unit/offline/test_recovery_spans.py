@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from swift_ft.checkpoint.recording_file import StoredRecording, write_recording
+from swift_ft.observe.spans import FIRST_ITERATION, Recording, Span
 from swift_ft.offline.recovery_spans import TracedRecovery, read_recordings, trace_recoveries
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
-from swift_ft.spans import FIRST_ITERATION, Recording, Span
 from swift_ft.storage.store import Store
 from tests.support.journals import BEGAN, RECOVERED, RUN, machine
 

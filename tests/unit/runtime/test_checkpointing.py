@@ -13,7 +13,7 @@ import pytest
 from immutables import Map
 
 from swift_ft.checkpoint.folder import CheckpointFolder
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Checkpoints, JobShape, Phase, RecoveryRound, SavedPart, State
 from swift_ft.runtime.checkpointing import Saver

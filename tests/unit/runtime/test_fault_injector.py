@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from swift_ft import failpoints
-from swift_ft.failpoints import Point, hit
+from swift_ft.faults import failpoints
+from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase
 from swift_ft.runtime.fault_injector import InjectedError, inject_faults

@@ -10,13 +10,13 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.store_address import StoreAddress
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.costs.layer_profile import LayerProfile, read_layers
 from swift_ft.network import JobSecret
 from swift_ft.runtime.layer_profiler import LayerProfiler, joined
-from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.worker_context import WorkerContext
 from tests.support.writers import AtOnce
 
 

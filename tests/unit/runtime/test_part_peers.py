@@ -68,7 +68,7 @@ def test_an_address_where_nobody_can_listen(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("swift_ft.token_server.listen_address", lambda host: "203.0.113.1")
+    monkeypatch.setattr("swift_ft.network.token_server.listen_address", lambda host: "203.0.113.1")
     machine(rendezvous, tmp_path, 1, FILE).offer(5)
     assert "others read the store" in caplog.text
 

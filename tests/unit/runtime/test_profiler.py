@@ -8,15 +8,15 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.store_address import StoreAddress
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.costs.job import Worker
 from swift_ft.errors import UsageError
 from swift_ft.logging import IterationStats
 from swift_ft.network import JobSecret
 from swift_ft.runtime.profiler import Profiler
-from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.worker_context import WorkerContext
 from tests.support.writers import AtOnce
 
 ENOUGH = 7  # iterations

@@ -13,15 +13,15 @@ import torch
 from torch.distributed import TCPStore
 
 from swift_ft.checkpoint.store_claim import log_directory
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.store_address import StoreAddress
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.logging import Direction, LogOptions, MessageKey
 from swift_ft.network import JobSecret
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.storage.store import Store
-from swift_ft.store_address import StoreAddress
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.worker_context import WorkerContext
 from tests.support.log import events_of
 
 WRITER, READER = 1, 2
@@ -214,4 +214,4 @@ def test_an_own_log_is_read_where_it_is(writer: Worker, store: SlowStore) -> Non
 @pytest.fixture(autouse=True)
 def _listens_only_where_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that an address of another host cannot be listened at."""
-    monkeypatch.setattr("swift_ft.token_server.listen_address", lambda host: host)
+    monkeypatch.setattr("swift_ft.network.token_server.listen_address", lambda host: host)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from fsspec.registry import known_implementations
 
-from swift_ft import waits
 from swift_ft.checkpoint.store_claim import tidy_store
 from swift_ft.errors import StoreNotWritableError, UsageError
+from swift_ft.observe import waits
 from swift_ft.storage.hdfs import hdfs_class
 from swift_ft.storage.retry import retry
 from swift_ft.storage.store import Store
@@ -166,7 +166,7 @@ def test_a_store_that_fails_for_long_is_waited_for_aloud(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(waits, "FIRST_S", 0.01)
-    caplog.set_level("INFO", "swift_ft.waits")
+    caplog.set_level("INFO", "swift_ft.observe.waits")
 
     def attempt() -> str:
         if not caplog.records:

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from swift_ft import failpoints
 from swift_ft.errors import UnsupportedError
-from swift_ft.failpoints import Point
+from swift_ft.faults import failpoints
+from swift_ft.faults.failpoints import Point
 from swift_ft.torch_adapters import ddp
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp import DataParallelHook, _after_backward, trial_forward

@@ -48,7 +48,7 @@ class LayeredJob(SimulatedJob):
 
 
 class LayeredWorker(Worker):
-    """One worker, a small version of `runtime/repartition.py`.
+    """One worker, a small version of `runtime/elastic/repartition.py`.
 
     Attributes:
         layout: of the layers that it has.

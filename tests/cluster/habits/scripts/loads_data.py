@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 import swift_ft
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.data import IndexedBatches
-from swift_ft.worker_context import WorkerContext
 from tests.support.habits import leave
 
 how, context = sys.argv[2], WorkerContext.from_env()

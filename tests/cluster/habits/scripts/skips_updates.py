@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import swift_ft
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 from tests.support.habits import leave
 from tests.support.waiting import wait_until
 

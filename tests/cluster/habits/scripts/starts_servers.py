@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from swift_ft.worker_context import WorkerContext
+from swift_ft.config.worker_context import WorkerContext
 from tests.support.waiting import wait_until
 
 folder, port, who = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

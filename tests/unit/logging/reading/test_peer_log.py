@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from swift_ft import file_server
 from swift_ft.errors import LogCorruptError, LogMissingError
-from swift_ft.file_server import FileServer
 from swift_ft.logging import FetchStats, LogReader, PeerLog, PeerSources
-from swift_ft.network import JobSecret
+from swift_ft.network import JobSecret, file_server
+from swift_ft.network.file_server import FileServer
 from swift_ft.network.http_access import JobConnection
 from swift_ft.storage.store import Store
 from tests.support.log import LOG, RUN, RemoteStore, events_of, key, message, write_segment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swift_ft.host_memory import available_bytes
+from swift_ft.host.memory import available_bytes
 
 GIB = 2**30
 

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from swift_ft.config import RunConfig
+from swift_ft.config.run_config import RunConfig
 from swift_ft.runtime.pipeline.replay_shards import most_shards
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -1,0 +1,1 @@
+"""How a run and each of its workers are configured."""

@@ -1,0 +1,423 @@
+"""The configuration of a run.
+
+A new flag of swift-run is one field of :class:`RunConfig`: the command line, the help text, the
+checks and the way to every worker follow from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import ipaddress
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swift_ft.config.option import flag_of, option
+from swift_ft.errors import UsageError
+from swift_ft.faults import parse_faults
+from swift_ft.network import Certificates
+from swift_ft.network.addresses import listen_address
+from swift_ft.network.secret import token_of
+
+__all__ = ["SILENCE_S", "RunConfig", "store_credentials"]
+
+SILENCE_S = 300.0
+"""Seconds without an answer after which the rendezvous store's host counts as lost."""
+
+_STORE_CREDENTIALS = "SWIFT_FT_STORE_CREDENTIALS"
+_HIGHEST_PORT = 65535
+
+
+class Topic:
+    """The topics of a run's options: the headings of ``swift-run --help``."""
+
+    MACHINES = "machines and runs"
+    FAILURES = "failures and recovery"
+    TIMEOUTS = "timeouts, in seconds"
+    OUTPUT = "what a run shows and writes"
+    SECURITY = "who may take part (docs/security.md)"
+
+
+def _timeout(default_s: float, help: str) -> Any:
+    return option(Topic.TIMEOUTS, default_s, f"{help} (default: {default_s:g})", metavar="S", above=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The options of one run, as the user gave them. They travel from swift-run to every worker.
+
+    Each field declares its command-line option: ``heartbeat_timeout_s`` is ``--heartbeat-timeout``. A name
+    with ``_s`` is in seconds.
+    """
+
+    machines: int | None = option(
+        Topic.MACHINES,
+        None,
+        "number of machines to run on this host (with --standalone)",
+        metavar="N",
+        minimum=1,
+    )
+    spares: int = option(
+        Topic.MACHINES,
+        0,
+        "number of spare machines that wait for a loss (with --standalone; default: 0)",
+        metavar="N",
+        minimum=0,
+    )
+    resume: bool = option(
+        Topic.MACHINES, False, "continue from the last checkpoint in the store", same_everywhere=True
+    )
+    auto_resume: bool = option(
+        Topic.MACHINES,
+        False,
+        "continue from the last checkpoint if the store holds a run, or begin one: for jobs that a scheduler "
+        "starts again",
+        same_everywhere=True,
+    )
+    fresh: bool = option(
+        Topic.MACHINES,
+        False,
+        "delete the run in the store and start again from the beginning",
+        same_everywhere=True,
+    )
+    no_replacement: bool = option(
+        Topic.MACHINES,
+        False,
+        "start no machine in the place of one that was killed (with --standalone)",
+    )
+    preload: str = option(
+        Topic.MACHINES,
+        "",
+        "modules that the script imports, separated by commas: a machine imports them once, before it forks "
+        "its workers, and a replacement begins with them (not those that read a worker's variables when they "
+        "are imported)",
+        metavar="MODULES",
+    )
+    may_differ: str = option(
+        Topic.MACHINES,
+        "",
+        "arguments of the script, variables of its environment and modules that may differ by machine, "
+        "separated by commas, such as cache-dir,SCRATCH; all others must be the same on all machines, as far "
+        "as the script reads them",
+        metavar="NAMES",
+        same_everywhere=True,
+    )
+    relay_fanout: int = option(
+        Topic.MACHINES,
+        32,
+        "machines that read and write the journal through one of them, in a job that has more (default: 32)",
+        metavar="N",
+        minimum=2,
+        maximum=32,
+        same_everywhere=True,
+    )
+    failure_domain: str = option(
+        Topic.FAILURES,
+        "",
+        "the failure domain of this machine, such as its rack: machines of one domain may be lost together, "
+        "so memory checkpoints go to a machine of another one. With --standalone, the names of all machines "
+        "and then of all spares, separated by commas (default: each machine is a domain of its own)",
+        metavar="NAME",
+    )
+    stragglers: str = option(
+        Topic.FAILURES,
+        "warn",
+        "what becomes of a machine that is persistently slower than its peers: warn says so, rebalance moves "
+        "layers of a LayerStack away from it, or gives it fewer samples of GlobalBatches, and replace has a "
+        "waiting spare take its place (default: warn)",
+        choices=("warn", "rebalance", "replace"),
+        same_everywhere=True,
+    )
+    straggler_factor: float = option(
+        Topic.FAILURES,
+        1.5,
+        "how many times as long as its peers a straggler takes for its own work, at least (default: 1.5)",
+        metavar="F",
+        above=1,
+        same_everywhere=True,
+    )
+    inject: str = option(
+        Topic.FAILURES,
+        "",
+        "faults to inject, separated by semicolons, such as 'kill machine=1 iteration=8 point=forward' "
+        "(swift_ft.faults describes the syntax)",
+        metavar="FAULTS",
+    )
+    heartbeat_timeout_s: float = _timeout(
+        10.0, "seconds without a heartbeat after which a worker counts as lost"
+    )
+    machine_silence_s: float = option(
+        Topic.TIMEOUTS,
+        1.0,
+        "seconds of silence after which a machine counts as lost, and so does one with a worker that was "
+        "stopped by a signal (default: 1)",
+        metavar="S",
+        above=0,
+        same_everywhere=True,
+    )
+    elastic_wait_s: float = option(
+        Topic.TIMEOUTS,
+        10.0,
+        "seconds to wait for a machine that fills an empty slot, before another machine runs this slot, too "
+        "(default: 10)",
+        metavar="S",
+        minimum=0,
+        same_everywhere=True,
+    )
+    join_timeout_s: float = _timeout(600.0, "seconds to wait for a machine that fills an empty slot")
+    report_timeout_s: float = _timeout(
+        300.0,
+        "seconds until every worker has reported its status in a new generation; includes the start of a "
+        "replacement's script up to its session",
+    )
+    rendezvous_timeout_s: float = _timeout(
+        SILENCE_S,
+        "seconds that what a recovery needs may wait for a rendezvous store that does not answer; then this "
+        "machine ends",
+    )
+    group_timeout_s: float = _timeout(300.0, "seconds to form a process group")
+    replay_timeout_s: float = _timeout(300.0, "seconds without progress after which a replay has failed")
+    flush_timeout_s: float = _timeout(
+        120.0,
+        "seconds to flush queued log messages after a failure, and to wait for a log segment that a replay "
+        "needs",
+    )
+    checkpoint_timeout_s: float = _timeout(
+        3600.0, "seconds to wait for the last checkpoint at the end of a run"
+    )
+    exit_timeout_s: float = _timeout(
+        3600.0,
+        "seconds that threads, exit handlers and processes of a script may take once its last line is done",
+    )
+    max_failures: int = option(
+        Topic.FAILURES,
+        16,
+        "number of machines that may be lost after the last checkpoint; one more ends the job (default: 16)",
+        metavar="N",
+        minimum=0,
+        same_everywhere=True,
+    )
+    helpers: int | None = option(
+        Topic.FAILURES,
+        None,
+        "largest number of survivors that help to replay a lost machine, if the script says how to build its "
+        "stages (default: the number of microbatches; with --standalone on CPUs, as many as there are other "
+        "cores)",
+        metavar="N",
+        minimum=0,
+    )
+    metrics_port: int = option(
+        Topic.OUTPUT,
+        0,
+        "serve each machine's metrics to Prometheus, and /healthz to probes, at PORT; with --standalone at "
+        "PORT + i for machine i (needs swift-ft[metrics]; default: off)",
+        metavar="PORT",
+        minimum=0,
+        maximum=_HIGHEST_PORT,
+    )
+    worker_metrics_port: int = option(
+        Topic.OUTPUT,
+        0,
+        "serve each worker's metrics to Prometheus: worker r listens on PORT + r (needs swift-ft[metrics]; "
+        "default: off)",
+        metavar="PORT",
+        minimum=0,
+        maximum=_HIGHEST_PORT,
+    )
+    metrics_address: str | None = option(
+        Topic.OUTPUT,
+        None,
+        "where these two ports listen: an address of this host, or 0.0.0.0 for all of them (default: where "
+        "other machines reach this one, 127.0.0.1 with --standalone; for a host's name all of its addresses)",
+        metavar="ADDRESS",
+    )
+    profile_out: str | None = option(
+        Topic.OUTPUT,
+        None,
+        "write the profile that swift-group reads to FILE, after a few iterations",
+        metavar="FILE",
+        is_path=True,
+    )
+    layers_out: str | None = option(
+        Topic.OUTPUT,
+        None,
+        "write what each layer of the pipeline costs to FILE, as swift-plan reads it; slows three of the "
+        "first iterations",
+        metavar="FILE",
+        is_path=True,
+    )
+    events_out: str | None = option(
+        Topic.OUTPUT,
+        None,
+        "write all events and recoveries to FILE as JSON, at the end; on several hosts each launcher with "
+        "this flag does",
+        metavar="FILE",
+        is_path=True,
+    )
+    events_log: str | None = option(
+        Topic.OUTPUT,
+        None,
+        "append each event that an operator would act on to FILE at once, as a JSON line (docs/events.md); - "
+        "for stderr. On several hosts each launcher with this flag does",
+        metavar="FILE",
+        is_path=True,
+    )
+    on_event: str | None = option(
+        Topic.OUTPUT,
+        None,
+        "run COMMAND in a shell for each warning or error among these events, and for the run's end, with "
+        "the JSON line on stdin; one launcher does so for each event of the journal",
+        metavar="COMMAND",
+    )
+    endpoint_out: str | None = option(
+        Topic.OUTPUT,
+        None,
+        "write the rendezvous store's address and the run's name to FILE",
+        metavar="FILE",
+        is_path=True,
+    )
+    quiet: bool = option(
+        Topic.OUTPUT,
+        False,
+        "print no losses, recoveries and waits on the console; warnings and the reason of a failure stay",
+    )
+    token_file: str | None = option(
+        Topic.SECURITY,
+        None,
+        "read the job's token from FILE, one line that only its owner can read; the same on all machines. "
+        "Without it, the variable SWIFT_FT_TOKEN (default: --standalone makes a secret of its own; "
+        "on several hosts one is agreed on through the rendezvous store)",
+        metavar="FILE",
+        is_path=True,
+    )
+    tls_cert: str | None = option(
+        Topic.SECURITY,
+        None,
+        "encrypt what agents and workers send each other; FILE is this machine's certificate, as PEM. "
+        "torch's own process groups and the rendezvous store stay as they are (default: not encrypted)",
+        metavar="FILE",
+        is_path=True,
+    )
+    tls_key: str | None = option(
+        Topic.SECURITY,
+        None,
+        "private key of --tls-cert, without a password",
+        metavar="FILE",
+        is_path=True,
+    )
+    tls_ca: str | None = option(
+        Topic.SECURITY,
+        None,
+        "certificates of the authority that signed the machines' certificates",
+        metavar="FILE",
+        is_path=True,
+    )
+
+    def validate(self) -> None:
+        """Check all fields, once, where the user can still see it.
+
+        Raises:
+            UsageError: one line per mistake.
+        """
+        if mistakes := list(self._mistakes()):
+            raise UsageError("\n".join(mistakes))
+
+    def domain_of(self, index: int) -> str:
+        """The failure domain of a machine, by its number on this host; empty if it is one of its own."""
+        names = self.failure_domain.split(",")
+        return names[index % len(names)].strip()
+
+    def metrics_listen_address(self, host: str) -> str:
+        """Where metrics are served on a host that others reach at ``host``; empty for all its addresses."""
+        return listen_address(host) if self.metrics_address is None else self.metrics_address
+
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """The modules of ``--preload``."""
+        return tuple(name.strip() for name in self.preload.split(",") if name.strip())
+
+    @property
+    def different(self) -> tuple[str, ...]:
+        """The names of ``--may-differ``."""
+        return tuple(name.strip() for name in self.may_differ.split(",") if name.strip())
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all machines are on this host, and so share its processors."""
+        return self.machines is not None
+
+    @property
+    def certificates(self) -> Certificates | None:
+        """The files for TLS; None without."""
+        if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
+            return None
+        return Certificates(self.tls_cert, self.tls_key, self.tls_ca)
+
+    def check_domains(self, machines: int) -> None:
+        """Check that each machine and spare of this host has a failure domain, if one has.
+
+        Raises:
+            UsageError: there are more or fewer, or a name is empty.
+        """
+        names = [name.strip() for name in self.failure_domain.split(",")]
+        if self.failure_domain and (len(names) != machines or not all(names)):
+            raise UsageError(
+                f"--failure-domain {self.failure_domain!r}: give {machines} name{'s' * (machines != 1)}, "
+                "one for each machine and spare of this host, separated by commas."
+            )
+
+    def _mistakes(self) -> Iterator[str]:
+        for declared in dataclasses.fields(self):
+            value = getattr(self, declared.name)
+            if isinstance(value, (int, float)):
+                mistake = declared.metadata["option"].mistake(flag_of(declared.name), value)
+                if mistake is not None:
+                    yield mistake
+        ways = [flag_of(name) for name in ("resume", "auto_resume", "fresh") if getattr(self, name)]
+        if len(ways) > 1:
+            yield f"{' and '.join(ways)} exclude each other: choose one."
+        for name in self.preloaded:
+            named = all(part.isidentifier() for part in name.split("."))
+            if not named or importlib.util.find_spec(name.partition(".")[0]) is None:
+                yield f"--preload {name}: there is no such module here: correct the name, or install it."
+        yield from self._mistakes_of_metrics()
+        if self.events_log not in (None, "-") and not Path(self.events_log).parent.is_dir():
+            yield f"--events-log: there is no folder {Path(self.events_log).parent}: create it."
+        yield from self._mistakes_of_security()
+        try:
+            parse_faults(self.inject)
+        except UsageError as error:
+            yield str(error)
+
+    def _mistakes_of_metrics(self) -> Iterator[str]:
+        for name in ("metrics_port", "worker_metrics_port"):
+            if getattr(self, name) and importlib.util.find_spec("prometheus_client") is None:
+                yield f"{flag_of(name)} needs prometheus_client: pip install 'swift-ft[metrics]'."
+        if self.metrics_address is not None:
+            try:
+                ipaddress.ip_address(self.metrics_address)
+            except ValueError:
+                yield (
+                    f"--metrics-address {self.metrics_address!r} is no address: give one of this host's, or "
+                    "0.0.0.0 for all of them."
+                )
+
+    def _mistakes_of_security(self) -> Iterator[str]:
+        names = ("tls_cert", "tls_key", "tls_ca")
+        missing = [flag_of(name) for name in names if getattr(self, name) is None]
+        if 0 < len(missing) < len(names):
+            yield f"{', '.join(map(flag_of, names))} belong together: give {' and '.join(missing)}, too."
+        try:
+            token_of(self.token_file, {})
+            if self.certificates is not None:
+                self.certificates.check()
+        except UsageError as error:
+            yield str(error)
+
+
+def store_credentials() -> str | None:
+    """``user:password`` for the rendezvous store, from the environment; None if it is not there."""
+    return os.environ.get(_STORE_CREDENTIALS)

@@ -1,0 +1,164 @@
+"""Faults as data: which machine fails when, where and how, as the demo and the tests use them.
+
+As text, for ``swift-run --inject``::
+
+    kill machine=1 iteration=47 point=forward microbatch=3; stop worker=2 iteration=50 point=optimizer
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swift_ft.errors import UsageError
+from swift_ft.faults.failpoints import Point
+
+__all__ = ["Action", "Fault", "Point", "Target", "check_faults", "fail_at", "parse_faults"]
+
+
+_ANY = "any"
+_NUMBERS = ("microbatch", "bucket", "committed")
+
+
+class Action(StrEnum):
+    """The effect of a fault on its target."""
+
+    KILL = "kill"
+    """SIGKILL."""
+    STOP = "stop"
+    """SIGSTOP: the target falls silent, but its sockets stay open."""
+    RAISE = "raise"
+    """The script raises an exception of its own."""
+    BREAK = "break"
+    """The worker's connections break, and no process dies."""
+
+
+class Target(StrEnum):
+    """The target of a fault."""
+
+    MACHINE = "machine"
+    """The agent and all of its workers."""
+    WORKER = "worker"
+    """The worker's process alone."""
+    AGENT = "agent"
+    """The agent's process alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. It happens once in a run, even if the iteration is repeated.
+
+    Attributes:
+        action: what happens.
+        target: to what.
+        index: the machine's slot, or the worker's rank.
+        iteration: the iteration in which it happens; None for the first one that gets to the point.
+        point: where in the iteration.
+        microbatch: for ``forward`` and ``backward``: before which microbatch; None for the first one.
+        bucket: for points of a bucket of gradients or of a transfer: which bucket; None for the first one.
+        committed: the target waits at the point until the checkpoint of this iteration, or a later one, is
+            committed, so that what the fault costs does not depend on how fast the store is; None: no wait.
+    """
+
+    action: Action
+    target: Target
+    index: int
+    iteration: int | None
+    point: Point = Point.BETWEEN
+    microbatch: int | None = None
+    bucket: int | None = None
+    committed: int | None = None
+
+    @property
+    def part(self) -> int | None:
+        """The microbatch or the bucket."""
+        return self.microbatch if self.bucket is None else self.bucket
+
+    def __str__(self) -> str:
+        """The text that :func:`parse_faults` reads."""
+        iteration = _ANY if self.iteration is None else self.iteration
+        text = f"{self.action} {self.target}={self.index} iteration={iteration} point={self.point}"
+        for name in _NUMBERS:
+            if (number := getattr(self, name)) is not None:
+                text += f" {name}={number}"
+        return text
+
+
+def fail_at(
+    *,
+    iteration: int,
+    machine: int | None = None,
+    worker: int | None = None,
+    point: str = "forward",
+    microbatch: int | None = None,
+    bucket: int | None = None,
+    committed: int | None = None,
+    action: str = "kill",
+) -> Fault:
+    """A fault, in words: ``fail_at(machine=1, iteration=8, point="forward", microbatch=3)``."""
+    target, index = (Target.MACHINE, machine) if worker is None else (Target.WORKER, worker)
+    if index is None:
+        raise UsageError("A fault needs a machine or a worker.")
+    return Fault(Action(action), target, index, iteration, Point(point), microbatch, bucket, committed)
+
+
+def parse_faults(text: str) -> tuple[Fault, ...]:
+    """Read faults from text; they are separated by semicolons.
+
+    Raises:
+        UsageError: with the part that cannot be read.
+    """
+    return tuple(_parse_one(part.strip()) for part in text.split(";") if part.strip())
+
+
+def check_faults(text: str, *, machines: int, workers_per_machine: int) -> None:
+    """Refuse faults of machines and workers that a job does not have.
+
+    Raises:
+        UsageError: with the fault and what there is.
+    """
+    workers = machines * workers_per_machine
+    for fault in parse_faults(text):
+        noun, count = ("worker", workers) if fault.target == Target.WORKER else ("machine", machines)
+        if not 0 <= fault.index < count:
+            raise UsageError(
+                f"--inject '{fault}' can never happen: there is no {noun} {fault.index}, "
+                f"only {noun}s 0 to {count - 1}."
+            )
+
+
+def _known(kind: type[StrEnum], value: str, what: str) -> str:
+    if value not in set(kind):
+        raise ValueError(f"there is no {what} {value!r}, only {', '.join(kind)}")
+    return value
+
+
+def _iteration(value: str) -> int | None:
+    return None if value == _ANY else int(value)
+
+
+def _fault(text: str) -> Fault:
+    action, *pairs = text.split()
+    facts = dict(pair.split("=", 1) for pair in pairs)
+    target = next(Target(name) for name in list(facts) if name in set(Target))
+    fault = Fault(
+        Action(_known(Action, action, "action")),
+        target,
+        int(facts.pop(target)),
+        _iteration(facts.pop("iteration")),
+        Point(_known(Point, facts.pop("point", Point.BETWEEN), "point")),
+        **{name: int(facts.pop(name)) for name in _NUMBERS if name in facts},
+    )
+    if facts:
+        raise ValueError(f"unknown word {next(iter(facts))!r}")
+    return fault
+
+
+def _parse_one(text: str) -> Fault:
+    try:
+        return _fault(text)
+    except (ValueError, KeyError, StopIteration) as error:
+        raise UsageError(
+            f"The fault {text!r} cannot be read ({error}); write it like "
+            "'kill machine=1 iteration=47 point=forward microbatch=3'."
+        ) from error

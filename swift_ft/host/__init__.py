@@ -1,0 +1,1 @@
+"""What this host gives to a process: memory and timers."""

@@ -1,0 +1,46 @@
+"""Tells the user's own code from Python's, a library's and this package's."""
+
+from __future__ import annotations
+
+import site
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+import torch
+
+__all__ = ["is_own_class", "is_own_file", "is_own_module"]
+
+_LIBRARIES = tuple(
+    f"{path}/"
+    for path in (
+        Path(__file__).parents[1],  # the package
+        Path(torch.__file__).parent,
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    )
+)
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+"""Parts of a path: a library may also be in another environment, which ``PYTHONPATH`` names."""
+
+
+def is_own_file(filename: str) -> bool:
+    """Whether a source file is the user's own."""
+    installed = any(part in filename for part in _INSTALLED)
+    return not installed and not filename.startswith(("<", *_LIBRARIES))
+
+
+@cache
+def is_own_module(name: str) -> bool:
+    """Whether a module, by its name, was read from a file of the user's own."""
+    file: str | None = getattr(sys.modules.get(name), "__file__", None)
+    return file is not None and is_own_file(file)
+
+
+def is_own_class(kind: type) -> bool:
+    """Whether a class was defined in a file of the user's own, or made of one that was (``fully_shard``)."""
+    return any(is_own_module(base.__module__) for base in kind.__mro__)

@@ -1,0 +1,1 @@
+"""Layers of a LayerStack, and microbatches, go to other machines."""

@@ -1,0 +1,122 @@
+"""Redistribution of global batches: worker 0 asks for it once a replica is slower than its peers.
+
+A slow replica gets fewer samples, in proportion to how long it was found to take for its own work. So does
+one whose device runs the workers of a lost machine, too. Once all are as they were, so are their shares.
+Pipelines that are replicas share microbatches, by how long each takes for them: as soon as a machine is lost,
+and before any layer has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swift_ft.costs.microbatch_shares import worth_sharing
+from swift_ft.costs.shared_machines import loads_of_pipelines
+from swift_ft.errors import UsageError
+from swift_ft.recovery.devices import device_of, devices_of_stages, pace_of
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.layout.stage_layers import cut_of
+from swift_ft.runtime.data.dealing import DealtBatches
+from swift_ft.runtime.elastic.rebalance import may_change
+from swift_ft.runtime.layer_profiler import LayerCosts
+from swift_ft.runtime.pipeline.shared_layers import SharedLayers
+
+__all__ = ["Reshare", "ShareMicrobatches"]
+
+_GAIN = 1.05
+"""By how much an iteration must become shorter."""
+
+
+class Reshare:
+    """Worker 0's look at the shares, after each iteration.
+
+    Args:
+        dealt: the batches that replicas share.
+    """
+
+    def __init__(self, dealt: DealtBatches) -> None:
+        self._dealt = dealt
+
+    def wanted(self, state: State, iteration: int) -> tuple[int, ...] | None:
+        """The shares to ask for after an iteration; None if the present ones stay.
+
+        Args:
+            iteration: completed iterations.
+        """
+        changes, batches = state.layouts.shares, self._dealt.only
+        since = changes[-1].since if changes else 0
+        if batches is None or not may_change(state, iteration, since, len(changes)):
+            return None
+        if len(batches.shares) != state.world_size:
+            return None
+        present = batches.shares_at(iteration)
+        speeds = _speeds(state, batches.shares)
+        try:
+            best = batches.shares_for(speeds)
+        except UsageError:  # as it may be with weights, too: they can be too unequal for its units
+            return None
+        return best if _took(present, speeds) >= _GAIN * _took(best, speeds) else None
+
+
+def _speeds(state: State, shares: Sequence[int]) -> list[float]:
+    """Samples of each replica in equal times, if its first share was right as long as it was not slow."""
+    devices = [device_of(state, rank) for rank in range(state.world_size)]
+    return [
+        share * 1000 / pace_of(state, rank) / devices.count(devices[rank])
+        for rank, share in enumerate(shares)
+    ]
+
+
+def _took(shares: Sequence[int], speeds: Sequence[float]) -> float:
+    """How long an iteration takes: as long as that of its slowest replica."""
+    return max(share / speed for share, speed in zip(shares, speeds, strict=True))
+
+
+class ShareMicrobatches:
+    """The same for the pipelines of a LayerStack.
+
+    Args:
+        dealt: the batches that pipelines share.
+        shared: what the pipelines share.
+        by_pace: whether slower machines get fewer microbatches, and not only those that run two workers.
+    """
+
+    def __init__(
+        self, dealt: DealtBatches, costs: LayerCosts, shared: SharedLayers, *, by_pace: bool
+    ) -> None:
+        self._dealt = dealt
+        self._costs = costs
+        self._total = shared.microbatches
+        self._fewest = shared.fewest_microbatches
+        self._by_pace = by_pace
+
+    def wanted(self, state: State, iteration: int) -> tuple[int, ...] | None:
+        """The shares to ask for after an iteration, in samples; None if the present ones stay.
+
+        Args:
+            iteration: completed iterations.
+        """
+        changes, batches, one = state.layouts.shares, self._dealt.only, self._dealt.microbatch
+        since = changes[-1].since if changes else 0
+        if batches is None or not one or not may_change(state, iteration, since, len(changes)):
+            return None
+        present = [share // one for share in batches.shares_at(iteration)]
+        if (loads := self._loads(state)) is None or len(loads) != len(present):
+            return None
+        best = worth_sharing(loads, present, self._fewest)
+        if all(own == loads[0] for own in loads):
+            best = [self._total // len(loads)] * len(loads)  # as it was in the beginning
+        return None if best == present else tuple(count * one for count in best)
+
+    def _loads(self, state: State) -> list[list[int]] | None:
+        """By pipeline, what each of its devices takes for a microbatch, in nanoseconds."""
+        if (layers := self._costs.read(state)) is None:
+            return None
+        pipelines = state.layouts.pipelines
+        devices, layout = devices_of_stages(state), state.layouts.present
+        return loads_of_pipelines(
+            layers,
+            [cut_of(devices, number, pipelines) for number in range(pipelines)],
+            [cut_of(layout, number, pipelines) for number in range(pipelines)],
+            state.membership.pace if self._by_pace else {},
+        )

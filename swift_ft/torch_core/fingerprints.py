@@ -1,0 +1,116 @@
+"""A cheap fingerprint of tensors: where they are, how often they were written to, and a sample of elements.
+
+``tensor.data = other`` and a write through ``tensor.data`` move no version counter. The first one moves the
+address, and the second one moves elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from swift_ft.torch_core.shards import local
+from swift_ft.torch_core.tensors import version_of
+
+__all__ = ["Fingerprint", "Sampler"]
+
+_ELEMENTS = 16
+"""Of each tensor, evenly spread. Each is a cache line to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Some tensors at one moment.
+
+    Attributes:
+        tensors: which ones.
+        places: the address of each.
+        versions: torch's count of changes in place of each.
+        samples: for each kind of tensors (device and dtype), their elements in one tensor of shape
+            (tensors of this kind, elements), and which tensors these are.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    places: Sequence[int]
+    versions: Sequence[int]
+    samples: Sequence[tuple[Sequence[int], torch.Tensor]]
+
+    def moved(self) -> list[int]:
+        """Positions of the tensors that are elsewhere now, or whose count of changes is another one.
+
+        It reads no element, so it waits for no device.
+        """
+        now = zip(_places(self.tensors), map(version_of, self.tensors), strict=True)
+        noted = zip(self.places, self.versions, strict=True)
+        return [index for index, (one, other) in enumerate(zip(now, noted, strict=True)) if one != other]
+
+    def differing(self, other: Fingerprint) -> list[int]:
+        """Positions of the tensors that were written to, or are elsewhere, at the other moment."""
+        found = {
+            index
+            for index, tensor in enumerate(self.tensors)
+            if other.tensors[index] is not tensor
+            or other.places[index] != self.places[index]
+            or other.versions[index] != self.versions[index]
+        }
+        theirs = {tuple(which): sample for which, sample in other.samples}
+        for which, sample in self.samples:
+            known = theirs.get(tuple(which))
+            if known is None or known.shape != sample.shape:
+                found.update(which)
+            elif bool((unlike := _bits(sample) != _bits(known)).any()):
+                found.update(which[row] for row in unlike.any(dim=1).nonzero().flatten().tolist())
+        return sorted(found)
+
+
+class Sampler:
+    """Takes fingerprints of the same tensors again and again: it remembers where to look."""
+
+    def __init__(self) -> None:
+        self._places: list[int] = []
+        self._kinds: list[tuple[tuple[int, ...], list[torch.Tensor]]] = []
+
+    @torch.no_grad()
+    def take(self, tensors: Sequence[torch.Tensor]) -> Fingerprint:
+        """The fingerprint of some tensors now. Waits for no device."""
+        places = _places(tensors)
+        if places != self._places:
+            self._look_at([local(tensor) for tensor in tensors])
+            self._places = places
+        samples = []
+        for which, views in self._kinds:
+            samples.append((which, torch.cat(views).view(len(which), -1)))
+        return Fingerprint(tensors, places, [version_of(tensor) for tensor in tensors], samples)
+
+    def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
+        kinds: dict[tuple[torch.device, torch.dtype, int], list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            if tensor.layout == torch.strided and tensor.numel():
+                elements = min(_ELEMENTS, tensor.numel())
+                kinds.setdefault((tensor.device, tensor.dtype, elements), []).append(index)
+        self._kinds = [
+            (tuple(which), [_sampled(tensors[index], elements) for index in which])
+            for (*_, elements), which in kinds.items()
+        ]
+
+
+def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
+    here = (local(tensor) for tensor in tensors)
+    return [tensor.data_ptr() if tensor.layout == torch.strided else 0 for tensor in here]
+
+
+def _sampled(tensor: torch.Tensor, elements: int) -> torch.Tensor:
+    """A view of evenly spread elements, as they lie in memory."""
+    flat = tensor.detach()
+    stride = max(1, (flat.numel() - 1) // max(1, elements - 1))
+    if flat.is_contiguous():
+        return flat.view(-1)[: (elements - 1) * stride + 1 : stride]
+    span = 1 + sum((size - 1) * step for size, step in zip(flat.shape, flat.stride(), strict=True))
+    stride = max(1, (span - 1) // max(1, elements - 1))
+    return flat.as_strided((elements,), (stride if span > 1 else 0,))
+
+
+def _bits(sample: torch.Tensor) -> torch.Tensor:
+    return sample.contiguous().view(torch.uint8)

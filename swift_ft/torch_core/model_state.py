@@ -1,0 +1,102 @@
+"""A model's tensors by the names under which DCP stores them: as DCP says, without asking it each time.
+
+DCP looks for the name of each tensor, and once more for each way in which a model may be wrapped. That takes
+milliseconds of Python, several times in a recovery in which all others wait. What it finds follows from the
+keys of ``state_dict()``, so the second time this module does without.
+
+Private parts used (tested on torch 2.11 to 2.14), to see whether loading would run code of the model's own:
+
+- of a module: ``_load_from_state_dict``, ``_load_state_dict_pre_hooks``, ``_load_state_dict_post_hooks``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from swift_ft.torch_core.shards import local
+
+__all__ = ["is_extra", "load_model_state", "model_state"]
+
+_Keys = tuple[str, ...]
+
+_names: weakref.WeakKeyDictionary[nn.Module, tuple[_Keys, _Keys]] = weakref.WeakKeyDictionary()
+"""By model: the keys of ``state_dict()``, and what DCP makes of each."""
+
+
+_EXTRA = "_extra_state"
+"""The last part of a key for what ``Module.get_extra_state`` returned."""
+
+
+def is_extra(key: str, value: Any = None) -> bool:
+    """Whether a value of a model's state is none of its parameters and buffers.
+
+    It may be a tensor nevertheless, and have another size each time (the FP8 scales of TransformerEngine).
+    """
+    return key.rpartition(".")[2] == _EXTRA or not (value is None or isinstance(value, torch.Tensor))
+
+
+def model_state(module: nn.Module) -> dict[str, Any]:
+    """All that a model saves, by name; the same as DCP's ``get_model_state_dict``. Its tensors are live."""
+    known = _names.get(module)
+    with torch.no_grad():
+        own: dict[str, Any] = module.state_dict() if known is not None else {}
+    if known is not None and tuple(own) == known[0]:
+        return dict(zip(known[1], own.values(), strict=True))
+    found: dict[str, Any] = get_model_state_dict(module)
+    _learn(module, found)
+    return found
+
+
+def _learn(module: nn.Module, found: Mapping[str, Any]) -> None:
+    """Remember the names, if it is the names alone that DCP adds to what the model says itself."""
+    _names.pop(module, None)
+    if any(isinstance(part, FullyShardedDataParallel) for part in module.modules()):
+        return
+    with torch.no_grad():
+        own: dict[str, Any] = module.state_dict()
+    alike = all(_same_memory(one, found[name]) for one, name in zip(own.values(), found, strict=False))
+    all_or_none = own.keys() == found.keys() or own.keys().isdisjoint(
+        found
+    )  # else DCP's order is another one
+    if len(own) == len(found) and alike and all_or_none:
+        _names[module] = tuple(own), tuple(found)
+
+
+def load_model_state(module: nn.Module, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Load a whole state, as DCP's ``set_model_state_dict`` does.
+
+    Args:
+        module: the model.
+        values: by name.
+        own: what :func:`model_state` gives for it. If the values are in this memory already, nothing is left
+            to do, unless the model has code of its own for what it loads.
+    """
+    in_place = own.keys() == values.keys() and all(_same_memory(own[name], values[name]) for name in own)
+    if not (in_place and all(_loads_tensors_only(part) for part in module.modules())):
+        set_model_state_dict(module, {**values})
+
+
+def _same_memory(one: Any, other: Any) -> bool:
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)) or type(one) is not type(
+        other
+    ):
+        return False
+    here, there = local(one), local(other)
+    alike = (here.dtype, here.shape, here.device) == (there.dtype, there.shape, there.device)
+    return alike and here.stride() == there.stride() and here.data_ptr() == there.data_ptr()
+
+
+def _loads_tensors_only(part: nn.Module) -> bool:
+    kind, plain = type(part), nn.Module
+    inherited = (
+        kind._load_from_state_dict is plain._load_from_state_dict
+        and kind.load_state_dict is plain.load_state_dict
+    )
+    return inherited and not part._load_state_dict_pre_hooks and not part._load_state_dict_post_hooks

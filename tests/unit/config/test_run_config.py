@@ -1,0 +1,244 @@
+"""One configuration: what the user writes on the command line is what every worker reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from swift_ft.cli import run
+from swift_ft.config.exit_codes import EXIT_USAGE
+from swift_ft.config.option import flag_of
+from swift_ft.config.run_config import RunConfig
+from swift_ft.config.worker_context import WorkerContext
+from swift_ft.errors import NotLaunchedError, UsageError
+from swift_ft.launch.machine import MachineJob
+from swift_ft.launch.worker_jobs import worker_job
+from swift_ft.network import JobSecret
+from tests.support.strangers import issue, new_authority
+
+FILES = ("token_file", "tls_cert", "tls_key", "tls_ca")
+"""Options whose files are read at once."""
+FIELDS = [field.name for field in dataclasses.fields(RunConfig) if field.name not in FILES]
+TEXTS = {
+    "inject": "kill machine=0 iteration=8 point=forward",
+    "metrics_address": "127.0.0.7",
+    "preload": "wave, xml.dom",
+    "stragglers": "replace",
+}
+TYPES = get_type_hints(RunConfig)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[MachineJob]:
+    """The jobs that swift-run would have run."""
+    for name in ("OMP_NUM_THREADS", "RES_OPTIONS"):  # swift-run sets what is not set
+        monkeypatch.setenv(name, "1")
+    found: list[MachineJob] = []
+
+    def note(job: MachineJob) -> int:
+        found.append(job)
+        return 0
+
+    monkeypatch.setattr(run, "_run_cluster", note)
+    return found
+
+
+def swift_run(folder: Path, *flags: str) -> int:
+    return run.main(["--standalone", "--log-dir", str(folder), *flags, __file__])
+
+
+def context_of_worker(job: MachineJob) -> WorkerContext:
+    """What a worker reads from the environment that its agent makes for it."""
+    worker: Any = SimpleNamespace(global_rank=1, world_size=4)
+    found = worker_job(
+        job.settings,
+        worker,
+        {"LOCAL_RANK": "1"},
+        run_id=job.run_id,
+        machine="m",
+        workers_per_machine=2,
+        generation=3,
+        joins=False,
+    )
+    return WorkerContext.from_env(found.env)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_option_arrives_in_the_worker(name: str, jobs: list[MachineJob], tmp_path: Path) -> None:
+    """A new field needs no other edit to get from the command line to the workers."""
+    kind = next(iter(get_args(TYPES[name])), TYPES[name])
+    path = str(tmp_path / "file")
+    value = {bool: True, int: 7, float: 7.5, str: TEXTS.get(name, path)}[kind]
+    assert value != getattr(RunConfig(), name), "the test must use a value that is not the default"
+    assert swift_run(tmp_path, flag_of(name), *([] if kind is bool else [str(value)])) == 0
+    changed: dict[str, Any] = {name: value}
+    expected = dataclasses.replace(RunConfig(), **changed)
+    assert context_of_worker(jobs[0]).config == expected
+
+
+def test_the_token_and_certificates_arrive_and_the_token_stands_nowhere(
+    jobs: list[MachineJob], tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("a token of sixteen characters or more")
+    token.chmod(0o600)
+    files = issue(new_authority(tmp_path), "machine")
+    flags = ["--tls-cert", files.cert, "--tls-key", files.key, "--tls-ca", files.ca]
+    assert swift_run(tmp_path, "--token-file", str(token), *flags) == 0
+    context = context_of_worker(jobs[0])
+    assert context.config.token_file == str(token)
+    assert context.config.certificates == files
+    secret = jobs[0].settings.secret
+    assert secret == JobSecret.of_token(token.read_text(), files)
+    for text in (*context.to_env().values(), repr(jobs[0])):
+        assert token.read_text() not in text
+        assert secret.key.hex() not in text
+        assert repr(secret.key) not in text
+
+
+def test_certificates_belong_together(
+    jobs: list[MachineJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert swift_run(tmp_path, "--tls-cert", __file__) == EXIT_USAGE
+    assert capsys.readouterr().err.splitlines() == [
+        "swift-run: --tls-cert, --tls-key, --tls-ca belong together: give --tls-key and --tls-ca, too."
+    ]
+
+
+def test_without_a_token_each_run_of_one_host_has_its_own_secret(
+    jobs: list[MachineJob], tmp_path: Path
+) -> None:
+    assert swift_run(tmp_path) == swift_run(tmp_path) == 0
+    secrets = [job.settings.secret for job in jobs]
+    assert None not in secrets
+    assert secrets[0] != secrets[1]
+
+
+def test_options_that_are_not_given_have_their_defaults(jobs: list[MachineJob], tmp_path: Path) -> None:
+    assert swift_run(tmp_path) == 0
+    context = context_of_worker(jobs[0])
+    assert context.config == RunConfig()
+    assert (context.rank, context.world_size, context.workers_per_machine) == (1, 4, 2)
+    assert (context.machine, context.slot, context.started_in) == ("m", 0, 3)
+
+
+def test_paths_do_not_depend_on_the_workers_directory(
+    jobs: list[MachineJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert swift_run(tmp_path, "--profile-out", "job.json") == 0
+    assert context_of_worker(jobs[0]).config.profile_out == str(tmp_path / "job.json")
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name.endswith("_timeout_s")])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_timeouts_are_positive(name: str, value: float) -> None:
+    changed: dict[str, Any] = {name: value}
+    with pytest.raises(UsageError, match=rf"^{flag_of(name)} must be more than 0, not {value}\.$"):
+        RunConfig(**changed).validate()
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_a_wait_may_be_none_at_all(value: float) -> None:
+    RunConfig(elastic_wait_s=0.0).validate()
+    with pytest.raises(UsageError, match=rf"^--elastic-wait must be at least 0, not {value}\.$"):
+        RunConfig(elastic_wait_s=value).validate()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "machines", "least"), [("4", 4, None), ("4:4", 4, 4), ("2:4", 4, 2), ("1:3", 3, 1)]
+)
+def test_how_many_machines(
+    nodes: str, machines: int, least: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: list[MachineJob] = []
+
+    def note(job: MachineJob) -> int:
+        found.append(job)
+        return 0
+
+    monkeypatch.setattr(run, "_run_one_machine", note)
+    flags = [
+        "--nnodes",
+        nodes,
+        "--rdzv-id",
+        "job",
+        "--rdzv-endpoint",
+        "127.0.0.1:1",
+        "--log-dir",
+        str(tmp_path),
+    ]
+    assert run.main([*flags, __file__]) == 0
+    assert (found[0].opened.machines, found[0].opened.min_machines) == (machines, least)
+
+
+def test_each_mistake_is_one_line(
+    jobs: list[MachineJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [
+        "--helpers",
+        "-1",
+        "--metrics-port",
+        "65536",
+        "--metrics-address",
+        "node7",
+        "--fresh",
+        "--resume",
+    ]
+    assert swift_run(tmp_path, *flags) == EXIT_USAGE
+    assert capsys.readouterr().err.splitlines() == [
+        "swift-run: --helpers must be at least 0, not -1.",
+        "swift-run: --metrics-port must be at most 65535, not 65536.",
+        "swift-run: --resume and --fresh exclude each other: choose one.",
+        "swift-run: --metrics-address 'node7' is no address: give one of this host's, or 0.0.0.0 for all of "
+        "them.",
+    ]
+    assert not jobs
+
+
+def test_metrics_are_served_where_the_run_is_unless_told() -> None:
+    assert RunConfig().metrics_listen_address("127.0.0.1") == "127.0.0.1"
+    assert RunConfig().metrics_listen_address("node7") == ""  # a name stands for all addresses
+    told = RunConfig(metrics_address="0.0.0.0")
+    assert told.metrics_listen_address("127.0.0.1") == "0.0.0.0"
+
+
+def test_a_process_without_a_launcher_has_no_context() -> None:
+    with pytest.raises(NotLaunchedError, match="swift-run --standalone"):
+        WorkerContext.from_env({"RANK": "0", "WORLD_SIZE": "1"})
+
+
+def test_each_machine_of_a_host_has_its_failure_domain(
+    jobs: list[MachineJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--machines", "2", "--spares", "1", "--failure-domain"]
+    assert swift_run(tmp_path, *flags, "rack1,rack2, rack2") == 0
+    config = jobs[0].settings.config
+    assert [config.domain_of(index) for index in range(4)] == ["rack1", "rack2", "rack2", "rack1"]
+    assert [RunConfig().domain_of(index) for index in range(2)] == ["", ""]
+    for names in ("rack1", "rack1,rack2", "rack1,,rack2"):
+        capsys.readouterr()
+        assert swift_run(tmp_path, *flags, names) == EXIT_USAGE
+        assert capsys.readouterr().err.splitlines() == [
+            f"swift-run: --failure-domain {names!r}: give 3 names, one for each machine and spare of this "
+            "host, separated by commas."
+        ]
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "no_such.module", "a-b", ".relative", "wave wave"])
+def test_a_module_to_import_ahead_has_to_be_there(name: str) -> None:
+    RunConfig(preload=" wave,,xml.dom ").validate()
+    with pytest.raises(UsageError, match=f"^--preload {name}: there is no such module here"):
+        RunConfig(preload=f"wave,{name}").validate()
+
+
+def test_a_program_of_another_kind_has_nothing_imported_ahead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert swift_run(tmp_path, "--preload", "wave", "--no-python") == EXIT_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "swift-run: --preload is of no use to a program that is started with --no-python: omit it."

@@ -1,0 +1,63 @@
+"""A fingerprint sees each way in which a tensor is written to, or exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from swift_ft.torch_core.fingerprints import Sampler
+
+CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
+    "in place": lambda p: p.add_(1.0),
+    "one element, in place": lambda p: p.view(-1)[5:6].add_(1.0),
+    "through data": lambda p: p.data.mul_(1.5),
+    "other data": lambda p: setattr(p, "data", p.data.clone()),
+    "other data of other values": lambda p: setattr(p, "data", p.data * 2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@torch.no_grad()
+def test_a_change(change: Callable[[torch.Tensor], object], dtype: torch.dtype) -> None:
+    tensors = [torch.randn(shape).to(dtype) for shape in [(3,), (40, 7), (1000,)]]
+    sampler = Sampler()
+    before = sampler.take(tensors)
+    assert sampler.take(tensors).differing(before) == []
+    change(tensors[1])
+    assert sampler.take(tensors).differing(before) == [1]
+
+
+@torch.no_grad()
+def test_what_moved_is_known_without_reading_an_element() -> None:
+    tensors = [torch.randn(3) for _ in range(4)]
+    noted = Sampler().take(tensors)
+    assert noted.moved() == []
+    tensors[0].data.add_(1)  # only a sample tells
+    tensors[1].add_(1)
+    tensors[2].data = tensors[2].data.clone()
+    assert noted.moved() == [1, 2]
+
+
+@torch.no_grad()
+def test_tensors_of_any_layout() -> None:
+    base = torch.randn(8, 6)
+    tensors = [base.t(), base[:, ::2], torch.zeros(0), torch.zeros(()), torch.randn(2, 3).to_sparse()]
+    sampler = Sampler()
+    before = sampler.take(tensors)
+    base.data.mul_(3)
+    assert sampler.take(tensors).differing(before) == [0, 1]
+
+
+@torch.no_grad()
+def test_bits_and_not_numbers_are_compared() -> None:
+    tensor = torch.full((4,), float("nan"))
+    sampler = Sampler()
+    before = sampler.take([tensor])
+    assert sampler.take([tensor]).differing(before) == []
+    zero = torch.zeros(4)
+    before = sampler.take([zero])
+    zero.data.neg_()
+    assert sampler.take([zero]).differing(before) == [0]

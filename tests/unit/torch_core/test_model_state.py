@@ -1,0 +1,132 @@
+"""A model's tensors by the names that DCP gives them, and what loading them has to do."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.nn.parallel import DistributedDataParallel
+
+from swift_ft.torch_core import model_state as names
+from swift_ft.torch_core.model_state import load_model_state, model_state
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def assert_same(module: nn.Module) -> None:
+    """As DCP says, in its order, and the live tensors."""
+    theirs: dict[str, Any] = get_model_state_dict(module)
+    ours = model_state(module)
+    assert [*ours] == [*theirs]
+    assert all(ours[name].data_ptr() == theirs[name].data_ptr() for name in theirs)
+
+
+def ask_once(monkeypatch: pytest.MonkeyPatch, module: nn.Module) -> None:
+    model_state(module)
+    monkeypatch.setattr(names, "get_model_state_dict", lambda _: pytest.fail("DCP was asked again"))
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("wrap", [lambda m: m, DistributedDataParallel], ids=["plain", "ddp"])
+def test_names_are_those_of_dcp(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = wrap(network())
+    assert_same(module)
+    ask_once(monkeypatch, module)
+    assert_same(module)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_model_of_which_a_part_is_wrapped() -> None:
+    """DCP then has an order of its own."""
+    module = nn.Sequential(DistributedDataParallel(nn.Linear(2, 2)), nn.Linear(2, 2))
+    for _ in range(3):
+        assert_same(module)
+
+
+def test_a_model_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = network()
+    ask_once(monkeypatch, module)
+    monkeypatch.undo()
+    module[2] = nn.Linear(4, 2)  # the same names
+    assert_same(module)
+    module.append(nn.Linear(2, 2))
+    assert_same(module)
+
+
+class Doubled(nn.Linear):
+    """Saves something else than what it has."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}twice"] = 2 * self.weight.detach()
+
+
+def test_a_model_that_saves_copies() -> None:
+    module = Doubled(2, 2)
+    for factor in (1.0, 3.0):
+        nn.init.constant_(module.weight, factor)
+        assert model_state(module)["twice"].eq(2 * factor).all()
+
+
+def test_names_do_not_keep_a_model_alive() -> None:
+    model_state(module := network())
+    assert module in names._names
+    gone = weakref.ref(module)
+    del module
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_is_filled_in_place_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    own = model_state(module)
+    monkeypatch.setattr(names, "set_model_state_dict", lambda *_: pytest.fail("it was loaded once more"))
+    load_model_state(module, model_state(module), own)
+
+
+def test_what_is_elsewhere_is_loaded() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    values = {name: torch.full_like(tensor, 7.0) for name, tensor in model_state(module).items()}
+    load_model_state(module, values, model_state(module))
+    assert all(tensor.eq(7.0).all() for tensor in module.state_dict().values())
+
+
+def test_what_is_missing_is_an_error() -> None:
+    module = network()
+    values = model_state(module)
+    del values["0.weight"]
+    with pytest.raises(RuntimeError, match=r"0\.weight"):
+        load_model_state(module, values, model_state(module))
+
+
+@pytest.mark.parametrize("kind", ["before", "after", "override"])
+def test_a_model_with_code_of_its_own_is_loaded(kind: str) -> None:
+    calls = []
+
+    class Careful(nn.Linear):
+        def _load_from_state_dict(self, *args: Any) -> None:
+            calls.append("override")
+            super()._load_from_state_dict(*args)
+
+    module = nn.Sequential(Careful(2, 2) if kind == "override" else nn.Linear(2, 2))
+    if kind == "before":
+        module[0].register_load_state_dict_pre_hook(lambda *_: calls.append("before"))
+    if kind == "after":
+        module[0].register_load_state_dict_post_hook(lambda *_: calls.append("after"))
+    load_model_state(module, model_state(module), model_state(module))
+    assert calls == [kind]

@@ -1,0 +1,108 @@
+"""Conformance: the private parts of optimizers that `torch_core/optimizers.py` uses."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import StepLR
+
+from swift_ft.torch_core.optimizers import (
+    BOOKKEEPING,
+    is_patched_by_scheduler,
+    makes_same_state,
+    mark_as_patched_by_scheduler,
+    note_step_called,
+    orthogonalized,
+    orthogonalized_step_size,
+    picks_foreach,
+    plain_step,
+    with_step_hooks,
+)
+
+
+def test_muons_update_is_computed_from_its_parts() -> None:
+    parameter = nn.Parameter(torch.randn(4, 3))
+    before, gradient = parameter.detach().clone(), torch.randn(4, 3)
+    parameter.grad = gradient
+    muon = Muon([parameter], lr=0.1, weight_decay=0.0, momentum=0.5, nesterov=False)
+    muon.step()
+    group = muon.param_groups[0]
+    update = orthogonalized(gradient * 0.5, group["ns_coefficients"], group["ns_steps"], group["eps"])
+    size = orthogonalized_step_size(group["lr"], group["adjust_lr_fn"], parameter.shape)
+    assert torch.equal(parameter.detach(), before.add(update, alpha=-size))
+
+
+def test_a_step_on_the_host_picks_no_foreach_kernels() -> None:
+    assert picks_foreach([nn.Parameter(torch.zeros(2))], differentiable=False) is False
+
+
+def test_a_class_has_its_step_without_hooks() -> None:
+    optimizer = SGD([nn.Parameter(torch.zeros(2))])
+    assert plain_step(SGD) is not SGD.step
+    assert plain_step(SGD).__qualname__ == "SGD.step"
+    assert not hasattr(plain_step(SGD), "hooked")
+    assert type(optimizer).step is SGD.step
+
+
+def test_torch_adds_no_second_hooks_to_a_hooked_step() -> None:
+    calls: list[str] = []
+
+    class Own(Optimizer):
+        step = with_step_hooks(lambda self: calls.append("step"))
+
+    optimizer = Own([nn.Parameter(torch.zeros(2))], {})
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    optimizer.step()
+    assert calls == ["pre", "step", "post"]
+
+
+def test_which_classes_make_the_same_state() -> None:
+    class Own(Adam):
+        pass
+
+    assert makes_same_state(Own, Adam)
+    assert makes_same_state(AdamW, Adam)
+    assert not makes_same_state(SGD, Adam)
+
+
+def test_classes_make_the_same_state_after_something_was_compiled() -> None:
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert AdamW._init_group is not Adam._init_group  # what torch has done
+    test_which_classes_make_the_same_state()
+
+
+def test_a_scheduler_patches_a_step_once_and_notices_its_calls() -> None:
+    optimizer = SGD([nn.Parameter(torch.zeros(2))], lr=1.0)
+    StepLR(optimizer, 1)
+    patched: Any = optimizer.step
+    assert is_patched_by_scheduler(patched)
+
+    def step() -> None:
+        note_step_called(optimizer)
+
+    assert not is_patched_by_scheduler(step)
+    mark_as_patched_by_scheduler(step)
+    optimizer.step = step  # type: ignore[method-assign, assignment]
+    scheduler = StepLR(optimizer, 1)
+    assert optimizer.step is step
+    with pytest.warns(UserWarning, match=r"before `optimizer\.step\(\)`"):
+        scheduler.step()
+    again = StepLR(optimizer, 1)
+    optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.step()
+
+
+def test_bookkeeping_names_what_torch_sets() -> None:
+    optimizer = SGD([nn.Parameter(torch.zeros(2))])
+    assert "_zero_grad_profile_name" in vars(optimizer)
+    StepLR(optimizer, 1)
+    optimizer.step()
+    assert {"step", "_opt_called", "_zero_grad_profile_name"} <= vars(optimizer).keys() & BOOKKEEPING

@@ -1,0 +1,39 @@
+"""Conformance: the private parts of tensors and storages that `torch_core/tensors.py` uses."""
+
+from __future__ import annotations
+
+import torch
+
+from swift_ft.torch_core.tensors import distinct_storages, sparse_indices, sparse_values, version_of
+
+
+def test_a_version_grows_with_each_change_in_place() -> None:
+    tensor = torch.zeros(3)
+    before = version_of(tensor)
+    tensor.add_(1)
+    tensor[0] = 2
+    assert version_of(tensor) == before + 2
+    assert version_of(tensor.detach()) == before + 2  # a view counts with its base
+    assert tensor.sum() == 4
+    assert version_of(tensor) == before + 2  # reading is no change
+
+
+def test_inference_tensors_have_no_version() -> None:
+    with torch.inference_mode():
+        tensor = torch.zeros(3)
+        tensor.add_(1)
+    assert version_of(tensor) == 0
+
+
+def test_the_parts_of_a_sparse_tensor_keep_duplicates() -> None:
+    tensor = torch.sparse_coo_tensor(torch.tensor([[1, 1, 0]]), torch.tensor([1.0, 2.0, 3.0]), (4,))
+    assert sparse_indices(tensor).tolist() == [[1, 1, 0]]
+    assert sparse_values(tensor).tolist() == [1.0, 2.0, 3.0]
+    assert not tensor.is_coalesced()
+
+
+def test_views_share_a_storage_and_empty_tensors_do_not() -> None:
+    whole = torch.zeros(4)
+    empty = [torch.empty(0), torch.empty(0)]
+    storages = distinct_storages([whole, whole[1:], whole.view(2, 2), *empty])
+    assert [storage.nbytes() for storage in storages] == [16, 0, 0]
