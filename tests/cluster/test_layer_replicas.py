@@ -204,7 +204,7 @@ POINTS = [
 @pytest.mark.parametrize("victim", range(4))
 @pytest.mark.parametrize("point", POINTS)
 def test_a_loss_anywhere(point: str, victim: int, tmp_path: Path, undisturbed: References) -> None:
-    """The lost stage's layers come from the other pipeline. Nothing is replayed for it, and nobody loads a file."""
+    """The lost stage's layers come from the other pipeline. Nothing is replayed for it, no file is loaded."""
     chosen = (*TWO, "--exact") if victim % 2 else TWO
     run = run_pipelines(tmp_path, *chosen, inject=f"kill machine={victim} iteration=5 {point}", spares=1)
     assert_same_layers(run, undisturbed(*chosen))

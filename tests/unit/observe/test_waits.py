@@ -13,7 +13,7 @@ import pytest
 from swift_ft.observe import waits
 from swift_ft.observe.waits import Announcements, wait_in_words, waiting
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "swift_ft"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "testing")
 
@@ -53,7 +53,7 @@ REASONS = {
         "cli/recover/drain.py:_wait",
     ),
     "an idle thread or process waits for work, and nobody for it": (
-        "alarms.py:Alarms._next",
+        "host/alarms.py:Alarms._next",
         "launch/script_end.py:_watch",  # it announces the wait of others
         "cli/console.py:_narrate",
         "cli/event_hook.py:EventHook._run_all",
