@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from swift_ft.coordination.block_log import BlockGoneError
 from swift_ft.coordination.journal import EventLog
@@ -12,7 +12,7 @@ from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.snapshot import Snapshot
 
-__all__ = ["History", "JournalReader", "entries_of"]
+__all__ = ["History", "JournalReader"]
 
 
 class JournalReader:
@@ -86,10 +86,3 @@ class History:
     def on_entries(self, entries: Sequence[Entry]) -> None:
         """Note entries."""
         self.entries += entries
-
-
-def entries_of(journal: EventLog) -> Iterator[Entry]:
-    """The entries that are there now, since the newest snapshot."""
-    reader = JournalReader(journal)
-    while (entries := reader.next(0.0)) is not None:
-        yield from entries

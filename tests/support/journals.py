@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.run_record import RECORD
 from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory, write_history
 from swift_ft.coordination.archive import JournalArchive
+from swift_ft.coordination.journal import EventLog
+from swift_ft.coordination.journal_reader import JournalReader
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.storage.store import Store
@@ -62,6 +66,13 @@ def checkpoint(machines: int, iteration: int) -> list[ev.Event]:
 def entries_of(events: list[ev.Event], every_s: float = 1.0) -> tuple[Entry, ...]:
     """Events as entries, one after the other."""
     return tuple(Entry(n, event, BEGAN + n * every_s, "worker 0") for n, event in enumerate(events))
+
+
+def read_now(journal: EventLog) -> Iterator[Entry]:
+    """The entries that a journal has now, since its newest snapshot."""
+    reader = JournalReader(journal)
+    while (entries := reader.next(0.0)) is not None:
+        yield from entries
 
 
 def store_with(

@@ -165,10 +165,6 @@ class Feed:
             self.waits = message["waits"]
         return None
 
-    def is_silent(self) -> bool:
-        """Whether nothing has come for too long."""
-        return self._now() - self._heard_at >= self._silence_s
-
     def close(self) -> None:
         """End the line."""
         self._line.close()

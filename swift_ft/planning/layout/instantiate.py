@@ -13,7 +13,7 @@ dealt with in ``rounds.py``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from swift_ft.errors import UsageError
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.planning.layout.rounds import best_dealt
 
-__all__ = ["Instantiation", "best_instantiation", "count_sets", "deal", "node_sets"]
+__all__ = ["Instantiation", "best_instantiation", "count_sets", "deal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,6 @@ def count_sets(sizes: Sequence[int], nodes: int, fewest: int) -> int:
                 ways[count][used] += ways[count - 1][used - size]
             ways[fewest][used] += ways[fewest][used - size]
     return ways[fewest][nodes]
-
-
-def node_sets(sizes: Sequence[int], nodes: int, fewest: int) -> Iterator[tuple[int, ...]]:
-    """All sets that :func:`count_sets` counts, each ascending."""
-    ascending = sorted(sizes)
-
-    def grow(rest: int, start: int, taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if not rest and len(taken) >= fewest:
-            yield taken
-        for index in range(start, len(ascending)):
-            size = ascending[index]
-            if size > rest or len(taken) + rest // size < fewest:
-                return
-            yield from grow(rest - size, index, (*taken, size))
-
-    return grow(nodes, 0, ())
 
 
 def best_instantiation(

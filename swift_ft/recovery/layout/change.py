@@ -36,14 +36,3 @@ class Change:
     def pays_after(self) -> int | None:
         """Iterations after which it has paid; None if it never does."""
         return None if self.gain_ns <= 0 else -(-self.cost_ns // self.gain_ns)
-
-    def is_due(self, waited: int, left: int | None = None) -> bool:
-        """Whether to change now.
-
-        Args:
-            waited: iterations since it became possible, without an interruption.
-            left: iterations until the end of the training; None if it is open.
-        """
-        if self.pays_after is None or (left is not None and left <= self.pays_after):
-            return False
-        return waited >= self.pays_after

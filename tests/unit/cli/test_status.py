@@ -15,13 +15,13 @@ import pytest
 
 from swift_ft.cli.run import parser
 from swift_ft.coordination.journal import open_journal
-from swift_ft.coordination.journal_reader import entries_of
 from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.notes import Notes, write_notes
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.store_service import StoreService
 from swift_ft.recovery import events as ev
+from tests.support.journals import read_now
 
 _DEADLINE_S = 120.0
 
@@ -109,7 +109,7 @@ def test_ctrl_c_leaves_the_run_alone(job: Job) -> None:
     rest, errors = process.communicate(timeout=_DEADLINE_S)
     assert (process.returncode, errors) == (0, "")
     assert rest.splitlines()[-1] == f"the view of {job.run_id} ends; the run goes on"
-    assert len([*entries_of(job.journal)]) == 10, "the view wrote into the journal"
+    assert len([*read_now(job.journal)]) == 10, "the view wrote into the journal"
 
 
 def test_ctrl_c_ends_the_view_of_a_frozen_store(job: Job, service: StoreService) -> None:

@@ -12,7 +12,6 @@ import pytest
 from swift_ft.coordination.block_log import BlockGoneError, StoreBlockLog
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import Journal, open_journal
-from swift_ft.coordination.journal_reader import entries_of
 from swift_ft.coordination.outbox import MOST_EVENTS, Outbox
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError
@@ -21,6 +20,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.entries import Entry
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from tests.support.journals import read_now
 from tests.support.waiting import wait_until
 
 Connect = Callable[[], RendezvousStore]
@@ -56,7 +56,7 @@ def test_two_writers_never_share_a_number(client: Connect) -> None:
     journals = [open_journal(client, by=name) for name in "ab"]
     for number in range(20):
         journals[number % 3 % 2].append(fault(number))
-    entries = [*entries_of(journals[0])]
+    entries = [*read_now(journals[0])]
     assert [entry.position for entry in entries] == [*range(20)]
     assert [entry.event for entry in entries] == [fault(number) for number in range(20)]
     assert {entry.by for entry in entries} == {"a", "b"}
@@ -90,7 +90,7 @@ def test_an_event_that_was_written_twice_counts_once(client: Connect) -> None:
     stamped = journal.append(ev.JobOpened(machines=1))
     other.pass_on((stamped, Stamped(fault(1), 1.0, "c", "origin", 1)))
     other.pass_on((Stamped(fault(1), 1.0, "c", "origin", 1),))
-    assert [entry.event for entry in entries_of(journal)] == [ev.JobOpened(machines=1), fault(1)]
+    assert [entry.event for entry in read_now(journal)] == [ev.JobOpened(machines=1), fault(1)]
 
 
 def test_readers_of_deleted_blocks_are_told(client: Connect) -> None:
@@ -237,7 +237,7 @@ def test_events_of_many_threads_and_processes_keep_their_order(client: Connect) 
         thread.start()
     for thread in threads:
         thread.join(_DEADLINE_S)
-    entries = [*entries_of(journals[0])]
+    entries = [*read_now(journals[0])]
     assert len(entries) == 3 * 4 * 30
     for by in {entry.by for entry in entries}:
         told = [entry.event.fault.split(".") for entry in entries if entry.by == by]  # type: ignore[union-attr]

@@ -13,11 +13,11 @@ import pytest
 
 from swift_ft.cli.recover.main import main
 from swift_ft.coordination.journal import Journal, open_journal
-from swift_ft.coordination.journal_reader import entries_of
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.store_service import StoreService
 from swift_ft.recovery import events as ev
+from tests.support.journals import read_now
 
 HOSTS = ("node1.cluster", "node2.cluster", "node2.cluster", "10.0.0.3", "node4.cluster")
 SETUP = ("torch: 2", "--nnodes: 3", "--max-failures: 7", "--resume: True", "--fresh: False")
@@ -43,7 +43,7 @@ def opened(service: StoreService, setup: tuple[str, ...] = SETUP) -> Journal:
 
 def asked(journal: Journal) -> list[str]:
     """The machines that were asked to leave."""
-    events = [entry.event for entry in entries_of(journal)]
+    events = [entry.event for entry in read_now(journal)]
     return [event.machine for event in events if isinstance(event, ev.DrainRequested)]
 
 

@@ -13,10 +13,11 @@ from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
-from swift_ft.planning.layout.instantiate import best_instantiation, count_sets, deal, node_sets
+from swift_ft.planning.layout.instantiate import best_instantiation, count_sets, deal
 from swift_ft.planning.layout.makespan import StageTime
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.planning.layout.templates import node_counts, templates_for
+from tests.support.node_sets import node_sets
 
 
 @pytest.mark.parametrize(

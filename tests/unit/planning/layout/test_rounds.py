@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.instantiate import best_instantiation, node_sets
+from swift_ft.planning.layout.instantiate import best_instantiation
 from swift_ft.planning.layout.makespan import StageTime
 from swift_ft.planning.layout.pipeline_time import PipelineTime
+from tests.support.node_sets import node_sets
 
 IN_ROUNDS = (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE)
 

@@ -11,19 +11,15 @@ from swift_ft.recovery.layout.change import Change
 def test_a_change_pays_after_its_cost() -> None:
     change = Change(before_ns=1000, after_ns=900, cost_ns=5050)
     assert change.pays_after == 51
-    assert not change.is_due(waited=50)
-    assert change.is_due(waited=51)
-    assert not change.is_due(waited=99, left=51)
-    assert change.is_due(waited=51, left=52)
 
 
 def test_what_is_no_faster_never_pays() -> None:
     assert Change(1000, 1000, 0).pays_after is None
-    assert not Change(1000, 1001, 0).is_due(waited=10**9)
+    assert Change(1000, 1001, 0).pays_after is None
 
 
-def test_a_change_that_costs_nothing_is_due_at_once() -> None:
-    assert Change(1000, 900, 0).is_due(waited=0)
+def test_a_change_that_costs_nothing_pays_at_once() -> None:
+    assert Change(1000, 900, 0).pays_after == 0
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**9), st.integers(0, 10**5))
@@ -35,5 +31,4 @@ def test_waiting_loses_at_most_twice_what_knowing_would(
     known = min(cost_ns, stay * gain_ns)
     assert change.pays_after is not None
     lost = stay * gain_ns if stay < change.pays_after else change.pays_after * gain_ns + cost_ns
-    assert change.is_due(waited=stay) == (stay >= change.pays_after)
     assert lost <= 2 * known + gain_ns
