@@ -1,1 +1,1 @@
-"""How a run and each of its workers are configured."""
+"""The configuration of a run and of each of its workers."""

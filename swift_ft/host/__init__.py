@@ -1,1 +1,1 @@
-"""What this host gives to a process: memory and timers."""
+"""Memory and timers of this host."""

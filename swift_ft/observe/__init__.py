@@ -1,1 +1,1 @@
-"""What a process says of itself: its waits, and the spans of its recoveries."""
+"""Waits that a process announces, and the spans of its recoveries."""

@@ -1,4 +1,6 @@
-"""Where private parts of torch are used, beside ``torch_core/``. Tested on torch 2.11 to 2.14.
+"""Torch's groups, DDP, FSDP, pipelining, DCP and elastic agent, with their private parts.
+
+Tested on torch 2.11 to 2.14.
 
 A new release of torch may change any of these parts. Then the conformance test of the file fails and names
 the part. The test of seams (tests/unit) looks for private parts everywhere else. What differs between

@@ -1,4 +1,4 @@
-"""What torch keeps to itself about tensors, modules and optimizers of one process.
+"""Private parts of torch's tensors, modules and optimizers in one process.
 
 Stands below all else that knows torch: ``undo/`` and ``logging/`` use it. A new release of torch may change
 any of these parts. Then the conformance test of the file fails and names the part.
