@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from swift_ft.testing.scenario import Scenario, ScenarioError
     from swift_ft.testing.simulation import JobKind, Outcome, Violation, simulate
     from swift_ft.testing.store_conformance import StoreConformanceTests
+    from swift_ft.testing.undo_rule_conformance import UndoRuleConformanceTests
 
 __all__ = [
     "JobKind",
@@ -21,6 +22,7 @@ __all__ = [
     "Scenario",
     "ScenarioError",
     "StoreConformanceTests",
+    "UndoRuleConformanceTests",
     "Violation",
     "simulate",
 ]
@@ -32,6 +34,7 @@ _MODULES = {
     "Scenario": "scenario",
     "ScenarioError": "scenario",
     "StoreConformanceTests": "store_conformance",
+    "UndoRuleConformanceTests": "undo_rule_conformance",
     "Violation": "simulation",
     "simulate": "simulation",
 }

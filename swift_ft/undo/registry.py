@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
+from swift_ft.errors import UsageError, first_line
 from swift_ft.torch_core.optimizers import makes_same_state, plain_step
 from swift_ft.undo.rules.adafactor import AdafactorRule
 from swift_ft.undo.rules.adam import AdamaxRule, AdamRule, NAdamRule, RAdamRule
@@ -16,16 +18,20 @@ from swift_ft.undo.rules.adaptive import AdadeltaRule, AdagradRule, RMSpropRule,
 from swift_ft.undo.rules.asgd import ASGDRule
 from swift_ft.undo.rules.lamb import Lamb, LambRule
 from swift_ft.undo.rules.muon import MuonRule
-from swift_ft.undo.rules.rule import Rule, Tensors, number
+from swift_ft.undo.rules.rule import Rule, Tensors
 from swift_ft.undo.rules.sgd import SGDRule
 
-__all__ = ["SparseAdamRule", "rule_for", "touches_rows_only"]
+__all__ = ["ENTRY_POINTS", "SparseAdamRule", "register_rule", "rule_for"]
+
+ENTRY_POINTS = "swift_ft.undo_rules"
+"""The group of entry points with which packages bring rules: functions that call :func:`register_rule`."""
 
 
 class SparseAdamRule(Rule):
     """:class:`torch.optim.SparseAdam`: the rows that the gradient names are journaled."""
 
     keys = ("exp_avg", "exp_avg_sq")
+    keeps_rows = True
 
     def invert(self, tensors: Tensors, hyper: Mapping[str, Any]) -> None:
         """Nothing is left to compute."""
@@ -50,23 +56,55 @@ _RULES: dict[type[Optimizer], Rule] = {
 }
 
 
+def register_rule(kind: type[Optimizer], rule: Rule) -> None:
+    """Makes the step of an optimizer of your own invertible, or inverts one of torch's in another way.
+
+    Subclasses that use the step of ``kind`` have the rule, too. ``swift_ft.testing.UndoRuleConformanceTests``
+    says whether a rule keeps its promises. A package brings its rules with an entry point of the group
+    ``swift_ft.undo_rules`` that names a function without arguments which calls this one.
+
+    Args:
+        kind: a class of optimizers, not an instance.
+        rule: an instance; one serves all optimizers of the class.
+
+    Raises:
+        UsageError: ``kind`` is not a class of optimizers, or ``rule`` not a rule.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+        raise UsageError(f"register_rule() takes a class of torch.optim.Optimizer first, not {kind!r}.")
+    if not isinstance(rule, Rule):
+        raise UsageError(
+            f"register_rule() takes an instance of a subclass of swift_ft.undo.Rule, not {rule!r}."
+        )
+    _RULES[kind] = rule
+
+
+@cache
+def _load_entry_points() -> None:
+    """Once, and not before an optimizer comes that is not torch's."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()()
+        except Exception as error:
+            raise UsageError(
+                f"The undo rules of the package {entry.dist.name if entry.dist else '?'} "
+                f"(entry point {entry.name} = {entry.value}) cannot be loaded: {first_line(error)}"
+            ) from error
+
+
 def rule_for(kind: type[Optimizer]) -> Rule | None:
     """The rule for a class of optimizers. With None, everything is journaled.
 
     A subclass has its parent's rule if it uses the parent's step.
+
+    Raises:
+        UsageError: rules that an installed package brings cannot be loaded.
     """
+    if not kind.__module__.startswith("torch.optim."):
+        _load_entry_points()
     for parent in kind.__mro__:
         rule = _RULES.get(parent)
         if rule is None:
             continue
         return rule if makes_same_state(kind, parent) and plain_step(kind) is plain_step(parent) else None
     return None
-
-
-def touches_rows_only(rule: Rule, grad: Tensor, hyper: Mapping[str, Any]) -> bool:
-    """Whether a step with a sparse gradient changes only the rows that the gradient names."""
-    if grad.layout is not torch.sparse_coo or grad.sparse_dim() != 1:
-        return False
-    if isinstance(rule, SGDRule):
-        return number(hyper["momentum"]) == 0 and number(hyper["weight_decay"]) == 0
-    return isinstance(rule, (AdagradRule, SparseAdamRule))

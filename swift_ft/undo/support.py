@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from swift_ft.undo.registry import SparseAdamRule, rule_for
+from swift_ft.undo.registry import rule_for
 from swift_ft.undo.rules.rule import PARAM, Rule
 from swift_ft.undo.snapshot import size_bytes
 
@@ -104,7 +104,7 @@ def _journaled(
     state: dict[str, Any],
     exact: bool,
 ) -> set[str]:
-    if rule.is_fully_journaled(param, group) or isinstance(rule, SparseAdamRule):
+    if rule.is_fully_journaled(param, group) or rule.keeps_rows:
         return set(parts)
     return set(parts.keys() & rule.journaled_for(param, state, group, exact))
 

@@ -15,7 +15,6 @@ from swift_ft.torch_core.optimizers import picks_foreach
 from swift_ft.torch_core.shards import laid_out_as
 from swift_ft.torch_core.tensors import sparse_indices, version_of
 from swift_ft.undo.compiled import Kernel, invert_compiled
-from swift_ft.undo.registry import touches_rows_only
 from swift_ft.undo.residual import Residual
 from swift_ft.undo.rules.rule import GRADIENT, PARAM, Rule, Tensors, number
 from swift_ft.undo.slices import ParamSlice, ParamTensors, local, sliced
@@ -284,7 +283,7 @@ def _snapshot_all(entry: ParamUpdate, rule: Rule, hyper: Mapping[str, Any]) -> N
     entry.snapshots = {}
     whole = {PARAM: entry.param}
     whole |= {key: value for key, value in (entry.state or {}).items() if isinstance(value, Tensor)}
-    if entry.grad.is_sparse and touches_rows_only(rule, entry.grad, hyper):
+    if _names_rows(entry.grad) and rule.touches_rows_only(hyper):
         rows = torch.unique(sparse_indices(entry.grad)[0])
         for key, value in whole.items():
             if value.shape == entry.param.shape:
@@ -294,6 +293,11 @@ def _snapshot_all(entry: ParamUpdate, rule: Rule, hyper: Mapping[str, Any]) -> N
         entry.snapshots.update(
             {key: Snapshot.of(value) for key, value in whole.items() if key not in scalars}
         )
+
+
+def _names_rows(grad: Tensor) -> bool:
+    """Whether a gradient is sparse in its rows, and in nothing else."""
+    return grad.layout is torch.sparse_coo and grad.sparse_dim() == 1
 
 
 def buckets(entries: Sequence[ParamUpdate], state_keys: Any) -> Iterator[list[ParamUpdate]]:

@@ -40,6 +40,11 @@ class AdagradRule(Rule):
     error: ClassVar[str] = "up to 1 ulp; sum 5 ulps"
     keys: ClassVar[tuple[str, ...]] = ("sum",)
 
+    def touches_rows_only(self, hyper: Mapping[str, Any]) -> bool:
+        """Always: a sparse gradient and a weight decay exclude each other."""
+        del hyper
+        return True
+
     def journaled(self, hyper: Mapping[str, Any], exact: bool) -> frozenset[str]:
         """The parameter under weight decay."""
         return frozenset({PARAM} if _coupled(hyper) and not exact else ())

@@ -71,6 +71,7 @@ class Rule(ABC):
             journaled.
         shardable: the formula holds for a worker's shard of a parameter as well.
         elementwise: an element depends on no other, so slices of parameters can be inverted.
+        keeps_rows: nothing is inverted: the rows that a sparse gradient names are journaled.
         error: the documented error of ``undo()`` without ``exact``, in words.
     """
 
@@ -80,6 +81,7 @@ class Rule(ABC):
     unreliable_kernels: ClassVar[frozenset[tuple[str, torch.dtype]]] = frozenset()
     shardable: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
+    keeps_rows: ClassVar[bool] = False
     error: ClassVar[str] = ""
 
     def makes(self, key: str, hyper: Mapping[str, Any]) -> bool:
@@ -125,6 +127,11 @@ class Rule(ABC):
         """
         del param, hyper
         return {key: _copy(state[key]) for key in self.small} if state else {}
+
+    def touches_rows_only(self, hyper: Mapping[str, Any]) -> bool:
+        """Whether a step with a sparse gradient changes only the rows that the gradient names."""
+        del hyper
+        return self.keeps_rows
 
     def changes_gradient(self, hyper: Mapping[str, Any], foreach: bool) -> bool:
         """Whether the kernel writes into the gradients that it is given."""

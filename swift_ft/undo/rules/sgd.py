@@ -43,6 +43,10 @@ class SGDRule(Rule):
             lost.add(_BUFFER)
         return frozenset(lost)
 
+    def touches_rows_only(self, hyper: Mapping[str, Any]) -> bool:
+        """Without momentum and decay, which change every row."""
+        return number(hyper["momentum"]) == 0 and number(hyper["weight_decay"]) == 0
+
     def changes_gradient(self, hyper: Mapping[str, Any], foreach: bool) -> bool:
         """The foreach kernel adds Nesterov's momentum in place unless it made a copy before."""
         return bool(
