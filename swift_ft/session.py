@@ -30,15 +30,16 @@ from swift_ft.errors import (
 )
 from swift_ft.host.heap import keep_freed_memory
 from swift_ft.logging import Compress, LogBudget, Ship
-from swift_ft.runtime.between import OnLoss, Part
+from swift_ft.runtime.checkpoints.housekeeping import KeepLogs
 from swift_ft.runtime.compose import assemble
-from swift_ft.runtime.foreign_loaders import refuse_loaders_that_communicate
 from swift_ft.runtime.helpers.member import GradientReduction
-from swift_ft.runtime.housekeeping import KeepLogs
+from swift_ft.runtime.hooks.between import OnLoss, Part
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.metrics import SessionMetrics, serve_worker_metrics
 from swift_ft.runtime.pipeline.script_communication import LIMIT_BYTES
 from swift_ft.runtime.pipeline.shared_replay import Helping
+from swift_ft.runtime.script.foreign_loaders import refuse_loaders_that_communicate
+from swift_ft.runtime.script.unprotected_steps import UnprotectedSteps
 from swift_ft.runtime.settings import (
     Settings,
     check_at_least_one,
@@ -53,7 +54,6 @@ from swift_ft.runtime.settings import (
 )
 from swift_ft.runtime.state_proof import Verify
 from swift_ft.runtime.steps import Step, steps
-from swift_ft.runtime.unprotected_steps import UnprotectedSteps
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 
 if TYPE_CHECKING:

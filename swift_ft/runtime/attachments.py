@@ -15,8 +15,10 @@ from swift_ft.checkpoint.worker_record import WorkerRecord
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError, UsageError
-from swift_ft.runtime.between import Between, Part
 from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.hooks.between import Between, Part
+from swift_ft.runtime.measures.profiler import Profiler
+from swift_ft.runtime.measures.worker_records import WorkerRecords
 from swift_ft.runtime.pipeline.layer_copies import check_replicas
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.noted_results import NotedResults
@@ -24,12 +26,10 @@ from swift_ft.runtime.pipeline.script_partners import ScriptPartners
 from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.pipeline.shared_replay import Helping
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
-from swift_ft.runtime.profiler import Profiler
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.report import held_by
-from swift_ft.runtime.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
 from swift_ft.runtime.settings import Settings
-from swift_ft.runtime.worker_records import WorkerRecords
 from swift_ft.torch_adapters.fsdp import ShardedModels, is_sharded, place_of, replicas_of
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters

@@ -14,9 +14,10 @@ from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.coordination.recovery_trace import RecoveryTrace
-from swift_ft.runtime.between import Between
-from swift_ft.runtime.checkpointing import Saver
-from swift_ft.runtime.commits import Commits
+from swift_ft.runtime.checkpoints.checkpointing import Saver
+from swift_ft.runtime.checkpoints.commits import Commits
+from swift_ft.runtime.checkpoints.housekeeping import Housekeeping
+from swift_ft.runtime.checkpoints.part_peers import PartPeers
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import FilePeers
@@ -24,18 +25,17 @@ from swift_ft.runtime.elastic.layer_sync import LayerSync
 from swift_ft.runtime.elastic.rebalance import Rebalance
 from swift_ft.runtime.elastic.repartition import Repartition
 from swift_ft.runtime.elastic.reshare import Reshare, ShareMicrobatches
-from swift_ft.runtime.housekeeping import Housekeeping
+from swift_ft.runtime.hooks.between import Between
+from swift_ft.runtime.measures.profiler import Profiler
+from swift_ft.runtime.measures.work_history import WorkHistory
 from swift_ft.runtime.memory.snapshots import Snapshots
-from swift_ft.runtime.part_peers import PartPeers
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.replay import Replays
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
-from swift_ft.runtime.profiler import Profiler
 from swift_ft.runtime.replicas.prepared_state import PreparedState
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
-from swift_ft.runtime.script_phases import ScriptPhases
-from swift_ft.runtime.work_history import WorkHistory
+from swift_ft.runtime.script.script_phases import ScriptPhases
 from swift_ft.runtime.worker_status import WorkerStatus
 from swift_ft.torch_adapters.device_waits import DeviceWaits
 from swift_ft.torch_adapters.fsdp import ShardedModels

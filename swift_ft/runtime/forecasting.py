@@ -9,7 +9,7 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.runtime.attachments import Attachments
 from swift_ft.runtime.data.dealing import DealtBatches
-from swift_ft.runtime.layer_profiler import LayerCosts
+from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.runtime.pipeline.script_partners import groups_of_script
 
 __all__ = ["forecast_now"]

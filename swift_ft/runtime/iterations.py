@@ -22,11 +22,11 @@ from swift_ft.runtime.collaborators import Collaborators
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.remade import check_remade
 from swift_ft.runtime.executor import Executor
-from swift_ft.runtime.link_meter import LinkMeter
 from swift_ft.runtime.own_work import OwnWork
 from swift_ft.runtime.report import failure_event
-from swift_ft.runtime.script_phases import Phase
-from swift_ft.runtime.stall_watch import StallWatch
+from swift_ft.runtime.script.script_phases import Phase
+from swift_ft.runtime.slowness.link_meter import LinkMeter
+from swift_ft.runtime.slowness.stall_watch import StallWatch
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore

@@ -26,9 +26,9 @@ from swift_ft.runtime.assembly import Assembly
 from swift_ft.runtime.collaborators import Collaborators
 from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.iterations import Iterations
+from swift_ft.runtime.measures.work_history import WorkHistory
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.settings import Settings
-from swift_ft.runtime.work_history import WorkHistory
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import staged, write_part
 

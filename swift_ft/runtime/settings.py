@@ -17,7 +17,7 @@ from swift_ft.checkpoint.step.rollback import CheckStep
 from swift_ft.costs.chain_profile import read_groups
 from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.logging import Compress, LogBudget, LogOptions, Ship
-from swift_ft.runtime.housekeeping import KeepLogs
+from swift_ft.runtime.checkpoints.housekeeping import KeepLogs
 from swift_ft.runtime.memory.interval import AUTO
 from swift_ft.runtime.pipeline.script_communication import LIMIT_BYTES
 from swift_ft.runtime.state_proof import Verify

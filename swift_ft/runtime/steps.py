@@ -7,10 +7,10 @@ from types import TracebackType
 
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.errors import RecoveryError, UsageError, first_line
-from swift_ft.runtime.between import Between
 from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
-from swift_ft.runtime.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
 from swift_ft.torch_adapters.step_failures import step_failures
 
 __all__ = ["Step", "steps"]

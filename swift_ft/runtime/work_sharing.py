@@ -10,9 +10,9 @@ import logging
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.runtime.data.dealing import DealtBatches
+from swift_ft.runtime.elastic.layer_profiler import LayerCosts, layer_keys
 from swift_ft.runtime.elastic.rebalance import Rebalance
 from swift_ft.runtime.elastic.reshare import Reshare, ShareMicrobatches
-from swift_ft.runtime.layer_profiler import LayerCosts, layer_keys
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 

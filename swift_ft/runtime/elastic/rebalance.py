@@ -21,7 +21,7 @@ from swift_ft.recovery.layout.stage_layers import (
     pipelines_in,
     stages_in,
 )
-from swift_ft.runtime.layer_profiler import LayerCosts
+from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 
 __all__ = ["Rebalance", "may_change"]
 

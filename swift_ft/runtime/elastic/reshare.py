@@ -17,8 +17,8 @@ from swift_ft.recovery.devices import device_of, devices_of_stages, pace_of
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import cut_of
 from swift_ft.runtime.data.dealing import DealtBatches
+from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.runtime.elastic.rebalance import may_change
-from swift_ft.runtime.layer_profiler import LayerCosts
 from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 
 __all__ = ["Reshare", "ShareMicrobatches"]

@@ -21,7 +21,7 @@ import xxhash
 from swift_ft.determinism import UNLIKE_RESULT
 from swift_ft.errors import DivergenceError, RecoveryError
 from swift_ft.logging import Direction, LogReader, MessageKey, MessageLog, checksum_of
-from swift_ft.runtime.script_line import script_line
+from swift_ft.runtime.script.script_line import script_line
 from swift_ft.torch_adapters.script_operations import PERSONAL, Operation
 from swift_ft.units import format_bytes
 

@@ -5,7 +5,7 @@ import os
 
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.recovery.job_state import State
-from swift_ft.runtime.layer_profiler import LayerCosts
+from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 
 
 def equal_costs(self: LayerCosts, state: State) -> list[LayerProfile] | None:

@@ -17,7 +17,7 @@ from swift_ft.checkpoint.worker_history import (
     write_history,
 )
 from swift_ft.errors import SwiftError
-from swift_ft.runtime.worker_records import WorkerRecords
+from swift_ft.runtime.measures.worker_records import WorkerRecords
 from swift_ft.storage.digest import sealed, unsealed
 from swift_ft.storage.store import Store
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swift_ft.errors import DivergenceError, UsageError
-from swift_ft.runtime.script_phases import ScriptPhases
+from swift_ft.runtime.script.script_phases import ScriptPhases
 from swift_ft.runtime.steps import Step
 from swift_ft.torch_adapters.step_failures import step_failures
 

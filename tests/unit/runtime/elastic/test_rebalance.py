@@ -19,8 +19,8 @@ from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import JobShape, Layouts, PendingLayout, Phase, RecoveryRound, State
 from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.plan import Plan, RecoveryMode
+from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.runtime.elastic.rebalance import Rebalance
-from swift_ft.runtime.layer_profiler import LayerCosts
 
 
 def layers(*times: int) -> list[LayerProfile]:

@@ -17,8 +17,8 @@ from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.dealing import DealtBatches
+from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.runtime.elastic.reshare import Reshare, ShareMicrobatches
-from swift_ft.runtime.layer_profiler import LayerCosts
 
 BATCH = 24
 

@@ -19,7 +19,7 @@ from swift_ft.costs.layer_profile import LayerProfile, write_layers
 from swift_ft.errors import UsageError
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.job_state import State
-from swift_ft.runtime.layer_times import LayerTimes
+from swift_ft.runtime.elastic.layer_times import LayerTimes
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["LayerCosts", "LayerProfiler", "layer_keys", "read_layers"]

@@ -26,7 +26,7 @@ from swift_ft.costs.job import Job, Measured, Worker
 from swift_ft.errors import UsageError, first_line
 from swift_ft.logging import IterationStats
 from swift_ft.observe.waits import waiting
-from swift_ft.runtime.layer_profiler import LayerProfiler
+from swift_ft.runtime.elastic.layer_profiler import LayerProfiler
 from swift_ft.torch_adapters.communication import begin, device_of, wait_for
 from swift_ft.torch_adapters.layer_stack import stack_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore

@@ -15,7 +15,7 @@ from swift_ft.config.store_address import StoreAddress
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.costs.layer_profile import LayerProfile, read_layers
 from swift_ft.network import JobSecret
-from swift_ft.runtime.layer_profiler import LayerProfiler, joined
+from swift_ft.runtime.elastic.layer_profiler import LayerProfiler, joined
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from tests.support.writers import AtOnce
 

@@ -27,8 +27,8 @@ from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.determinism import derive_seed, seed_host, seed_torch
 from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.observe.waits import waiting
-from swift_ft.runtime.between_state import ChangeableState, FixedState, ModuleModes
-from swift_ft.runtime.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.hooks.between_state import ChangeableState, FixedState, ModuleModes
+from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["Between", "OnLoss", "Part", "Stop"]

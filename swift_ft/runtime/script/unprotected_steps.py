@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from swift_ft.errors import UsageError
-from swift_ft.runtime.script_line import script_line
+from swift_ft.runtime.script.script_line import script_line
 
 __all__ = ["UnprotectedSteps"]
 

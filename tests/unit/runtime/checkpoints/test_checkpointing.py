@@ -16,9 +16,9 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.config.run_config import RunConfig
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Checkpoints, JobShape, Phase, RecoveryRound, SavedPart, State
-from swift_ft.runtime.checkpointing import Saver
-from swift_ft.runtime.commits import Commits
-from swift_ft.runtime.housekeeping import Housekeeping
+from swift_ft.runtime.checkpoints.checkpointing import Saver
+from swift_ft.runtime.checkpoints.commits import Commits
+from swift_ft.runtime.checkpoints.housekeeping import Housekeeping
 from tests.support.writers import AtOnce
 
 EVERY = 20

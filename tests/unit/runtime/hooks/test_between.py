@@ -12,8 +12,8 @@ import torch
 
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import RecoveryError, UsageError
-from swift_ft.runtime.between import Between, OnLoss, Part
-from swift_ft.runtime.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.hooks.between import Between, OnLoss, Part
+from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
 from swift_ft.torch_adapters.script_operations import Operation
 from tests.support.writers import AtOnce
 

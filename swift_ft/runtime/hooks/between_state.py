@@ -1,6 +1,6 @@
 """The state around a part between two steps: what the part must not change, and what is put back after it.
 
-See `runtime/between.py`.
+See `runtime/hooks/between.py`.
 """
 
 from __future__ import annotations

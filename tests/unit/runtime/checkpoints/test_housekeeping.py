@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.runtime.housekeeping import Housekeeping, KeepLogs
+from swift_ft.runtime.checkpoints.housekeeping import Housekeeping, KeepLogs
 
 
 class Log:

@@ -16,7 +16,7 @@ from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.topology import checkpoint_owner
-from swift_ft.runtime.commits import Commits
+from swift_ft.runtime.checkpoints.commits import Commits
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.state_proof import StateProof
 

@@ -25,7 +25,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.devices import device_of, pace_of, shared_devices
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.data.dealing import DealtBatches
-from swift_ft.runtime.layer_profiler import LayerCosts
+from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.units import format_bytes
 
 __all__ = ["StragglerWatch"]

@@ -9,7 +9,7 @@ import pytest
 
 from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory
 from swift_ft.logging import IterationStats
-from swift_ft.runtime.work_history import WorkHistory
+from swift_ft.runtime.measures.work_history import WorkHistory
 
 
 class Clock:

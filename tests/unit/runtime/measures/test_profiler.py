@@ -15,7 +15,7 @@ from swift_ft.costs.job import Worker
 from swift_ft.errors import UsageError
 from swift_ft.logging import IterationStats
 from swift_ft.network import JobSecret
-from swift_ft.runtime.profiler import Profiler
+from swift_ft.runtime.measures.profiler import Profiler
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from tests.support.writers import AtOnce
 

@@ -14,7 +14,7 @@ from collections import deque
 from types import FrameType
 
 from swift_ft.observe.waits import FIRST_S, Announcements
-from swift_ft.runtime.script_line import frames_of, place_of
+from swift_ft.runtime.script.script_line import frames_of, place_of
 from swift_ft.torch_adapters.comm_errors import is_communication
 from swift_ft.units import format_seconds
 

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from swift_ft.checkpoint.part_files import LocalParts
-from swift_ft.runtime.part_peers import PartPeers
+from swift_ft.runtime.checkpoints.part_peers import PartPeers
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from tests.unit.runtime.test_worker_log import context
 

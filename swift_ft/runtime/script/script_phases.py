@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import partial
 
 from swift_ft.errors import UsageError
-from swift_ft.runtime.script_line import script_line
+from swift_ft.runtime.script.script_line import script_line
 from swift_ft.torch_adapters.script_operations import Operation, OperationInterceptor
 
 __all__ = ["Phase", "ScriptPhases"]

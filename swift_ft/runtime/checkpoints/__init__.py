@@ -1,0 +1,1 @@
+"""Global checkpoints: when they are saved, committed, offered to others and deleted."""

@@ -1,0 +1,1 @@
+"""The functions that a script gives to `session.between()`."""

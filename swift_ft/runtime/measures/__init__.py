@@ -1,0 +1,1 @@
+"""Measurements of a worker's iterations, and their way into the store."""

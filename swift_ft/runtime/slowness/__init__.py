@@ -1,0 +1,1 @@
+"""Workers, links and iterations that are slower than the others."""
