@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +23,7 @@ from swift_ft.runtime.helpers.gradient_reduction import (
 from swift_ft.runtime.replicas.transfer import Link
 from swift_ft.torch_adapters.communication import wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Gradients
+from tests.support.clean_fork import CLEAN_FORK
 
 REPLAY = ParallelReplay(owners=(1,), helpers=(0, 2), begin=0, until=1)
 PARAMETERS = [
@@ -107,8 +107,7 @@ def member(rank: int, folder: Path, take: Take, order: list[int], first: Gradien
 
 
 def together(folder: Path, take: Take, order: list[int], first: Gradients | None) -> Gradients:
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=member, args=(r, folder, take, order, first)) for r in range(3)]
+    processes = [CLEAN_FORK.Process(target=member, args=(r, folder, take, order, first)) for r in range(3)]
     for process in processes:
         process.start()
     for process in processes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from swift_ft.runtime.helpers.plain_bytes import Arriving, send_plain
 from swift_ft.runtime.replicas.buckets import LARGE_BYTES
 from swift_ft.runtime.replicas.transfer import Link
 from swift_ft.torch_adapters.communication import wait_for
+from tests.support.clean_fork import CLEAN_FORK
 
 HOST = torch.device("cpu")
 LARGE = LARGE_BYTES // 4
@@ -76,8 +76,7 @@ def end(rank: int, folder: Path) -> None:
 
 
 def test_plain_bytes_of_any_length(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    ends = [context.Process(target=end, args=(rank, tmp_path)) for rank in range(2)]
+    ends = [CLEAN_FORK.Process(target=end, args=(rank, tmp_path)) for rank in range(2)]
     for process in ends:
         process.start()
     for process in ends:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +17,7 @@ from swift_ft.errors import RecoveryError
 from swift_ft.runtime.replicas import transfer
 from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
+from tests.support.clean_fork import CLEAN_FORK
 
 LARGE = (300, 500)
 PLAIN = b"plain values"
@@ -128,10 +128,9 @@ def worker(rank: int, count: int, store: Path, act: Callable[[int], None], resul
     ("act", "count"), [(to_one, 2), (to_all, 2), (to_all, 3), (no_tensors, 2), (damaged, 2)]
 )
 def test_a_transfer(act: Callable[[int], None], count: int, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
+    results = CLEAN_FORK.Queue()
     workers = [
-        context.Process(target=worker, args=(rank, count, tmp_path / "store", act, results))
+        CLEAN_FORK.Process(target=worker, args=(rank, count, tmp_path / "store", act, results))
         for rank in range(count)
     ]
     for process in workers:
