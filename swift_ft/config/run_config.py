@@ -22,9 +22,9 @@ from swift_ft.network import Certificates
 from swift_ft.network.addresses import listen_address
 from swift_ft.network.secret import token_of
 
-__all__ = ["SILENCE_S", "RunConfig", "store_credentials"]
+__all__ = ["STORE_SILENCE_S", "RunConfig", "store_credentials"]
 
-SILENCE_S = 300.0
+STORE_SILENCE_S = 300.0
 """Seconds without an answer after which the rendezvous store's host counts as lost."""
 
 _STORE_CREDENTIALS = "SWIFT_FT_STORE_CREDENTIALS"
@@ -174,7 +174,7 @@ class RunConfig:
         "replacement's script up to its session",
     )
     rendezvous_timeout_s: float = _timeout(
-        SILENCE_S,
+        STORE_SILENCE_S,
         "seconds that what a recovery needs may wait for a rendezvous store that does not answer; then this "
         "machine ends",
     )

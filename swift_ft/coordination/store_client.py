@@ -13,7 +13,7 @@ from functools import partial
 
 from torch.distributed import DistError
 
-from swift_ft.config.run_config import SILENCE_S
+from swift_ft.config.run_config import STORE_SILENCE_S
 from swift_ft.config.store_address import ETCD, StoreAddress
 from swift_ft.errors import RendezvousLostError, UsageError, first_line
 from swift_ft.host.alarms import alarms
@@ -43,7 +43,7 @@ def connect(
     run_id: str,
     *,
     timeout_s: float = 30.0,
-    silence_s: float = SILENCE_S,
+    silence_s: float = STORE_SILENCE_S,
     admit: Admit | None = None,
 ) -> RendezvousStore:
     """A new client of the rendezvous store, confined to the names of one run.

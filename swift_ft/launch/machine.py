@@ -22,7 +22,7 @@ from swift_ft.config.store_address import ETCD
 from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import RELAY
-from swift_ft.coordination.relay.upstream import SILENCE_S
+from swift_ft.coordination.relay.upstream import HEAD_SILENCE_S
 from swift_ft.coordination.store_client import Admit, connect, how_to_restart
 from swift_ft.errors import SwiftError
 from swift_ft.launch.agent import MachineAgent
@@ -189,7 +189,7 @@ def run_machine(job: MachineJob) -> Verdict:
             setup=setup,
             domain=settings.config.domain_of(job.index),
             host=job.host,
-            reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=SILENCE_S),
+            reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=HEAD_SILENCE_S),
             fanout=settings.config.relay_fanout,
             append_s=settings.config.rendezvous_timeout_s,
             joins_at_once=not settings.spare and not job.host,

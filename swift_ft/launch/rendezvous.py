@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from swift_ft.config.run_config import SILENCE_S
+from swift_ft.config.run_config import STORE_SILENCE_S
 from swift_ft.coordination.block_log import block_log_in
 from swift_ft.coordination.compaction import ArchivedPosition, Compactor
 from swift_ft.coordination.follower import Follower
@@ -103,7 +103,7 @@ class JournalRendezvous(RendezvousHandler):
         compacts: bool = True,
         reach: Callable[[str], Line] | None = None,
         fanout: int = FANOUT,
-        append_s: float = SILENCE_S,
+        append_s: float = STORE_SILENCE_S,
         joins_at_once: bool = True,
         silence_s: float = 0.0,
         store_place: str = "",

@@ -23,6 +23,7 @@ from swift_ft.checkpoint.plain_values import Encoder
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     GENERATORS,
+    MOST_ELEMENTS,
     is_copied,
     is_fixed,
     read_state,
@@ -39,7 +40,6 @@ _logger = logging.getLogger(__name__)
 
 _UNKNOWN: Any = object()
 """In the place of a value that cannot travel."""
-_MOST_ELEMENTS = 1024
 _MOST_BYTES = 2**26
 _GENERATOR = "swift_ft.generator"
 _UNSAVED = "swift_ft.unsaved"
@@ -191,7 +191,7 @@ def _frozen(value: Any, is_protected: Callable[[torch.Tensor], bool] = lambda _:
         return value.copy() if value.nbytes <= _MOST_BYTES else _UNKNOWN
     if isinstance(value, GENERATORS):
         return {_GENERATOR: _frozen(read_state(value))}
-    if not isinstance(value, (tuple, *CONTAINERS)) or len(value) > _MOST_ELEMENTS:
+    if not isinstance(value, (tuple, *CONTAINERS)) or len(value) > MOST_ELEMENTS:
         return _UNKNOWN
     if isinstance(value, bytearray):
         return bytearray(value)

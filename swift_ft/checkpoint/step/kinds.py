@@ -24,6 +24,7 @@ __all__ = [
     "CONTAINERS",
     "FIXED_EXACTLY",
     "GENERATORS",
+    "MOST_ELEMENTS",
     "is_copied",
     "is_fixed",
     "is_namespace",
@@ -53,6 +54,9 @@ CONTAINERS = (list, dict, set, deque, bytearray)
 """What changes in place, and is copied."""
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """Generators of random numbers that a script may have of its own."""
+MOST_ELEMENTS = 1024
+"""Of a container that is looked into and copied. Larger ones are data sets and histories, as a rule: of these
+only the length is noted."""
 
 
 def is_understood(value: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     GENERATORS,
+    MOST_ELEMENTS,
     is_copied,
     is_understood,
     read_state,
@@ -19,8 +20,6 @@ from swift_ft.checkpoint.step.kinds import (
 
 __all__ = ["MOST_BYTES", "Leaf", "leaf_of"]
 
-_MOST_ELEMENTS = 1024
-"""Of a longer list only its length is noted: what was appended is cut off."""
 MOST_BYTES = 2**20
 """Of a tensor or an array that is copied."""
 
@@ -78,7 +77,7 @@ class _Container:
 
     def __init__(self, container: Any) -> None:
         self._container, self._length = container, len(container)
-        self._value = _shallow(container) if self._length <= _MOST_ELEMENTS else None
+        self._value = _shallow(container) if self._length <= MOST_ELEMENTS else None
 
     def put_back(self) -> None:
         if self._value is None:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_namespace
+from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, MOST_ELEMENTS, is_namespace
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
 from swift_ft.torch_core.optimizers import BOOKKEEPING
 
@@ -30,8 +30,6 @@ __all__ = ["MISSING", "Namespace", "Reach", "reach"]
 MISSING: Any = object()
 """The value of a variable that does not exist."""
 
-_MOST_ELEMENTS = 1024
-"""Of a container that is looked into. Larger ones are data sets and histories, as a rule."""
 _MOST_NAMESPACES = 20_000
 
 
@@ -111,7 +109,7 @@ def reach(roots: Iterable[tuple[str, Any]]) -> Reach:
                 found.leaves.append(value)
             todo.extend((inner, element, True) for inner, element in _elements(path, value))
         elif isinstance(value, tuple):
-            todo.extend((f"{path}[{i}]", element, True) for i, element in enumerate(value[:_MOST_ELEMENTS]))
+            todo.extend((f"{path}[{i}]", element, True) for i, element in enumerate(value[:MOST_ELEMENTS]))
         elif isinstance(value, (torch.Tensor, np.ndarray, *GENERATORS)):
             if in_container:
                 seen[id(value)] = value
@@ -167,7 +165,7 @@ def content_of(cell: CellType) -> Any:
 
 
 def _elements(path: str, container: Any) -> Iterator[tuple[str, Any]]:
-    if len(container) > _MOST_ELEMENTS or isinstance(container, bytearray):
+    if len(container) > MOST_ELEMENTS or isinstance(container, bytearray):
         return
     if isinstance(container, dict):
         yield from ((f"{path}[{key!r}]", value) for key, value in container.items())

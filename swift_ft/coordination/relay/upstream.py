@@ -32,11 +32,11 @@ from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.heads import FANOUT, upstream_of
 from swift_ft.recovery.job_state import State
 
-__all__ = ["SILENCE_S", "Upstream"]
+__all__ = ["HEAD_SILENCE_S", "Upstream"]
 
 _logger = logging.getLogger(__name__)
 
-SILENCE_S = 1.0
+HEAD_SILENCE_S = 1.0
 """A head that sends nothing for so long is passed over."""
 
 _SUSPECTED_FOR_S = 30.0
@@ -54,7 +54,7 @@ class Upstream:
         connect: opens a line to a machine's relay, by its address; None in a job that has no heads.
         outgoing: what has not arrived yet.
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
-        silence_s: see :data:`SILENCE_S`.
+        silence_s: see :data:`HEAD_SILENCE_S`.
         now: a monotonic clock, in seconds.
         meets: this machine is about to :meth:`meet` another one.
         copy: what this machine could republish of the journal; one of its own if None.
@@ -72,7 +72,7 @@ class Upstream:
         outgoing: Outgoing,
         *,
         fanout: int = FANOUT,
-        silence_s: float = SILENCE_S,
+        silence_s: float = HEAD_SILENCE_S,
         now: Callable[[], float] = time.monotonic,
         meets: bool = False,
         copy: JournalCopy | None = None,
