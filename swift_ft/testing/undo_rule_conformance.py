@@ -14,7 +14,6 @@ class TestLionRule(UndoRuleConformanceTests):
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from swift_ft.optim import UndoableOptimizer, wrap_optimizer
+from swift_ft.testing.optimizer_pictures import assert_same_bits, params_of, picture, randoms, set_grads
 from swift_ft.undo.registry import rule_for
 
 __all__ = ["UndoRuleConformanceTests"]
@@ -33,7 +33,6 @@ _SCALES = (1.0, 1e-3, 30.0)
 """Of the gradients of three steps."""
 
 Make = Callable[[Sequence[Tensor]], Optimizer]
-Picture = dict[tuple[int, str], Any]
 
 
 class UndoRuleConformanceTests:
@@ -70,30 +69,30 @@ class UndoRuleConformanceTests:
                 for optimizer in (plain, *wrapped):
                     _step(optimizer, seed, scale)
                 for optimizer in wrapped:
-                    _assert_same_bits(_picture(optimizer), _picture(plain))
+                    assert_same_bits(picture(optimizer), picture(plain))
 
     def test_exact_restores_every_bit(self, make: Make) -> None:
         """After the first step, which makes the state, and after later ones; a repeated step has its bits."""
         for dtype in self.dtypes:
             optimizer = wrap_optimizer(make(_params(dtype)), exact=True)
             for seed, scale in enumerate(_SCALES):
-                before = _picture(optimizer)
+                before = picture(optimizer)
                 _step(optimizer, seed, scale)
-                after = _picture(optimizer)
+                after = picture(optimizer)
                 optimizer.undo()
-                _assert_same_bits(_picture(optimizer), before)
+                assert_same_bits(picture(optimizer), before)
                 _step(optimizer, seed, scale)
-                _assert_same_bits(_picture(optimizer), after)
+                assert_same_bits(picture(optimizer), after)
 
     def test_the_error_is_bounded(self, make: Make) -> None:
         """Without ``exact``, in float32."""
         optimizer = wrap_optimizer(make(_params(torch.float32)))
         for seed, scale in enumerate(_SCALES):
-            before = _picture(optimizer)
+            before = picture(optimizer)
             _step(optimizer, seed, scale)
-            after = _picture(optimizer)
+            after = picture(optimizer)
             optimizer.undo()
-            found = _picture(optimizer)
+            found = picture(optimizer)
             assert found.keys() == before.keys()
             for name, value in before.items():
                 error = _ulps(found[name], value, after[name])
@@ -103,82 +102,50 @@ class UndoRuleConformanceTests:
     def test_parameters_can_be_updated_and_undone_one_by_one(self, make: Make) -> None:
         """As a wait-free update does, and a loss in the middle of it."""
         straight, single = (wrap_optimizer(make(_params(torch.float32)), exact=True) for _ in range(2))
-        _set_grads(single, 0, 1.0)
-        first, *others = _params_of(single)
-        before = _picture(single)
+        set_grads(params_of(single), 1)
+        first, *others = params_of(single)
+        before = picture(single)
         single.update([first])
         single.undo()
-        _assert_same_bits(_picture(single), before)
+        assert_same_bits(picture(single), before)
         single.update([first])
         single.update(others)
         single.step()
         _step(straight, 0, 1.0)
-        _assert_same_bits(_picture(single), _picture(straight))
+        assert_same_bits(picture(single), picture(straight))
 
     def test_a_rate_that_changes_after_the_step(self, make: Make) -> None:
         """A scheduler has stepped before the loss is noticed: the undo uses the rates of the step."""
         optimizer = wrap_optimizer(make(_params(torch.float32)), exact=True)
         _step(optimizer, 0, 1.0)
-        before = _picture(optimizer)
+        before = picture(optimizer)
         _step(optimizer, 1, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * 0.5
         optimizer.undo()
-        _assert_same_bits(_picture(optimizer), before)
+        assert_same_bits(picture(optimizer), before)
 
     def test_a_gradient_that_is_not_finite(self, make: Make) -> None:
         """What cannot be inverted is restored all the same with ``exact``."""
         optimizer = wrap_optimizer(make(_params(torch.float32)), exact=True)
         _step(optimizer, 0, 1.0)
-        before = _picture(optimizer)
-        _set_grads(optimizer, 1, 1.0)
-        grad = _params_of(optimizer)[0].grad
+        before = picture(optimizer)
+        set_grads(params_of(optimizer), 2)
+        grad = params_of(optimizer)[0].grad
         assert grad is not None
         grad[0], grad[1] = float("nan"), float("inf")
         optimizer.step()
         optimizer.undo()
-        _assert_same_bits(_picture(optimizer), before)
+        assert_same_bits(picture(optimizer), before)
 
 
 def _params(dtype: torch.dtype) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in _SHAPES]
-
-
-def _params_of(optimizer: Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
-
-
-def _set_grads(optimizer: Optimizer, seed: int, scale: float) -> None:
-    generator = torch.Generator().manual_seed(1 + seed)
-    for param in _params_of(optimizer):
-        param.grad = (scale * torch.randn(param.shape, generator=generator)).to(param.dtype)
+    return [value.requires_grad_() for value in randoms(_SHAPES, dtype, 0)]
 
 
 def _step(optimizer: Optimizer | UndoableOptimizer, seed: int, scale: float) -> None:
-    _set_grads(optimizer, seed, scale)
+    set_grads(params_of(optimizer), 1 + seed, scale)
     optimizer.step()
-
-
-def _picture(optimizer: Optimizer) -> Picture:
-    """Copies of parameters and state, by the parameter's number and the key."""
-    found: Picture = {}
-    for number, param in enumerate(_params_of(optimizer)):
-        found[number, "param"] = param.detach().clone()
-        for key, value in optimizer.state.get(param, {}).items():
-            found[number, key] = copy.deepcopy(value)
-    return found
-
-
-def _assert_same_bits(found: Picture, expected: Picture) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        if isinstance(value, Tensor):
-            both = [one.contiguous().reshape(-1).view(torch.uint8) for one in (found[name], value)]
-            assert found[name].dtype == value.dtype, name
-            assert torch.equal(*both), name
-        else:
-            assert found[name] == value, name
 
 
 def _ulps(found: Any, before: Any, after: Any) -> float:

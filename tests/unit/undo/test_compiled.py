@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from swift_ft import wrap_optimizer
 from swift_ft.optim import Lamb, UndoableOptimizer
+from swift_ft.testing.optimizer_pictures import assert_same_bits, params_of, picture, set_grads
 from swift_ft.undo import compiled, slices
-from tests.support.optimizers import assert_same_bits, params_of, picture, set_grads
 
 OPTIM = torch.optim
 ELEMENTS = 1024

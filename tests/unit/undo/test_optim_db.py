@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from torch.testing._internal.common_optimizers import OptimizerInfo, optim_db
 
 from swift_ft import wrap_optimizer
-from tests.support.optimizers import assert_close, assert_same_bits, params_of, picture, set_grads
+from swift_ft.testing.optimizer_pictures import assert_same_bits, params_of, picture, set_grads
+from tests.support.optimizers import assert_close
 
 STEPS = 3
 SHAPES = ((5, 7), (3, 2), (1, 4))

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from swift_ft import wrap_optimizer
 from swift_ft.optim import Lamb
-from tests.support.optimizers import assert_close, assert_same_bits, params_of, picture, randoms, set_grads
+from swift_ft.testing.optimizer_pictures import assert_same_bits, params_of, picture, randoms, set_grads
+from tests.support.optimizers import assert_close
 
 OPTIM = torch.optim
 FLOATS = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])

@@ -17,8 +17,8 @@ from torch.testing._internal.common_optimizers import optim_db
 from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError
 from swift_ft.optim import Lamb, UndoableOptimizer
+from swift_ft.testing.optimizer_pictures import assert_same_bits, picture, set_grads
 from swift_ft.torch_core.shards import local
-from tests.support.optimizers import assert_same_bits, picture, set_grads
 from tests.support.shards import sharded, worker_of_mesh
 
 SHAPES = ((5, 7), (3, 2), (9,))

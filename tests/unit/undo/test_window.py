@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError, UsageError
 from swift_ft.optim import UndoableOptimizer
-from tests.support.optimizers import assert_close, assert_same_bits, params_of, picture, set_grads
+from swift_ft.testing.optimizer_pictures import assert_same_bits, params_of, picture, set_grads
+from tests.support.optimizers import assert_close
 
 
 def wrapped_sgd(exact: bool = True, **kwargs: Any) -> UndoableOptimizer:
