@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.lib.ports import free_port
 from benchmarks.lib.results import (
     Summary,
     Target,
@@ -129,7 +129,7 @@ def of_torchrun_s() -> float:
         trace = folder / "trace.jsonl"
         options = ["--iterations", "100000", "--checkpoint-every", str(CHECKPOINT_EVERY)]
         script = [str(PLAIN), *options, "--checkpoint-dir", str(folder / "dcp"), "--trace", str(trace)]
-        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
         rendezvous += ["--rdzv-id", "elastic", "--max-restarts", "3"]
         agents = []
         for number in range(MACHINES):  # the first one has the rendezvous store, and is not the one that dies
@@ -176,12 +176,6 @@ def steps(*, stack: bool) -> tuple[float, float]:
         times = [json.loads((folder / f"steps{rank}.json").read_text()) for rank in range(MACHINES)]
     wall = statistics.median(step[0] for step in times[0][WARM_UP:])
     return wall, sum(statistics.median(step[1] for step in own[WARM_UP:]) for own in times)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -35,6 +35,11 @@ def free_ports(count: int, *offsets: int) -> list[int]:
     raise OSError("no free ports")
 
 
+def free_port(*, in_a_row: int = 1) -> int:
+    """A free port, the first of several ``in_a_row``: see :func:`free_ports`."""
+    return free_ports(1, *range(1, in_a_row))[0]
+
+
 def is_listening(port: int) -> bool:
     """True if a server accepts connections at this port."""
     with socket.socket() as trial:

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lib.ports import free_port
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.launch.store_service import is_listening
 from tests.support.cluster import ClusterRun, assert_identical, one_line, run_cluster, training
-from tests.support.waiting import free_port, wait_until
+from tests.support.waiting import wait_until
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ENDS_EARLY = SCRIPTS / "ends_early.py"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.lib.ports import free_port
 from swift_ft.costs.chain_profile import read_profile
 from swift_ft.costs.layer_profile import read_layers
 from swift_ft.planning.grouping.groups import plan_groups
@@ -106,19 +106,9 @@ def test_on_failure_packed_segments_come_from_the_local_tier(
         assert shipped is None if rank == 2 else shipped > 0  # the replacement logged nothing before the loss
 
 
-def free_ports(count: int) -> int:
-    """The first of ``count`` free ports in a row, outside the range from which the kernel assigns ports."""
-    for first in range(20_000, 30_000, count):
-        with ExitStack() as stack, suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise OSError("no free ports")
-
-
 def test_metrics_say_what_every_iteration_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes are those of the formula in §5.4: all messages between machines, to the byte."""
-    port = free_ports(4)
+    port = free_port(in_a_row=4)
     run = run_with(tmp_path, monkeypatch, session={}, flags=["--worker-metrics-port", str(port)])
     assert run.code == 0, run.output[-3000:]
     for rank in range(4):

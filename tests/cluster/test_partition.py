@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lib.ports import free_port
 from tests.support.cluster import ClusterRun, assert_identical, training
 from tests.support.network import Host, cut, two_hosts
-from tests.support.waiting import free_port, wait_until
+from tests.support.waiting import wait_until
 
 _DEADLINE_S = 90
 

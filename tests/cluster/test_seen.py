@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lib.ports import free_port
 from docs.reference import MEANINGS
 from swift_ft.cli.operator_events import OPERATOR_EVENTS
-from tests.cluster.test_log_settings import free_ports
 from tests.support.cluster import run_cluster
 from tests.support.hosts import Hosts
 from tests.support.json_schema import mistakes
@@ -50,7 +50,7 @@ class Scraper:
 
 
 def test_a_loss_is_seen_everywhere(tmp_path: Path) -> None:
-    log, paged, port = tmp_path / "events.jsonl", tmp_path / "paged", free_ports(5)
+    log, paged, port = tmp_path / "events.jsonl", tmp_path / "paged", free_port(in_a_row=5)
     scraper = Scraper(port)
     try:
         run = run_cluster(

@@ -202,7 +202,7 @@ def test_a_signal_to_all_processes_at_once_is_a_stop(hosts: Hosts, monkeypatch: 
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(line.partition(":")[0]), signal.SIGTERM)
     assert launcher.wait(60) == 143
-    assert hosts.end() == {"all": 143}
+    assert hosts.end(interrupted_at_exit=True) == {"all": 143}
     assert hosts.output("all").splitlines()[-1] == "swift-run: stopped by SIGTERM"
 
 
@@ -217,6 +217,6 @@ def test_scripts_that_end_at_a_signal_on_other_hosts_are_no_early_end(
     hosts.wait_for("iteration 2:", "second")
     hosts.processes["first"].send_signal(signal.SIGTERM)
     os.kill(int((hosts.folder / "worker-1").read_text()), signal.SIGTERM)
-    assert hosts.end() == {"first": 143, "second": 143}
+    assert hosts.end(interrupted_at_exit=True) == {"first": 143, "second": 143}
     assert {path.name for path in hosts.folder.glob("SIG*")} == {"SIGTERM-0", "SIGTERM-1"}
     assert hosts.output("second").splitlines()[-1] == "swift-run: stopped by SIGTERM"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lib.ports import free_port
 from tests.support.cluster import (
     SLOW_UNTIL_TOLD,
     ClusterRun,
@@ -21,7 +22,7 @@ from tests.support.cluster import (
     kill_processes_of,
     training,
 )
-from tests.support.waiting import free_port, wait_until
+from tests.support.waiting import wait_until
 
 ITERATIONS = 10
 _END_S = 120.0

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lib.ports import free_port
 from swift_ft.launch.sentinel import WATCH
 from swift_ft.network import JobSecret, connect
-from tests.cluster.test_log_settings import free_ports
 from tests.support.cluster import SLOW_UNTIL_TOLD, assert_identical, run_cluster, training
 from tests.support.prefork import descendants
 from tests.support.strangers import Wire, stranger
@@ -166,7 +166,7 @@ def test_strangers_change_nothing_but_the_log(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("SWIFT_FT_TOKEN", TOKEN)
     folder = tmp_path / "attacked"
     with Attack(folder / "go") as attack:
-        metrics = ["--metrics-port", str(free_ports(5))]
+        metrics = ["--metrics-port", str(free_port(in_a_row=5))]
         script = training(folder, SLOW_UNTIL_TOLD)
         run = run_cluster(folder, LONGER, flags=[*PATIENT, *metrics], script=script)
     assert_identical(run, reference)

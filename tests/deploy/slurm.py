@@ -12,8 +12,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from benchmarks.lib.ports import free_port
 from tests.support.missing import skip_for_missing
-from tests.support.waiting import free_port, wait_until
+from tests.support.waiting import wait_until
 
 __all__ = ["Slurm"]
 

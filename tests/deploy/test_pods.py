@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lib.ports import free_port
 from tests.deploy.processes import environment, leaves_nothing, start
 from tests.deploy.recipes import scripts
 from tests.support.cluster import SLOW_UNTIL_TOLD, processes_of, training
-from tests.support.waiting import free_port, wait_until
+from tests.support.waiting import wait_until
 
 MACHINES = 2
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lib.ports import free_port
 from tests.deploy.processes import environment, leaves_nothing, module, start
 from tests.deploy.recipes import DEPLOY
 from tests.support.cluster import training
 from tests.support.missing import skip_for_missing
-from tests.support.waiting import free_port, wait_until
+from tests.support.waiting import wait_until
 
 SCRIPT = DEPLOY / "ssh" / "swift-ssh.sh"
 SSHD = Path("/usr/sbin/sshd")

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from benchmarks.lib.ports import free_port
 from swift_ft.launch.preload import preload
 from tests.support.cluster import ClusterRun
-from tests.support.waiting import free_port
 
 __all__ = ["Job", "run_plain"]
 

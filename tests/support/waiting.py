@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["free_port", "wait_until"]
+__all__ = ["wait_until"]
 
 _TICK_S = 0.02
 
@@ -23,10 +22,3 @@ def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], dead
             return found
         threading.Event().wait(_TICK_S)
     raise TimeoutError(what() if callable(what) else what)
-
-
-def free_port() -> int:
-    """A port of this host that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
