@@ -27,6 +27,7 @@ from swift_ft.cli.operator_events import OPERATOR_EVENTS
 from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
 from swift_ft.cli.verb import Verb
+from swift_ft.config import store_keys
 from swift_ft.config.option import Option, flag_of
 from swift_ft.config.run_config import RunConfig
 from swift_ft.data import FileSamples, GlobalBatches, IndexedBatches, LoaderBatches
@@ -46,7 +47,7 @@ from swift_ft.session import Session
 from swift_ft.testing.simulation import __main__ as simulation
 from swift_ft.undo.support import undo_support
 
-__all__ = ["LogCall", "agent_metrics", "document", "log_calls"]
+__all__ = ["LogCall", "agent_metrics", "document", "log_calls", "template_of"]
 
 PATH = ROOT / "docs" / "reference.md"
 
@@ -486,6 +487,31 @@ def _journal_events() -> Iterator[str]:
     return _table(("event", "fields", "meaning"), rows())
 
 
+def template_of(kind: store_keys.Kind, **given: Any) -> str:
+    """A kind of key with its parameters in braces, other than those that are given."""
+    values = dict(given)
+    marks: dict[str, int] = {}
+    for name, annotation in inspect.get_annotations(kind.make).items():
+        if name not in given and name != "return":
+            mark = marks[name] = 90001 + len(marks)
+            values[name] = mark if annotation == "int" else (mark,) if "Sequence" in annotation else str(mark)
+    key = kind.make(**values)
+    for name, mark in marks.items():
+        key = re.sub(f"0*{mark}", f"{{{name}}}", key)  # some numbers have zeros before them
+    return key
+
+
+def _store_keys() -> Iterator[str]:
+    def rows() -> Iterator[tuple[str, str, str, str, str]]:
+        run = f"{store_keys.prefix_of('RUN')}/"
+        for kind in store_keys.KINDS:
+            key = re.sub(r"{(\w+)}", lambda name: name[1].upper(), template_of(kind))
+            whole = f"{store_keys.prefix_of(kind.namespace)}/{key}".removeprefix(run)
+            yield f"`{whole}`", _first_sentence(kind.make), kind.set_by, kind.read_by, kind.until
+
+    return _table(("key", "what is in it", "set by", "read by", "of use until"), rows())
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "swift-run": _flags,
     "front-door": _front_door,
@@ -494,6 +520,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "swift-sim": _options_of(simulate.parser()),
     "swift-plan": _verbs_of("swift-plan", plan.VERBS),
     "store": _options_of(store.parser()),
+    "store-keys": _store_keys,
     "simulation": _options_of(simulation.parser()),
     "metrics": _fields_of(SessionMetrics, LogMetrics, IterationStats, LogWriterMetrics),
     "agent-metrics": lambda: _families(agent_metrics().values()),

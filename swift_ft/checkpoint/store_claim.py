@@ -14,6 +14,7 @@ from torch.distributed import DistError
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.run_record import RECORD, RUNS, read_record, run_directory, write_record
 from swift_ft.checkpoint.worker_record import sweep_records
+from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import (
     ForeignLogError,
@@ -29,7 +30,6 @@ from swift_ft.storage.store import TEMPORARY_SUFFIX, Store
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = [
-    "CLAIMED",
     "claim_store",
     "history_directory",
     "journal_directory",
@@ -40,9 +40,6 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
-
-CLAIMED = "claimed"
-"""What the rendezvous store has once a job owns its store."""
 
 _LOG_ROOT = "log"
 _JOURNAL = "journal"
@@ -75,7 +72,7 @@ def open_store(store: Store, context: WorkerContext, rendezvous: RendezvousStore
     Raises:
         StoreNotWritableError: it cannot be written.
     """
-    if not rendezvous.check([CLAIMED]):
+    if not rendezvous.check([store_keys.claimed()]):
         store.probe()
         return
     store.anchor(RECORD)
@@ -105,22 +102,23 @@ def claim_store(
             ``--auto-resume`` and ``--fresh``.
         GaveUpError: if worker 0 does not decide in time.
     """
+    key = store_keys.claimed()
     if context.rank != 0:
         try:
             with waiting(f"worker 0 to claim {store.url}", timeout_s):
-                rendezvous.wait([CLAIMED], timedelta(seconds=timeout_s))
+                rendezvous.wait([key], timedelta(seconds=timeout_s))
         except (DistError, RuntimeError) as error:
             raise GaveUpError(f"Worker 0 did not claim {store.url} within {timeout_s:g} s.") from error
         if context.started_in == 1:  # later a store may be lost, which ends no run
             _check_shared(store, context)
         store.anchor(RECORD)
         return ()
-    if rendezvous.check([CLAIMED]):  # by an earlier worker 0, which may have died before it reported this
-        checkpoints = tuple(json.loads(rendezvous.get(CLAIMED))["checkpoints"])
+    if rendezvous.check([key]):  # by an earlier worker 0, which may have died before it reported this
+        checkpoints = tuple(json.loads(rendezvous.get(key))["checkpoints"])
     else:
         with waiting(f"the store {store.url} to answer"):
             checkpoints = _decide(store, context, topology, settings or {})
-        rendezvous.set(CLAIMED, json.dumps({"checkpoints": checkpoints}))
+        rendezvous.set(key, json.dumps({"checkpoints": checkpoints}))
     store.anchor(RECORD)
     return checkpoints
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from torch.distributed import DistError
 
 from swift_ft.cli.event_stream import Line
+from swift_ft.config import store_keys
 from swift_ft.errors import SwiftError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
@@ -88,7 +89,7 @@ class EventHook:
     def _is_ours(self, line: Line) -> bool:
         if self._connect is None or line["position"] is None:
             return True
-        key = f"hook/{line['position']}/{line['event']}"
+        key = store_keys.hook(line["position"], line["event"])
         try:
             self._store = self._store or self._connect()
             return self._store.compare_set(key, "", self._name).decode() == self._name

@@ -15,12 +15,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeVar, runtime_checkable
 
 from torch.distributed import DistError, DistStoreError
 
+from swift_ft.config import store_keys
 from swift_ft.coordination.incarnations import incarnation_of
 from swift_ft.errors import FencedError, NotRestoredError, RendezvousLostError, first_line
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store
@@ -140,24 +140,24 @@ class StoreBlockLog:
     def append(self, text: str, name: str) -> None:
         """See :meth:`BlockLog.append`."""
 
-        def act(at: _Place) -> None:
+        def act(at: str) -> None:
             with self._lock:
-                before, self._written_in = self._written_in, at.incarnation
-            if before not in (None, at.incarnation):
+                before, self._written_in = self._written_in, at
+            if before not in (None, at):
                 raise StoreRenewedError("The rendezvous store was started anew.")
             self._append(at, text)
 
         self._settled(act)
 
-    def _append(self, at: _Place, text: str) -> None:
+    def _append(self, at: str, text: str) -> None:
         number = self._tail
         while True:
-            found = self._store.compare_set(at.key(number), "", text).decode()
-            first = self._number(at.first)
+            found = self._store.compare_set(store_keys.journal_block(at, number), "", text).decode()
+            first = self._number(store_keys.journal_first(at))
             if found == text and first <= number:
                 break
             if found == text:  # all others have passed this number, and it was deleted
-                self._store.delete_key(at.key(number))
+                self._store.delete_key(store_keys.journal_block(at, number))
             number = max(number + 1, first)
         self._passed(number)
 
@@ -177,18 +177,18 @@ class StoreBlockLog:
                 if time.monotonic() > deadline:
                     return None
 
-    def _read(self, at: _Place, number: int, timeout_s: float) -> str | bytes | None:
-        keys = [at.key(number)]
+    def _read(self, at: str, number: int, timeout_s: float) -> str | bytes | None:
+        keys = [store_keys.journal_block(at, number)]
         if time.monotonic() > self._seen_first[1] + _SURE_S:
-            self._note_first(self._number(at.first))
+            self._note_first(self._number(store_keys.journal_first(at)))
         self._check(number)
         if timeout_s <= 0 and not self._store.check(keys):
-            self._note_first(self._number(at.first))
+            self._note_first(self._number(store_keys.journal_first(at)))
             self._check(number)
             return None
         self._store.set_timeout(timedelta(seconds=timeout_s) if timeout_s > 0 else _ANSWER)
         try:
-            text, first = self._store.multi_get([*keys, at.first])
+            text, first = self._store.multi_get([*keys, store_keys.journal_first(at)])
         except DistStoreError:
             return None
         self._note_first(int(first))
@@ -200,16 +200,16 @@ class StoreBlockLog:
 
     def first(self) -> int:
         """See :meth:`BlockLog.first`."""
-        return self._settled(lambda at: self._number(at.first))
+        return self._settled(lambda at: self._number(store_keys.journal_first(at)))
 
     def delete_before(self, number: int) -> None:
         """See :meth:`BlockLog.delete_before`. What a process that died has left is deleted, too."""
 
-        def delete(at: _Place) -> None:
-            self._raise_to(at.first, number)
-            for old in range(self._number(at.lowest), number):
-                self._store.delete_key(at.key(old))
-            self._raise_to(at.lowest, number)
+        def delete(at: str) -> None:
+            self._raise_to(store_keys.journal_first(at), number)
+            for old in range(self._number(store_keys.journal_lowest(at)), number):
+                self._store.delete_key(store_keys.journal_block(at, old))
+            self._raise_to(store_keys.journal_lowest(at), number)
 
         self._settled(delete)
 
@@ -217,9 +217,9 @@ class StoreBlockLog:
         """See :meth:`BlockLog.snapshot`."""
         return self._settled(self._snapshot)
 
-    def _snapshot(self, at: _Place) -> bytes | None:
-        while number := self._number(at.snapshot):
-            found = self._store.compare_set(at.snapshot_key(number), _ABSENT, _ABSENT)
+    def _snapshot(self, at: str) -> bytes | None:
+        while number := self._number(store_keys.journal_snapshot(at)):
+            found = self._store.compare_set(store_keys.journal_snapshot_text(at, number), _ABSENT, _ABSENT)
             if found != _ABSENT.encode():  # else a newer one has just replaced it
                 return found
         return None
@@ -227,15 +227,15 @@ class StoreBlockLog:
     def put_snapshot(self, text: str, number: int) -> None:
         """See :meth:`BlockLog.put_snapshot`."""
 
-        def put(at: _Place) -> None:
-            self._store.set(at.snapshot_key(number), text)
-            before = self._raise_to(at.snapshot, number)
+        def put(at: str) -> None:
+            self._store.set(store_keys.journal_snapshot_text(at, number), text)
+            before = self._raise_to(store_keys.journal_snapshot(at), number)
             if before != number:
-                self._store.delete_key(at.snapshot_key(min(before, number)))
+                self._store.delete_key(store_keys.journal_snapshot_text(at, min(before, number)))
 
         self._settled(put)
 
-    def _settled(self, act: Callable[[_Place], _Answer]) -> _Answer:
+    def _settled(self, act: Callable[[str], _Answer]) -> _Answer:
         """Do something in the store, all of it in one incarnation.
 
         Raises:
@@ -243,7 +243,7 @@ class StoreBlockLog:
         """
         while True:
             try:
-                return act(self._place())
+                return act(self._here())
             except (DistError, RuntimeError) as error:
                 if not self._store.patience_s:
                     raise RendezvousLostError(
@@ -251,22 +251,22 @@ class StoreBlockLog:
                         "Start it again and resume from the last checkpoint with --resume."
                     ) from error
 
-    def _place(self) -> _Place:
-        """Where the blocks are on this thread's connection, which leads to one incarnation."""
+    def _here(self) -> str:
+        """The incarnation at the end of this thread's connection; empty for a store without incarnations."""
         number = self._store.connection_number
-        known: tuple[int, _Place] | None = getattr(self._of_thread, "known", None)
+        known: tuple[int, str] | None = getattr(self._of_thread, "known", None)
         if known is not None and known[0] == number:
             return known[1]
-        place = self._enter(incarnation_of(self._store))
+        incarnation = incarnation_of(self._store)
+        self._enter(incarnation)
         if self._store.connection_number == number:
-            self._of_thread.known = number, place
-        return place
+            self._of_thread.known = number, incarnation
+        return incarnation
 
-    def _enter(self, incarnation: str) -> _Place:
-        place = _Place(incarnation)
+    def _enter(self, incarnation: str) -> None:
         if incarnation == self._incarnation:
-            return place
-        end = self._number(place.end)
+            return
+        end = self._number(store_keys.journal_end(incarnation))
         with self._lock:
             if self._incarnation is not None and self._read_to > end:
                 raise FencedError(
@@ -274,7 +274,6 @@ class StoreBlockLog:
                     f"this process has read up to block {self._read_to}, and its state is not theirs."
                 )
             self._incarnation, self._tail, self._seen_first = incarnation, end, (0, -math.inf)
-        return place
 
     def _number(self, key: str) -> int:
         """A number that begins with 0."""
@@ -302,45 +301,6 @@ class StoreBlockLog:
             raise BlockGoneError(f"block {number} of the journal is gone")
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The keys of the journal in one incarnation of the store; empty for a store without incarnations."""
-
-    incarnation: str
-
-    @property
-    def _folder(self) -> str:
-        return f"journal/{self.incarnation}" if self.incarnation else "journal"
-
-    @property
-    def first(self) -> str:
-        """The number of the first block that was not deleted."""
-        return f"{self._folder}/first"
-
-    @property
-    def lowest(self) -> str:
-        """The number of the first block that may still be there."""
-        return f"{self._folder}/lowest"
-
-    @property
-    def end(self) -> str:
-        """The number after the blocks that were republished."""
-        return f"{self._folder}/end"
-
-    @property
-    def snapshot(self) -> str:
-        """The number of the newest snapshot."""
-        return f"{self._folder}/snapshot"
-
-    def key(self, number: int) -> str:
-        """Of a block."""
-        return f"{self._folder}/{number}"
-
-    def snapshot_key(self, number: int) -> str:
-        """Of a snapshot."""
-        return f"{self.snapshot}/{number}"
-
-
 def republish(store: Store, incarnation: str, first: int, snapshot: str, blocks: Sequence[str]) -> None:
     """Write a journal into a store, where it counts once that has the incarnation.
 
@@ -351,16 +311,16 @@ def republish(store: Store, incarnation: str, first: int, snapshot: str, blocks:
         snapshot: what was before it, as text; empty if nothing was.
         blocks: from the first on.
     """
-    place = _Place(incarnation)
     for number, text in enumerate(blocks, first):
-        store.set(place.key(number), text)
+        store.set(store_keys.journal_block(incarnation, number), text)
     if snapshot:
-        store.set(place.snapshot_key(first), snapshot)
-        store.set(place.snapshot, str(first))
-    for key, number in ((place.first, first), (place.lowest, first), (place.end, first + len(blocks))):
-        store.set(key, str(number))
+        store.set(store_keys.journal_snapshot_text(incarnation, first), snapshot)
+        store.set(store_keys.journal_snapshot(incarnation), str(first))
+    store.set(store_keys.journal_first(incarnation), str(first))
+    store.set(store_keys.journal_lowest(incarnation), str(first))
+    store.set(store_keys.journal_end(incarnation), str(first + len(blocks)))
 
 
 def republished_to(store: Store, incarnation: str) -> int:
     """The number after the blocks that were republished in an incarnation; 0 in the first one."""
-    return int(store.compare_set(_Place(incarnation).end, "", "0"))
+    return int(store.compare_set(store_keys.journal_end(incarnation), "", "0"))

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from swift_ft.config import store_keys
 from swift_ft.coordination.block_log import BlockLog
 from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.job_state import State
@@ -33,8 +34,6 @@ _EVENTS_PER_WORKER = 4
 """An interval grows with the job: what its snapshot costs stays in proportion to what its events cost."""
 _MOST_MARKS = 64
 """Ends of intervals that are remembered while the archive is behind."""
-
-_ARCHIVED = "journal/archived"
 
 
 def writes_snapshots(state: State, machine: str) -> bool:
@@ -63,16 +62,18 @@ class ArchivedPosition:
 
     def note(self, position: int) -> None:
         """All entries before a position are archived. With 0 a worker says that it is about to archive."""
-        before = self._store.compare_set(_ARCHIVED, "", str(position)).decode()
+        key = store_keys.journal_archived()
+        before = self._store.compare_set(key, "", str(position)).decode()
         while int(before) < position:
-            found = self._store.compare_set(_ARCHIVED, before, str(position)).decode()
+            found = self._store.compare_set(key, before, str(position)).decode()
             if found == str(position):
                 break
             before = found
 
     def read(self) -> int | None:
         """The position. None if it is not archived."""
-        return int(self._store.get(_ARCHIVED)) if self._store.check([_ARCHIVED]) else None
+        key = store_keys.journal_archived()
+        return int(self._store.get(key)) if self._store.check([key]) else None
 
 
 class Compactor:

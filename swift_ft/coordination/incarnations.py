@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import uuid
 
+from swift_ft.config import store_keys
 from swift_ft.errors import NotRestoredError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store
 
-__all__ = ["INCARNATION", "NOT_RESTORED", "begin", "has_begun", "incarnation_of", "new_incarnation"]
+__all__ = ["NOT_RESTORED", "begin", "has_begun", "incarnation_of", "new_incarnation"]
 
-INCARNATION = "incarnation"
 NOT_RESTORED = "not restored: "
 """What the incarnation begins with if the run cannot go on. Why follows."""
 
@@ -27,7 +27,7 @@ def new_incarnation() -> str:
 
 def begin(store: RendezvousStore) -> None:
     """The store holds a run from now on."""
-    store.compare_set(INCARNATION, "", new_incarnation())
+    store.compare_set(store_keys.incarnation(), "", new_incarnation())
 
 
 def incarnation_of(store: Store | RendezvousStore) -> str:
@@ -36,7 +36,8 @@ def incarnation_of(store: Store | RendezvousStore) -> str:
     Raises:
         NotRestoredError: machines have tried to restore the run, and could not.
     """
-    found = store.get(INCARNATION).decode() if store.check([INCARNATION]) else ""
+    key = store_keys.incarnation()
+    found = store.get(key).decode() if store.check([key]) else ""
     if found.startswith(NOT_RESTORED):
         raise NotRestoredError(found.removeprefix(NOT_RESTORED))
     return found

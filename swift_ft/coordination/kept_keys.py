@@ -10,11 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping
 
+from swift_ft.config import store_keys
 from swift_ft.torch_adapters.rendezvous_store import Store
 
 __all__ = ["KeptKeys", "absent"]
-
-_KEPT = "restore/kept"
 
 
 class KeptKeys:
@@ -42,7 +41,7 @@ class KeptKeys:
 
     def put_machine(self, machine: str) -> None:
         """Note that the keys of a machine are among this one's own, or that it has set none."""
-        self.put(f"{_KEPT}/{machine}", "1")
+        self.put(store_keys.restore_kept(machine), "1")
 
     # ------------------------------------------------------------------------------ for other machines
 
@@ -77,7 +76,7 @@ class KeptKeys:
                     self.put(key, value)
                     self._adopted.add(key)
             self.put_machine(machine)
-            self._adopted.add(f"{_KEPT}/{machine}")
+            self._adopted.add(store_keys.restore_kept(machine))
             return True
 
     # -------------------------------------------------------------------------------- for the holder
@@ -120,16 +119,17 @@ class KeptKeys:
         with self._changed:
             adopted = {key: self._own[key] for key in self._adopted if key in self._own}
             held = {machine: dict(keys) for machine, keys in self._held.items()}
-        noted = {key: adopted.pop(key) for key in list(adopted) if key.startswith(_KEPT)}
+        notes = store_keys.restore_kept("")
+        noted = {key: adopted.pop(key) for key in list(adopted) if key.startswith(notes)}
         _set_missing(store, adopted)
         _set_missing(store, noted)  # last: they say that the keys are there
         for machine, keys in held.items():
-            _set_missing(store, {**keys, f"{_KEPT}/{machine}": "1"})
+            _set_missing(store, {**keys, store_keys.restore_kept(machine): "1"})
 
     @staticmethod
     def missing(store: Store, machines: Collection[str]) -> list[str]:
         """The machines whose keys no other machine has put back."""
-        return absent(store, {machine: f"{_KEPT}/{machine}" for machine in machines})
+        return absent(store, {machine: store_keys.restore_kept(machine) for machine in machines})
 
 
 def absent(store: Store, keys: Mapping[str, str]) -> list[str]:

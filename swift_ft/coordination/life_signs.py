@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 
+from swift_ft.config import store_keys
 from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
@@ -17,7 +18,6 @@ __all__ = ["SIGN_S", "LifeSigns", "shows_life"]
 SIGN_S = 2.5
 """The longest time between two signs of a machine that reaches the store."""
 
-_SIGN = "sign-of-life"
 _LOOK_S = 0.25
 
 
@@ -34,7 +34,8 @@ class LifeSigns:
 
     def give(self) -> None:
         """Change the key, unless another machine has since the last call. Call it every :data:`SIGN_S`."""
-        self._seen = self._store.compare_set(_SIGN, self._seen, uuid.uuid4().hex[:12], keep=False).decode()
+        key, new = store_keys.sign_of_life(), uuid.uuid4().hex[:12]
+        self._seen = self._store.compare_set(key, self._seen, new, keep=False).decode()
 
 
 def shows_life(store: RendezvousStore, limit_s: float) -> bool:
@@ -49,4 +50,5 @@ def shows_life(store: RendezvousStore, limit_s: float) -> bool:
 
 
 def _sign(store: RendezvousStore) -> bytes:
-    return store.get(_SIGN) if store.check([_SIGN]) else b""
+    key = store_keys.sign_of_life()
+    return store.get(key) if store.check([key]) else b""

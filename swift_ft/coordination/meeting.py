@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch.distributed import DistStoreError
 
+from swift_ft.config import store_keys
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.heads import FANOUT, met_by
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -21,7 +22,6 @@ __all__ = ["Meeting", "Met"]
 
 _logger = logging.getLogger(__name__)
 
-_TICKETS = "meeting/tickets"
 _TOLD_S = 5.0
 """Deadline for a machine to publish its address after it took a ticket: it waits for nothing in between."""
 
@@ -52,15 +52,15 @@ class Meeting:
     def __init__(self, store: RendezvousStore, fanout: int = FANOUT) -> None:
         self._store = store
         self._fanout = fanout
-        self.ticket = store.add(_TICKETS, 1) - 1
+        self.ticket = store.add(store_keys.meeting_tickets(), 1) - 1
 
     def meet(self, me: Met) -> Met | None:
         """Say where this machine is. Returns the one to go through; None: it goes to the store."""
-        self._store.set(_key(self.ticket), " ".join(me))
+        self._store.set(store_keys.met(self.ticket), " ".join(me))
         above = met_by(self.ticket, self._fanout)
         if above is None:
             return None
-        key = _key(above)
+        key = store_keys.met(above)
         with waiting("a machine that has joined before this one to say where it is", _TOLD_S):
             try:
                 self._store.wait([key], timedelta(seconds=_TOLD_S))
@@ -69,7 +69,3 @@ class Meeting:
                 return None
         machine, _, address = self._store.get(key).decode().partition(" ")
         return Met(machine, address)
-
-
-def _key(ticket: int) -> str:
-    return f"meeting/{ticket}"

@@ -30,8 +30,9 @@ from typing import NamedTuple
 
 from torch.distributed import DistStoreError
 
+from swift_ft.config import store_keys
 from swift_ft.coordination.block_log import republish, republished_to
-from swift_ft.coordination.incarnations import INCARNATION, NOT_RESTORED, incarnation_of, new_incarnation
+from swift_ft.coordination.incarnations import NOT_RESTORED, incarnation_of, new_incarnation
 from swift_ft.coordination.kept_keys import KeptKeys, absent
 from swift_ft.errors import FencedError
 from swift_ft.observe.waits import waiting
@@ -226,20 +227,20 @@ class Restorer:
         """The new incarnation; empty if none is set."""
         self._kept.put_back(store)
         for machine in roster.lost:
-            store.set(_lost_key(machine), "1")
-        store.set(_offer_key(roster.own), str(own))
+            store.set(store_keys.restore_lost(machine), "1")
+        store.set(store_keys.restore_offer(roster.own), str(own))
         deadline = time.monotonic() + self._gather_s
         others = {*roster.members, *roster.spares} - {roster.own}
         look_s = _LOOK_S + len(others) * _LOOK_EACH_S
         while missing := self._missing(store, others):
-            if time.monotonic() > deadline or store.check([INCARNATION]):
+            if time.monotonic() > deadline or store.check([store_keys.incarnation()]):
                 break
-            _wait(store, [_offer_key(machine) for machine in missing], look_s)
+            _wait(store, [store_keys.restore_offer(machine) for machine in missing], look_s)
         self._kept.put_back_others(store)
         while not (found := incarnation_of(store)):
             if (furthest := self._furthest(store, roster.own, own, others)) == roster.own:
                 return self._publish(store, roster, own)
-            _wait(store, [INCARNATION], _PUBLISH_S)
+            _wait(store, [store_keys.incarnation()], _PUBLISH_S)
             others.discard(furthest)
         return found
 
@@ -254,7 +255,7 @@ class Restorer:
         new = new_incarnation()
         self._copy.publish(store, new)
         self._on_restored(store)
-        found = store.compare_set(INCARNATION, "", new).decode()
+        found = store.compare_set(store_keys.incarnation(), "", new).decode()
         if found == new:
             _logger.warning(
                 "the rendezvous store at %s was started anew, empty: this machine has republished the "
@@ -277,32 +278,24 @@ class Restorer:
             "--resume."
         )
         text = NOT_RESTORED + reason
-        if store.compare_set(INCARNATION, "", text).decode() == text:
+        if store.compare_set(store_keys.incarnation(), "", text).decode() == text:
             _logger.error("%s", reason, extra={"event": "store_not_restored"})
 
     def _missing(self, store: Store, others: Collection[str]) -> list[str]:
         silent = self._silent(store, others)
-        return absent(store, {machine: _lost_key(machine) for machine in silent})
+        return absent(store, {machine: store_keys.restore_lost(machine) for machine in silent})
 
     @staticmethod
     def _silent(store: Store, machines: Collection[str]) -> list[str]:
-        return absent(store, {machine: _offer_key(machine) for machine in machines})
+        return absent(store, {machine: store_keys.restore_offer(machine) for machine in machines})
 
     def _furthest(self, store: Store, own: str, position: int, others: Collection[str]) -> str:
         offers = [
-            (int(store.get(_offer_key(machine))), machine)
+            (int(store.get(store_keys.restore_offer(machine))), machine)
             for machine in others
-            if store.check([_offer_key(machine)])
+            if store.check([store_keys.restore_offer(machine)])
         ]
         return max([*offers, (position, own)])[1]
-
-
-def _offer_key(machine: str) -> str:
-    return f"restore/offer/{machine}"
-
-
-def _lost_key(machine: str) -> str:
-    return f"restore/lost/{machine}"
 
 
 def _wait(store: Store, keys: list[str], limit_s: float) -> None:

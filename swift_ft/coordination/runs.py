@@ -14,10 +14,10 @@ from functools import partial
 
 from torch.distributed import DistError
 
+from swift_ft.config import store_keys
 from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.incarnations import INCARNATION, begin
+from swift_ft.coordination.incarnations import begin
 from swift_ft.coordination.journal import open_journal
-from swift_ft.coordination.store_client import prefix_of
 from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.recovery.events import JobClosed
 from swift_ft.recovery.job_state import Phase
@@ -27,9 +27,7 @@ __all__ = ["close_after_run", "find_run", "is_ended", "newest_key", "newest_run"
 
 _logger = logging.getLogger(__name__)
 
-_NEWEST = "newest"
 _CLOSED = "closed"
-_NAMES, _COUNT = "names-of-runs", "count"
 _LOOKED_AT = 20
 """Names of runs, the newest, that a new one is compared with."""
 
@@ -47,7 +45,7 @@ def find_run(connect: Connect, name: str, close_abandoned: Callable[[str], bool]
     Raises:
         RendezvousLostError: if the store does not answer, or is about to end with its last run.
     """
-    names = connect(_names(name))
+    names = connect(store_keys.runs_of(name))
     try:
         begin_first = partial(_begin_first, connect, names, name)
         run = _newest(names) or begin_first()
@@ -88,7 +86,7 @@ def restore_newest(run: str, store: Store) -> None:
         return
     store.set(key, run)
     if found != _CLOSED:
-        mistaken = RendezvousStore(partial(PrefixStore, prefix_of(found), store))
+        mistaken = RendezvousStore(partial(PrefixStore, store_keys.prefix_of(found), store))
         reason = (
             f"the rendezvous store was started anew, and run {run} goes on in it: start this machine again"
         )
@@ -97,13 +95,13 @@ def restore_newest(run: str, store: Store) -> None:
 
 def newest_run(connect: Connect, name: str) -> str:
     """The newest run of a name, as :func:`find_run` numbers it. A run's own name stays as it is."""
-    names = connect(_names(name))
+    names = connect(store_keys.runs_of(name))
     return _newest(names) or name
 
 
 def newest_key(name: str) -> str:
     """The key of the newest run of a name, in a store that others than :func:`connect` read."""
-    return f"{prefix_of(_names(name))}/{_NEWEST}"
+    return f"{store_keys.prefix_of(store_keys.runs_of(name))}/{store_keys.newest_run()}"
 
 
 def close_after_run(connect: Connect, name: str, wait_until_over: Callable[[RendezvousStore], None]) -> None:
@@ -113,16 +111,12 @@ def close_after_run(connect: Connect, name: str, wait_until_over: Callable[[Rend
         connect: opens clients of the store.
         wait_until_over: waits until one run no longer needs the store.
     """
-    names = connect(_names(name))
+    names = connect(store_keys.runs_of(name))
     while True:
-        run = names.get(_NEWEST).decode()
+        run = names.get(store_keys.newest_run()).decode()
         wait_until_over(connect(run))
-        if names.compare_set(_NEWEST, run, _CLOSED).decode() == _CLOSED:
+        if names.compare_set(store_keys.newest_run(), run, _CLOSED).decode() == _CLOSED:
             return
-
-
-def _names(name: str) -> str:
-    return f"{name}/runs"
 
 
 def _run(name: str, number: int) -> str:
@@ -132,7 +126,8 @@ def _run(name: str, number: int) -> str:
 
 def _newest(names: RendezvousStore) -> str:
     """The newest run; empty if there is none."""
-    return names.get(_NEWEST).decode() if names.check([_NEWEST]) else ""
+    key = store_keys.newest_run()
+    return names.get(key).decode() if names.check([key]) else ""
 
 
 def _begin_first(connect: Connect, names: RendezvousStore, name: str) -> str:
@@ -152,10 +147,10 @@ def _begin_first(connect: Connect, names: RendezvousStore, name: str) -> str:
 
 def _going_on(connect: Connect, name: str) -> Iterator[str]:
     """The names of other runs in this store that have not ended. Notes this one among them."""
-    noted = connect(_NAMES)
-    number = noted.add(_COUNT, 1)
-    noted.set(str(number), name)
-    for key in map(str, range(max(1, number - _LOOKED_AT), number)):
+    noted = connect(store_keys.NAMES_OF_RUNS)
+    number = noted.add(store_keys.count_of_names(), 1)
+    noted.set(store_keys.name_of_run(number), name)
+    for key in map(store_keys.name_of_run, range(max(1, number - _LOOKED_AT), number)):
         other = noted.get(key).decode() if noted.check([key]) else name
         run = newest_run(connect, other)
         if other != name and run not in (other, _CLOSED) and not is_ended(partial(connect, run)):
@@ -169,9 +164,9 @@ def _begin(connect: Connect, names: RendezvousStore, before: str, run: str) -> s
     """
     store = connect(run)
     begin(store)
-    found = names.compare_set(_NEWEST, before, run).decode()
+    found = names.compare_set(store_keys.newest_run(), before, run).decode()
     if found != run:
-        store.delete_key(INCARNATION)
+        store.delete_key(store_keys.incarnation())
     return found
 
 

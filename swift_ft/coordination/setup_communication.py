@@ -17,6 +17,7 @@ import torch
 import xxhash
 from torch.distributed import DistError
 
+from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.store_client import connect
@@ -119,7 +120,7 @@ class SetupCommunication:
         number = self._numbers[counted]
         self._numbers[counted] += 1
         whose = "all" if operation.name in ALIKE else str(self.rank)
-        return f"setup/{counted}/{number}/{whose}"
+        return store_keys.setup_result(counted, number, whose)
 
     def _is_due(self, operation: Operation) -> bool:
         """One worker notes what all of them get. What a worker sends is not needed."""

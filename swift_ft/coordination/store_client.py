@@ -13,6 +13,7 @@ from functools import partial
 
 from torch.distributed import DistError
 
+from swift_ft.config import store_keys
 from swift_ft.config.run_config import STORE_SILENCE_S
 from swift_ft.config.store_address import ETCD, StoreAddress
 from swift_ft.errors import RendezvousLostError, UsageError, first_line
@@ -26,7 +27,7 @@ from swift_ft.torch_adapters.connections import (
 )
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store, TCPStore, ask_store
 
-__all__ = ["Admit", "connect", "how_to_restart", "prefix_of"]
+__all__ = ["Admit", "connect", "how_to_restart"]
 
 _ANSWER_TIMEOUT = timedelta(seconds=60)
 _ATTEMPT_S = 10.0
@@ -60,7 +61,7 @@ def connect(
         RendezvousLostError: if nothing answers within the deadline.
         UsageError: if the store refuses this client.
     """
-    prefix, timeout = prefix_of(run_id), timedelta(seconds=timeout_s)
+    prefix, timeout = store_keys.prefix_of(run_id), timedelta(seconds=timeout_s)
     if address.backend == ETCD:
         return RendezvousStore(partial(_open_etcd, address, prefix, timeout, silence_s))
     if admit is None:
@@ -77,11 +78,6 @@ def how_to_restart(address: StoreAddress) -> str:
         f"If its process is gone, start it again on {address.host}, empty: "
         f"python -m swift_ft.cli.store --port {address.port}"
     )
-
-
-def prefix_of(run_id: str) -> str:
-    """The prefix of a run's keys, before a slash."""
-    return f"swift/{run_id}"
 
 
 @contextlib.contextmanager
@@ -148,7 +144,7 @@ def _open_etcd(address: StoreAddress, prefix: str, timeout: timedelta, silence_s
         if file and not os.access(file, os.R_OK):
             raise UsageError(f"The file {file} cannot be read: check --rdzv-conf {name}=FILE.")
     try:
-        EtcdStore(address, prefix, silence_s=timeout.total_seconds()).check(["alive"])
+        EtcdStore(address, prefix, silence_s=timeout.total_seconds()).check([store_keys.incarnation()])
     except Refused as error:
         raise UsageError(first_line(error)) from error
     except (DistError, RuntimeError) as error:

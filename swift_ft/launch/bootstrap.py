@@ -14,6 +14,7 @@ from datetime import timedelta
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError, RendezvousStoreInfo
 
+from swift_ft.config import store_keys
 from swift_ft.network.addresses import endpoint, split_endpoint
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.job_state import State
@@ -63,7 +64,7 @@ class Bootstrap:
         with waiting(f"the machine that serves the store for init_process_group in generation {generation}"):
             while _starts_workers(now := state(), machine, generation):
                 self.server = _server(now, generation)
-                key = f"bootstrap/{generation}/{self.server}"
+                key = store_keys.bootstrap(generation, self.server)
                 if self.server == machine:
                     # Not read again: an answer that comes late would look like one that never comes.
                     self._served, self._ready = self._ready or serve_store(self._address, 0), None

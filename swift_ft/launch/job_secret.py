@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Callable
 
+from swift_ft.config import store_keys
 from swift_ft.config.run_config import RunConfig
 from swift_ft.network import JobSecret
 from swift_ft.network.secret import token_of
@@ -16,7 +17,6 @@ __all__ = ["agreed_secret", "found_secret", "given_secret"]
 
 _logger = logging.getLogger(__name__)
 
-_KEY = "job-secret"
 _TOKEN_BYTES = 32
 
 
@@ -46,13 +46,15 @@ def agreed_secret(
         "part. Write one (openssl rand -hex 32) into a file on all machines, and give it as --token-file.",
         extra={"event": "no_token"},
     )
-    token = rendezvous.compare_set(_KEY, "", secrets.token_hex(_TOKEN_BYTES)).decode()
-    keep(_KEY, token)
+    key = store_keys.job_secret()
+    token = rendezvous.compare_set(key, "", secrets.token_hex(_TOKEN_BYTES)).decode()
+    keep(key, token)
     return JobSecret.of_token(token, config.certificates)
 
 
 def found_secret(rendezvous: RendezvousStore, config: RunConfig) -> JobSecret | None:
     """The secret that launchers have agreed on in the store; None if they have not."""
-    if not rendezvous.check([_KEY]):
+    key = store_keys.job_secret()
+    if not rendezvous.check([key]):
         return None
-    return JobSecret.of_token(rendezvous.get(_KEY).decode(), config.certificates)
+    return JobSecret.of_token(rendezvous.get(key).decode(), config.certificates)

@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from swift_ft.config import store_keys
 from swift_ft.config.run_config import STORE_SILENCE_S
 from swift_ft.coordination.block_log import block_log_in
 from swift_ft.coordination.compaction import ArchivedPosition, Compactor
@@ -275,7 +276,7 @@ class JournalRendezvous(RendezvousHandler):
             raise RendezvousClosedError("The job has ended.")
         self.started_in = order.generation
         # torchelastic's barriers use it, of which none is left: it needs no connection of its own.
-        store = PrefixStore(f"agents/{order.generation}", self.store.underlying)
+        store = PrefixStore(store_keys.agents(order.generation), self.store.underlying)
         place = self.bootstrap.place(self.machine, order.generation, lambda: self.follower.state)
         return RendezvousInfo(store, order.slot, state.shape.machines, place)
 

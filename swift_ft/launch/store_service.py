@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from torch.distributed import DistError
 
+from swift_ft.config import store_keys
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.runs import close_after_run, is_ended
 from swift_ft.coordination.store_client import connect
@@ -31,7 +32,6 @@ __all__ = ["StoreService", "is_listening", "run_is_over", "say_restarted"]
 
 _logger = logging.getLogger(__name__)
 
-_OVER = "over"
 _LINGER_S = 10.0
 _ABANDONED_S = 600.0
 """How long a run that has not ended may be without machines: so long it waits for one in an empty slot."""
@@ -102,7 +102,7 @@ class StoreService:
 
 def run_is_over(store: RendezvousStore) -> None:
     """Let the service of one run end: its machines no longer need it."""
-    store.set(_OVER, "1")
+    store.set(store_keys.over(), "1")
 
 
 def _keep_serving(host: str, port: int, report_w: int, until_over: str) -> NoReturn:
@@ -179,7 +179,7 @@ def _wait_until_over(port: int, inherited: dict[int, str], store: RendezvousStor
     """
     alone_since: float | None = None
     has_ended = False
-    while not store.check([_OVER]):
+    while not store.check([store_keys.over()]):
         if _others_are_connected(port, inherited):
             alone_since = None
         elif alone_since is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from swift_ft.checkpoint.store_claim import CLAIMED
+from swift_ft.config import store_keys
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import OfflineReplay, WorkerContext
 from swift_ft.coordination.agent_channel import channel_pair, receive
@@ -112,7 +112,7 @@ class ReplayWorkers:
         """What the workers of a job would have left there for replacements."""
         rendezvous = connect(self._service.address, run_id)
         begin(rendezvous)
-        rendezvous.set(CLAIMED, json.dumps({"checkpoints": []}))
+        rendezvous.set(store_keys.claimed(), json.dumps({"checkpoints": []}))
         for record in plan.records.values():
             for layout in ((), plan.layout):
                 PublishedShapes(rendezvous, layout).publish(record.shapes)

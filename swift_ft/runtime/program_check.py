@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UsageError
@@ -23,8 +24,6 @@ from swift_ft.runtime.settings import Settings
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["check_program", "source_digests"]
-
-_KEY = "program"
 
 _OF_ALL = (
     "checkpoint_every",
@@ -68,8 +67,8 @@ def check_program(
         for name, digest in source_digests().items()
         if name not in context.config.different
     }
-    job = json.loads(rendezvous.compare_set(_KEY, "", json.dumps({**of_all, **modules})))
-    key = f"{_KEY}/{context.rank}"
+    job = json.loads(rendezvous.compare_set(store_keys.program(), "", json.dumps({**of_all, **modules})))
+    key = store_keys.program_of(context.rank)
     own |= {name: digest for name, digest in modules.items() if name not in job}
     if context.started_in > 1 and rendezvous.check([key]):
         job |= json.loads(rendezvous.get(key))

@@ -21,6 +21,7 @@ from functools import partial
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.state_digest import StateDigests, differing, listed, tensor_digests
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.participant import Participant
 from swift_ft.determinism import UNLIKE_RESULT
@@ -114,14 +115,14 @@ class StateProof:
         """One record for each boundary that a replay may pass: the lost worker may have passed several."""
         committed = state.checkpoints.committed or 0
         for old in {saved for saved in self._for_successor if saved <= committed}:
-            self._writer.delete(self._own_key(old))
+            self._writer.delete(store_keys.saved_digests(self._rank, old))
             self._for_successor.remove(old)
         record = {"epoch": state.checkpoints.epoch, "digests": _to_text(digests)}
-        self._writer.set(self._own_key(iteration), json.dumps(record))
+        self._writer.set(store_keys.saved_digests(self._rank, iteration), json.dumps(record))
         self._for_successor.add(iteration)
 
     def _compare_with_predecessor(self, state: State, digests: StateDigests, iteration: int) -> None:
-        key = self._own_key(iteration)
+        key = store_keys.saved_digests(self._rank, iteration)
         if not self._rendezvous.check([key]) or (iteration, self._rank) in state.checkpoints.revoked:
             return
         record = json.loads(self._rendezvous.get(key))
@@ -142,14 +143,14 @@ class StateProof:
         holds = statuses[self._rank].holds if self._rank in statuses else ()
         if not holds or sum(status.holds == holds for status in statuses.values()) < 2:
             return
-        place, published = f"digests/{state.checkpoints.epoch}/{generation}/{iteration}", self._published
-        self._published = []
+        key_of = partial(store_keys.replica_digests, state.checkpoints.epoch, generation, iteration)
+        published, self._published = self._published, []
         for part, of_part in self._in_parts(digests, owner).items():
-            if not self._compare_part(f"{place}/{part}", of_part, iteration):
+            if not self._compare_part(key_of(part), of_part, iteration):
                 self.failed = True
                 return
         for key in published:
-            if not key.startswith(f"{place}/"):
+            if not key.startswith(key_of("")):
                 self._rendezvous.delete_key(key)
 
     def _in_parts(self, digests: StateDigests, owner: int) -> dict[str, StateDigests]:
@@ -185,9 +186,6 @@ class StateProof:
             )
         )
         return False
-
-    def _own_key(self, iteration: int) -> str:
-        return f"digests/saved/{self._rank}/{iteration}"
 
 
 def _to_text(digests: StateDigests) -> str:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import xxhash
 from torch.distributed import DistError
 
+from swift_ft.config import store_keys
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.directed_group import DirectedGroup
 from swift_ft.torch_adapters.lasting_group import LastingGroup
@@ -90,7 +91,7 @@ class GenerationGroup:
         self._store: Store | None = None  # of the current generation
         self._connection: Store | None = None  # beneath it
         self._left: list[Store] = []  # beneath groups that are not destroyed yet, where only C++ refers to it
-        self._here = ""  # where each worker says that it is about to form the group of all; empty for another
+        self._joining: int | None = None  # the generation whose groups it forms or has; None: other groups
         self._own = 0  # groups that the script does not know, in this generation
         script_groups.install()
 
@@ -132,9 +133,9 @@ class GenerationGroup:
         Raises:
             RuntimeError: as torch does, if a worker does not arrive in time.
         """
-        connection = self._begin(f"groups/{generation}", lazily=False)
-        self._here = f"groups/{generation}/here/"
-        connection.set(f"{self._here}{self._rank}", "")  # it waits for no answer
+        connection = self._begin(store_keys.groups(generation), lazily=False)
+        self._joining = generation
+        connection.set(store_keys.joining(generation, self._rank), "")  # it waits for no answer
         for group in script_groups.groups:
             self._renew(group)
         for transport in self._transports:
@@ -144,10 +145,11 @@ class GenerationGroup:
 
     def missing(self) -> list[int]:
         """After :meth:`join` has failed: workers that did not even begin; empty if the store does not say."""
-        if not self._here:
+        if self._joining is None:
             return []
+        keys = [store_keys.joining(self._joining, rank) for rank in range(self._world_size)]
         with contextlib.suppress(DistError, RuntimeError):  # it is lost, too
-            return [r for r in range(self._world_size) if not self._rendezvous.check([f"{self._here}{r}"])]
+            return [rank for rank, key in enumerate(keys) if not self._rendezvous.check([key])]
         return []
 
     def join_replay_group(
@@ -165,7 +167,7 @@ class GenerationGroup:
         Raises:
             RuntimeError: as torch does, if one of them does not answer in time.
         """
-        self._begin(f"replays/{name}", lazily=True)
+        self._begin(store_keys.replays(name), lazily=True)
         connections = []
         followed = {script_groups.default, *(followed.group for followed in self._followed)}
         together = {self._rank, *replay_group}
@@ -205,7 +207,7 @@ class GenerationGroup:
             self._left.append(self._connection)
         self._connection = connection = self._rendezvous.connection()
         self._store = PrefixStore(folder, connection)
-        self._here, self._own = "", 0
+        self._joining, self._own = None, 0
         return connection
 
     def _renew(self, group: LastingGroup) -> None:
@@ -241,7 +243,7 @@ class GenerationGroup:
         That of the whole group waits for all of its members.
         """
         if aborts_in_silence(group.native):
-            beneath = self._form_own(f"present/{group.group_name}", present)
+            beneath = self._form_own(partial(store_keys.present_group, group.group_name), present)
             self._own_groups.append(beneath)
             ranks = dist.get_process_group_ranks(group)
             group.present = PresentMembers(beneath, [ranks.index(rank) for rank in present])
@@ -295,15 +297,15 @@ class GenerationGroup:
         self._own += 1
         if len(ranks) == self._world_size or self._rank not in ranks:
             return script_groups.default.native
-        return self._form_own(f"own/{self._own}", ranks)
+        return self._form_own(partial(store_keys.own_group, self._own), ranks)
 
-    def _form_own(self, name: str, ranks: list[int]) -> dist.ProcessGroup:
+    def _form_own(self, name_of: Callable[[str], str], ranks: list[int]) -> dist.ProcessGroup:
         """A group of torch that only some workers form; all of them do."""
         assert self._store is not None
         # In one generation, several sets of workers may replay at once: their groups must not meet.
         members = xxhash.xxh3_64_hexdigest(",".join(map(str, ranks)).encode())
         with self._forming():
-            group = script_groups.form(f"{name}/{members}", ranks, self._store)
+            group = script_groups.form(name_of(members), ranks, self._store)
         self._made(group)
         return group
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.distributed import DistError
 
+from swift_ft.config import store_keys
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.block_log import BlockGoneError
 from swift_ft.coordination.etcd.client import Compacted, EtcdClient, decoded, encoded, prefix_end
@@ -40,9 +41,10 @@ class EtcdBlockLog:
 
     def __init__(self, address: StoreAddress, prefix: str, *, answer_s: float) -> None:
         self._address = address
-        self._blocks = f"{prefix}/journal/blocks/"
-        self._first = f"{prefix}/journal/first"
-        self._snapshot = f"{prefix}/journal/snapshot"
+        self._prefix = prefix
+        self._blocks = self._key(store_keys.journal_block_named(""))
+        self._first = self._key(store_keys.journal_first(""))
+        self._snapshot = self._key(store_keys.journal_snapshot(""))
         self._answer_s = answer_s
         self._of_thread = threading.local()
         self._changed = threading.Condition()
@@ -57,7 +59,7 @@ class EtcdBlockLog:
 
     def append(self, text: str, name: str) -> None:
         """See :meth:`BlockLog.append`. A repeated one adds nothing, as long as the block is there."""
-        key = encoded(self._blocks + name)
+        key = encoded(self._key(store_keys.journal_block_named(name)))
         absent = {"key": key, "target": "CREATE", "result": "EQUAL", "create_revision": 0}
         put = {"request_put": {"key": key, "value": encoded(text)}}
         with _answers(self._address):
@@ -109,14 +111,10 @@ class EtcdBlockLog:
         chunks = [text[start : start + _CHUNK] for start in range(0, max(len(text), 1), _CHUNK)]
         with _answers(self._address):
             for index, chunk in enumerate(chunks):
-                key = f"{self._snapshot}/{number:020}/{index:06}"
-                put = {"key": encoded(key), "value": encoded(chunk)}
+                put = {"key": encoded(self._piece(number, index)), "value": encoded(chunk)}
                 self._client.call("/kv/put", put, self._deadline())
             newest = self._raise_snapshot(number, len(chunks))
-            older = {
-                "key": encoded(f"{self._snapshot}/"),
-                "range_end": encoded(f"{self._snapshot}/{newest:020}"),
-            }
+            older = {"key": encoded(self._piece(0)), "range_end": encoded(self._piece(newest))}
             self._client.call("/kv/deleterange", older, self._deadline())
 
     def _raise_snapshot(self, number: int, chunks: int) -> int:
@@ -134,10 +132,12 @@ class EtcdBlockLog:
             self._client.call("/kv/txn", {"compare": [same], "success": [put]}, self._deadline())
 
     def _chunks(self, number: int) -> list[bytes]:
-        prefix = f"{self._snapshot}/{number:020}/"
-        request = {"key": encoded(prefix), "range_end": encoded(prefix_end(prefix))}
+        request = {"key": encoded(self._piece(number)), "range_end": encoded(self._piece(number + 1))}
         kvs = self._client.call("/kv/range", request, self._deadline()).get("kvs", ())
         return [decoded(kv.get("value", "")) for kv in kvs]
+
+    def _piece(self, number: int, index: int = 0) -> str:
+        return self._key(store_keys.journal_snapshot_piece(number, index))
 
     # ----------------------------------------------------------------------------------------------- reading
 
@@ -253,6 +253,9 @@ class EtcdBlockLog:
             kept = int(found[count]["create_revision"]) if count < len(found) else self._client.revision
             self._client.compact(kept - 1, self._deadline())
         return True
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
 
     @property
     def _client(self) -> EtcdClient:

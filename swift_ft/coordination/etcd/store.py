@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistStoreError
 
+from swift_ft.config import store_keys
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.etcd.block_log import EtcdBlockLog
 from swift_ft.coordination.etcd.client import Compacted, EtcdClient, decoded, encoded
@@ -66,7 +67,7 @@ class EtcdStore(Store):
         self._of_thread = threading.local()
         self._writing = threading.Lock()
         # Guarded by the lock.
-        self._marker = self._key(f"~writers/{uuid.uuid4().hex}")
+        self._marker = self._key(store_keys.writer(uuid.uuid4().hex))
         self._marked_in = 0  # the revision of the marker, as far as this store knows
         self._serial = 0
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from swift_ft.config import store_keys
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.etcd.client import EtcdClient, decoded, encoded, prefix_end
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import newest_key
-from swift_ft.coordination.store_client import connect, prefix_of
+from swift_ft.coordination.store_client import connect
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase
 
@@ -72,12 +73,12 @@ def delete_run(address: StoreAddress, run_id: str) -> None:
     is_this = {"key": encoded(newest), "target": "VALUE", "result": "EQUAL", "value": encoded(run_id)}
     names = {"request_delete_range": _range(newest.rpartition("/")[0] + "/")}
     client.call("/kv/txn", {"compare": [is_this], "success": [names]}, _deadline())
-    client.call("/kv/deleterange", _range(f"{prefix_of(run_id)}/"), _deadline())
+    client.call("/kv/deleterange", _range(f"{store_keys.prefix_of(run_id)}/"), _deadline())
 
 
 def _names(client: EtcdClient) -> Iterator[str]:
     """The names of runs, and what else stands in their place, each once."""
-    root = prefix_of("")
+    root = store_keys.prefix_of("")
     begin, end = root, prefix_end(root)
     while True:
         request = {"key": encoded(begin), "range_end": encoded(end), "limit": 1, "keys_only": True}
@@ -91,7 +92,7 @@ def _names(client: EtcdClient) -> Iterator[str]:
 
 
 def _look_at(address: StoreAddress, client: EtcdClient, run_id: str, now: float) -> StoredRun:
-    request = {**_range(f"{prefix_of(run_id)}/"), "count_only": True}
+    request = {**_range(f"{store_keys.prefix_of(run_id)}/"), "count_only": True}
     keys = int(client.call("/kv/range", request, _deadline()).get("count", 0))
     last: list[Entry] = []
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from swift_ft.config import store_keys
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.heads import FANOUT, levels_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -81,10 +82,11 @@ def write_notes(
     if levels_of(machines, fanout):
         width = _width(machines)
         for group in sorted({slot // width for slot in changed}):
-            _write(store, _of_group(group), notes.of(range(group * width, (group + 1) * width)))
+            slots = range(group * width, (group + 1) * width)
+            _write(store, store_keys.notes_of_group(group), notes.of(slots))
     else:
         for slot in changed:
-            _write(store, _of_slot(slot), notes.of([slot]))
+            _write(store, store_keys.notes_of_slot(slot), notes.of([slot]))
 
 
 class NotesReader:
@@ -104,8 +106,8 @@ class NotesReader:
         Args:
             machines: slots of the job.
         """
-        keys = [_of_group(group) for group in range(-(-machines // _width(machines)))]
-        keys += [_of_slot(slot) for slot in range(machines if machines <= FANOUT else 0)]
+        keys = [store_keys.notes_of_group(group) for group in range(-(-machines // _width(machines)))]
+        keys += [store_keys.notes_of_slot(slot) for slot in range(machines if machines <= FANOUT else 0)]
         self._look_for([key for key in keys if key not in self._known])
         if not self._known:
             return {}
@@ -126,14 +128,6 @@ class NotesReader:
 def _width(machines: int) -> int:
     """Machines of a group."""
     return FANOUT * max(1, -(-machines // (FANOUT * MOST_KEYS)))
-
-
-def _of_group(group: int) -> str:
-    return f"notes/group/{group}"
-
-
-def _of_slot(slot: int) -> str:
-    return f"notes/slot/{slot}"
 
 
 def _write(store: RendezvousStore, key: str, facts: Facts) -> None:

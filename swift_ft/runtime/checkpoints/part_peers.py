@@ -1,7 +1,5 @@
 """Workers serve the files of checkpoints that are on their machine's disk; the rendezvous store says where.
 
-    parts/ASKED_IN/checkpoints/00000020/rank-00001.g00002    which machine serves this part's files, and where
-
 A worker offers them before it reports, so that a worker that loads finds all offers: under the number of the
 generation that began to ask for reports. It asks for one key for each part that it reads, however many
 machines there are. A machine that was lost after it had reported is not asked. The servers close when
@@ -15,6 +13,7 @@ from collections.abc import Callable
 from typing import IO
 
 from swift_ft.checkpoint.part_files import LocalParts
+from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.network.file_server import fetch_file
 from swift_ft.runtime.file_offers import FileOffers
@@ -64,7 +63,7 @@ class PartPeers:
             )
             return
         for part in parts:
-            self._offers.put(_key(asked_in, part))
+            self._offers.put(store_keys.part_offer(asked_in, part))
 
     def withdraw(self) -> None:
         """Training continues: no worker loads a checkpoint any more."""
@@ -77,10 +76,7 @@ class PartPeers:
             FileNotFoundError: no machine does that is still there, or it does not have this file.
             OSError: the machine cannot be reached.
         """
-        if (offer := self._offers.find(_key(self._asked_in, path.rpartition("/")[0]))) is None:
+        key = store_keys.part_offer(self._asked_in, path.rpartition("/")[0])
+        if (offer := self._offers.find(key)) is None:
             raise FileNotFoundError(path)
         return fetch_file(offer["address"], self._context.secret, path)
-
-
-def _key(asked_in: int, part: str) -> str:
-    return f"parts/{asked_in}/{part}"

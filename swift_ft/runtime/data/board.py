@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["BatchBoard", "FirstBatch"]
 
 _CHUNK = 64
-"""Iterations under one key of the rendezvous store. The key ``last`` has the highest number."""
+"""Iterations under one key of the rendezvous store."""
 
 
 @dataclass(slots=True)
@@ -46,12 +47,12 @@ class BatchBoard:
         self._rendezvous = rendezvous
         self._writer = writer
         self._joined = joined
-        self._prefix = f"batches/{rank}"
+        self._rank = rank
         self._chunks: dict[int, dict[str, list[str]]] = {}
-        last = self._read("last")  # the earlier worker has published none after it
+        last = self._read(store_keys.last_batches(rank))  # the earlier worker has published none after it
         self._last_read = last["chunk"] if last is not None else -1
         self._last_written = self._last_read
-        known = self._read("first")
+        known = self._read(store_keys.first_batch(rank))
         self._first = FirstBatch(**known) if known is not None else None
 
     @property
@@ -74,38 +75,39 @@ class BatchBoard:
         chunk.setdefault(_name(iteration, shares), []).append(digest)
         if iteration // _CHUNK > self._last_written:
             self._last_written = iteration // _CHUNK
-            self._write("last", {"chunk": self._last_written})  # before the chunk itself
-        self._write(str(iteration // _CHUNK), chunk)
+            # Before the chunk itself.
+            self._write(store_keys.last_batches(self._rank), {"chunk": self._last_written})
+        self._write(store_keys.batches(self._rank, iteration // _CHUNK), chunk)
         if self._first is None:
             self._first = FirstBatch(iteration, digest)
         elif digest == self._first.digest or self._first.varies:
             return
         else:
             self._first.varies = True
-        self._write("first", asdict(self._first))
+        self._write(store_keys.first_batch(self._rank), asdict(self._first))
 
     def drop_before(self, iteration: int) -> None:
         """Forget the batches of iterations that will not be repeated."""
         for number in [n for n in self._chunks if (n + 1) * _CHUNK <= iteration]:
             del self._chunks[number]
-            self._writer.delete(f"{self._prefix}/{number}")
+            self._writer.delete(store_keys.batches(self._rank, number))
 
     def _chunk(self, iteration: int) -> dict[str, list[str]]:
         number = iteration // _CHUNK
         if number not in self._chunks:
-            self._chunks[number] = (self._read(str(number)) or {}) if number <= self._last_read else {}
+            known = self._read(store_keys.batches(self._rank, number)) if number <= self._last_read else None
+            self._chunks[number] = known or {}
         return self._chunks[number]
 
-    def _read(self, name: str) -> dict[str, Any] | None:
+    def _read(self, key: str) -> dict[str, Any] | None:
         """What an earlier worker of this rank has published."""
-        key = f"{self._prefix}/{name}"
         if not self._joined or not self._rendezvous.check([key]):
             return None
         found: dict[str, Any] = json.loads(self._rendezvous.get(key))
         return found
 
-    def _write(self, name: str, value: dict[str, Any]) -> None:
-        self._writer.set(f"{self._prefix}/{name}", json.dumps(value))
+    def _write(self, key: str, value: dict[str, Any]) -> None:
+        self._writer.set(key, json.dumps(value))
 
 
 def _name(iteration: int, shares: Sequence[int]) -> str:

@@ -1,8 +1,5 @@
 """Workers give each other the files of samples that they have; the rendezvous store says who has which.
 
-    samples/5f0c.../reader     the worker that reads the file of this digest from where it is stored
-    samples/5f0c.../at         the address of the worker that had it last
-
 All replicas come to a file at about the same time. So the first one reads it, and the others wait for that
 one, instead of reading it as well. If it is lost, they wait in vain for a while, once for each file.
 """
@@ -18,6 +15,7 @@ from typing import IO, Any
 
 from torch.distributed import DistError
 
+from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.data.file_cache import Peers
 from swift_ft.data.file_index import DataFile
@@ -69,10 +67,10 @@ class FilePeers(Peers):
 
     def _address_of(self, digest: str, path: str) -> str:
         """Of the worker that has a file, or will soon have it."""
-        store, at = self._rendezvous, f"samples/{digest}/at"
+        store, at = self._rendezvous, store_keys.samples_at(digest)
         if not store.check([at]):
             reader = f"worker {self._context.rank}, started in {self._context.started_in}"
-            first = store.compare_set(f"samples/{digest}/reader", "", reader).decode()
+            first = store.compare_set(store_keys.samples_reader(digest), "", reader).decode()
             if first == reader:
                 raise FileNotFoundError(path)
             with waiting(f"{first} to read {path}", _PATIENCE_S):
@@ -87,7 +85,7 @@ class FilePeers(Peers):
                 if digest in self._places or self._refused or (server := self._serving()) is None:
                     return
                 self._places[digest] = place
-            self._rendezvous.set(f"samples/{digest}/at", server.address)
+            self._rendezvous.set(store_keys.samples_at(digest), server.address)
         except (DistError, RuntimeError) as error:
             _logger.info(
                 "%s is not offered to other workers: the rendezvous store does not answer (%s)",

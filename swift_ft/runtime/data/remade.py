@@ -10,6 +10,7 @@ import json
 import logging
 
 from swift_ft.checkpoint.completeness import Completeness
+from swift_ft.config import store_keys
 from swift_ft.errors import IncompleteStateError
 from swift_ft.runtime.data.digest import BatchDigest
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -29,7 +30,7 @@ def check_remade(completeness: Completeness, rendezvous: RendezvousStore, rank: 
     digests = {name: BatchDigest(tensor).value for name, tensor in completeness.made_by_script()}
     if not digests:
         return
-    key = f"made/{rank}"
+    key = store_keys.made(rank)
     if not rendezvous.check([key]):
         rendezvous.set(key, json.dumps(digests))
         return

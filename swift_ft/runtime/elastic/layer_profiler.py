@@ -11,18 +11,18 @@ from pathlib import Path
 from torch import nn
 
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.costs.equal_devices import on_equal_devices
 from swift_ft.costs.layer_profile import LayerProfile, write_layers
 from swift_ft.errors import UsageError
-from swift_ft.observe.waits import waiting
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.elastic.layer_times import LayerTimes
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["LayerCosts", "LayerProfiler", "layer_keys", "read_layers"]
+__all__ = ["LayerCosts", "LayerProfiler", "layer_keys"]
 
 _logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class LayerProfiler:
         for index, times in self._stages.items():
             times.stop()
             found[index] = [asdict(layer) for layer in times.layers([*self._state.optimizers.values()])]
-        self._writer.set(_key(self._rank), json.dumps(found))
+        self._writer.set(store_keys.layers(self._rank), json.dumps(found))
 
     def _write(self, published: Sequence[bytes]) -> None:
         """Write the file: all workers have measured."""
@@ -144,23 +144,9 @@ class LayerCosts:
         return self._layers
 
 
-def read_layers(rendezvous: RendezvousStore, workers: int, count: int) -> list[LayerProfile] | None:
-    """What each layer of a LayerStack costs, once all workers have measured theirs; else None.
-
-    Args:
-        rendezvous: where they have published it.
-        count: layers of the model.
-    """
-    keys = layer_keys(workers)
-    if not rendezvous.check(keys):
-        return None
-    with waiting("the rendezvous store to say what each layer costs"):
-        return _layers_in(rendezvous.multi_get(keys), count)
-
-
 def layer_keys(workers: int) -> list[str]:
     """Where the workers publish what their layers cost, by rank."""
-    return [_key(rank) for rank in range(workers)]
+    return [store_keys.layers(rank) for rank in range(workers)]
 
 
 def _layers_in(published: Sequence[bytes], count: int) -> list[LayerProfile] | None:
@@ -169,7 +155,3 @@ def _layers_in(published: Sequence[bytes], count: int) -> list[LayerProfile] | N
         for layers in json.loads(text).values():
             found |= {int(layer["name"]): LayerProfile(**layer) for layer in layers}
     return [found[number] for number in range(count)] if len(found) == count else None
-
-
-def _key(rank: int) -> str:
-    return f"layers/{rank}"

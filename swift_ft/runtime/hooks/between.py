@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.determinism import derive_seed, seed_host, seed_torch
 from swift_ft.errors import RecoveryError, UsageError
@@ -156,7 +157,7 @@ class Between:
         if not self._parts:
             return
         ours = json.dumps([[p.name, p.every, p.then is not None, p.on_loss] for p in self._parts])
-        theirs = self._rendezvous.compare_set("between/parts", "", ours).decode()
+        theirs = self._rendezvous.compare_set(store_keys.between_parts(), "", ours).decode()
         if ours != theirs:
             raise UsageError(
                 f"session.between() was given {ours} on worker {self._rank} and {theirs} on another one: all "
@@ -261,7 +262,7 @@ class Between:
                 self._apply(part, noted)
 
     def _noted(self, iteration: int, position: int) -> str | None:
-        key = _key(iteration, position)
+        key = store_keys.between_result(iteration, position)
         if self._rendezvous.check([key]):
             with waiting("the result of a function between two steps", _ANSWER_S):
                 return self._rendezvous.get(key).decode().partition(" ")[2]
@@ -279,7 +280,7 @@ class Between:
         """For replays."""
         if self.log is not None:
             self.log.note(iteration, position, noted)
-        key = _key(iteration, position)
+        key = store_keys.between_result(iteration, position)
         self._writer.do(partial(self._compare, part.name, key, generation, noted))
 
     def _compare(self, name: str, key: str, generation: int, noted: str) -> None:
@@ -298,10 +299,6 @@ class Between:
                 self._on_difference()
                 return
             found = now
-
-
-def _key(iteration: int, position: int) -> str:
-    return f"between/{iteration}/{position}"
 
 
 def _written(part: Part, result: Any) -> str:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
+from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.coordination.background_writer import BackgroundWriter
@@ -97,7 +98,7 @@ class Profiler:
         """Publish this worker's stages, parts and pipeline."""
         self._place = worker
         place = {"holds": worker.holds, "stages": worker.stages, "pipeline": worker.pipeline}
-        self._rendezvous.set(_place(self._context.rank), json.dumps(place))
+        self._rendezvous.set(store_keys.place(self._context.rank), json.dumps(place))
 
     def measure(self) -> str | None:
         """Time a short copy to the host, and a short message to the next machine.
@@ -190,7 +191,7 @@ class Profiler:
     def _publish(self, measured: Measured, pipeline: bool) -> None:
         self._measured = measured
         facts = {**asdict(measured), "in_pipeline": pipeline}
-        self._writer.set(_key(self._context.rank), json.dumps(facts))
+        self._writer.set(store_keys.profile(self._context.rank), json.dumps(facts))
         self._archive(replace(self._place, measured=measured))
 
     def read(self) -> ChainProfile:
@@ -239,7 +240,7 @@ class Profiler:
         context = self._context
         limit_s = context.config.report_timeout_s
         try:
-            places = [_place(rank) for rank in range(context.world_size)]
+            places = [store_keys.place(rank) for rank in range(context.world_size)]
             with waiting("all workers to ask for a plan", limit_s, flag="--report-timeout"):
                 self._rendezvous.wait(places, timedelta(seconds=limit_s))
         except dist.DistStoreError as error:
@@ -259,15 +260,17 @@ class Profiler:
     def _read_workers(self) -> tuple[Worker, ...]:
         """All workers, whose places are known, with what they have measured so far."""
         ranks, store = range(self._context.world_size), self._rendezvous
-        measured = ranks if self._complete() else [rank for rank in ranks if store.check([_key(rank)])]
+        keys = dict(enumerate(self._keys()))
+        if not self._complete():
+            keys = {rank: key for rank, key in keys.items() if store.check([key])}
         with waiting("the rendezvous store to say what workers hold and have measured"):
-            places = store.multi_get([_place(rank) for rank in ranks])
-            facts = store.multi_get([_key(rank) for rank in measured]) if measured else []
-        known = dict(zip(measured, facts, strict=True))
+            places = store.multi_get([store_keys.place(rank) for rank in ranks])
+            facts = store.multi_get([*keys.values()]) if keys else []
+        known = dict(zip(keys, facts, strict=True))
         return tuple(_worker_of(json.loads(place), known.get(rank)) for rank, place in enumerate(places))
 
     def _keys(self) -> list[str]:
-        return [_key(rank) for rank in range(self._context.world_size)]
+        return [store_keys.profile(rank) for rank in range(self._context.world_size)]
 
     def _complete(self) -> bool:
         return bool(self._rendezvous.check(self._keys()))
@@ -291,11 +294,3 @@ def _fastest(probe: Callable[[], object]) -> float:
         probe()
         taken.append(time.perf_counter() - began)
     return max(min(taken), 1e-9)
-
-
-def _key(rank: int) -> str:
-    return f"profile/{rank}"
-
-
-def _place(rank: int) -> str:
-    return f"place/{rank}"

@@ -1,15 +1,12 @@
 """Agreement on complete copies: all workers have one of that iteration, in two memories each.
 
-    memory/address/RANK                  where a worker takes copies
-    memory/GENERATION/ITERATION/held     how many workers' copies are held
-    memory/GENERATION/ITERATION          the verdict: complete, or skipped by a worker that was not ready
-
 A copy is dropped only when a newer one is complete, or when it never can be. So the verdict is final: the
 first worker to know it writes it.
 """
 
 from __future__ import annotations
 
+from swift_ft.config import store_keys
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["COMPLETE", "SKIPPED", "Agreement"]
@@ -32,7 +29,7 @@ class Agreement:
 
     def held(self, generation: int, iteration: int) -> None:
         """The worker's copy is held. The last worker says that it is complete."""
-        if self._rendezvous.add(f"{_key(generation, iteration)}/held", 1) == self._world_size:
+        if self._rendezvous.add(store_keys.memory_held(generation, iteration), 1) == self._world_size:
             self._decide(generation, iteration, COMPLETE)
 
     def skip(self, generation: int, iteration: int) -> None:
@@ -41,23 +38,22 @@ class Agreement:
 
     def verdict(self, generation: int, iteration: int) -> str:
         """The verdict; empty as long as there is none."""
-        key = _key(generation, iteration)
+        key = store_keys.memory_verdict(generation, iteration)
         return self._rendezvous.get(key).decode() if self._rendezvous.check([key]) else ""
 
     def forget(self, generation: int, iteration: int) -> None:
         """Drop a verdict that is not needed any more."""
-        key = _key(generation, iteration)
-        for name in (key, f"{key}/held"):
-            self._rendezvous.delete_key(name)
+        for key_of in (store_keys.memory_verdict, store_keys.memory_held):
+            self._rendezvous.delete_key(key_of(generation, iteration))
 
     def offer(self, rank: int, address: str) -> None:
         """A worker takes copies at an address."""
-        self._rendezvous.set(_address(rank), address)
+        self._rendezvous.set(store_keys.memory_address(rank), address)
 
     def address(self, rank: int) -> str | None:
         """Where a worker takes copies; None if it does not say. The store is asked once."""
         if rank not in self._addresses:
-            key = _address(rank)
+            key = store_keys.memory_address(rank)
             if not self._rendezvous.check([key]):
                 return None
             self._addresses[rank] = self._rendezvous.get(key).decode()
@@ -68,12 +64,4 @@ class Agreement:
         self._addresses.pop(rank, None)
 
     def _decide(self, generation: int, iteration: int, verdict: str) -> None:
-        self._rendezvous.compare_set(_key(generation, iteration), "", verdict)
-
-
-def _key(generation: int, iteration: int) -> str:
-    return f"memory/{generation}/{iteration}"
-
-
-def _address(rank: int) -> str:
-    return f"memory/address/{rank}"
+        self._rendezvous.compare_set(store_keys.memory_verdict(generation, iteration), "", verdict)

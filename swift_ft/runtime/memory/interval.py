@@ -1,7 +1,5 @@
 """After how many iterations there is a memory checkpoint: as the script says, or as what it costs suggests.
 
-    memory/interval      from which iteration on there is one after every so many iterations
-
 With ``"auto"``, worker 0 measures and decides once. A copy takes time of the training thread. Where the model
 computes on the processor, as the threads that send and receive do, their processor time counts as well. Until
 another worker knows, it may make a copy that no other one makes; that copy is never complete, and is dropped
@@ -14,6 +12,7 @@ import json
 import math
 import time
 
+from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
@@ -28,7 +27,6 @@ _SHARE = 0.015
 """Of the time of training that copies may take."""
 _AHEAD = 2
 """Iterations from the decision to its first: most workers have learned of it by then."""
-_KEY = "memory/interval"
 
 
 class Interval:
@@ -92,8 +90,8 @@ class Interval:
 
     def look(self) -> None:
         """Learn what worker 0 has decided. Not in the training thread."""
-        if self._auto and self._decided is None and self._rendezvous.check([_KEY]):
-            since, every = json.loads(self._rendezvous.get(_KEY))
+        if self._auto and self._decided is None and self._rendezvous.check([store_keys.memory_interval()]):
+            since, every = json.loads(self._rendezvous.get(store_keys.memory_interval()))
             self._decided = (since, every)
 
     def _after(self, iteration: int) -> int:
@@ -110,5 +108,5 @@ class Interval:
         step_s = sorted(self._steps_s)[len(self._steps_s) // 2]
         every = max((self._copy_s + self._processor_s) / (_SHARE * step_s), 2 * self._send_s / step_s)
         decided = (iteration + _AHEAD, min(self._at_most, max(1, math.ceil(every))))
-        self._writer.set(_KEY, json.dumps(decided))
+        self._writer.set(store_keys.memory_interval(), json.dumps(decided))
         self._decided = decided

@@ -1,7 +1,5 @@
 """Survivors serve their logs to workers that replay; the rendezvous store says where.
 
-    log/ASKED_IN/RANK               where a worker that has reported serves its log, and which segments it has
-
 A worker offers its log before it reports, so that a worker that replays finds all offers: under the number
 of the generation that began to ask for reports. A worker may be lost and replaced before a plan is made: what
 it has offered is not used. The servers are closed when training continues, since no worker replays any more.
@@ -12,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.logging import PeerLog, SegmentUploader
 from swift_ft.runtime.file_offers import FileOffers
@@ -50,7 +49,7 @@ class PeerDirectory:
                 extra={"event": "log_not_served", "rank": self._context.rank},
             )
             return False
-        self._offers.put(_key(asked_in, self._context.rank), names=log.names())
+        self._offers.put(store_keys.log_offer(asked_in, self._context.rank), names=log.names())
         return True
 
     def withdraw(self) -> None:
@@ -59,10 +58,6 @@ class PeerDirectory:
 
     def of(self, asked_in: int, rank: int) -> PeerLog | None:
         """The log that a worker offers. None if it offers none, or is not there any more."""
-        if (offer := self._offers.find(_key(asked_in, rank))) is None:
+        if (offer := self._offers.find(store_keys.log_offer(asked_in, rank))) is None:
             return None
         return PeerLog(offer["address"], self._context.secret, offer["names"])
-
-
-def _key(asked_in: int, rank: int) -> str:
-    return f"log/{asked_in}/{rank}"

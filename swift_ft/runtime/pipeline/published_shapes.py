@@ -1,8 +1,4 @@
-"""The shapes of each stage's messages, in the rendezvous store: a replacement begins its replay with them.
-
-stage/STAGE             as JSON, while no layer has moved
-stage/STAGE/4-3-3       and in a layout: the number of layers of each stage
-"""
+"""The shapes of each stage's messages, in the rendezvous store: a replacement begins its replay with them."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from swift_ft.config import store_keys
 from swift_ft.errors import RecoveryError
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -33,11 +30,11 @@ class PublishedShapes:
     def publish(self, shapes: Mapping[int, dict[str, Any]]) -> None:
         """Publish the shapes of some stages."""
         for stage, one in shapes.items():
-            self.rendezvous.set(self._key(stage), json.dumps(one))
+            self.rendezvous.set(store_keys.shapes(stage, self.layout), json.dumps(one))
 
     def find(self, stages: Iterable[int]) -> dict[int, dict[str, Any]] | None:
         """The shapes of stages; None if those of any were never published."""
-        keys = {stage: self._key(stage) for stage in stages}
+        keys = {stage: store_keys.shapes(stage, self.layout) for stage in stages}
         if not self.rendezvous.check([*keys.values()]):
             return None
         return {stage: json.loads(self.rendezvous.get(key)) for stage, key in keys.items()}
@@ -51,6 +48,3 @@ class PublishedShapes:
         if (found := self.find(stages)) is None:
             raise RecoveryError("the shapes of the lost stages' messages were never published")
         return found
-
-    def _key(self, stage: int) -> str:
-        return f"stage/{stage}/{'-'.join(map(str, self.layout))}" if self.layout else f"stage/{stage}"

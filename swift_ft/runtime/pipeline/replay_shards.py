@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from swift_ft.config import store_keys
 from swift_ft.config.run_config import RunConfig
 from swift_ft.runtime.pipeline.script_communication import ScriptCommunication
 from swift_ft.runtime.pipeline.shared_replay import Helping
@@ -16,9 +17,6 @@ from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 __all__ = ["ReplayShards", "most_shards", "note_several_calls"]
-
-_SEVERAL = "pipeline/several-calls"
-"""In the rendezvous store, from the first step on that calls its schedule more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class ReplayShards:
             return "a stage is sharded by fully_shard"
         if self.script.together:
             return "the script communicates what only a replay of all members can repeat"
-        if self.rendezvous.check([_SEVERAL]):
+        if self.rendezvous.check([store_keys.several_calls()]):
             return "the script calls its schedule several times in a step"
         return self.hook.why_not_apart()
 
@@ -68,7 +66,7 @@ class ReplayShards:
 
 def note_several_calls(rendezvous: RendezvousStore) -> None:
     """The script calls its schedule more than once in a step, here at least."""
-    rendezvous.set(_SEVERAL, "1")
+    rendezvous.set(store_keys.several_calls(), "1")
 
 
 def most_shards(config: RunConfig, microbatches: int, device: torch.device) -> int:

@@ -1,8 +1,4 @@
-"""Partners: workers that replay together because of what the script communicates, known before it happens.
-
-script/together/<rank>   a worker's partners; set before the first operation that no log has
-script/groups/<rank>     how it uses the groups of the script, for `session.plan()`
-"""
+"""Partners: workers that replay together because of what the script communicates, known before it happens."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.costs.job import ScriptGroup
 from swift_ft.observe.waits import waiting
@@ -20,8 +17,6 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 __all__ = ["ScriptPartners", "groups_of_script"]
 
 _logger = logging.getLogger(__name__)
-
-_WARNED = "script/warned"
 
 
 @dataclass
@@ -58,12 +53,12 @@ class ScriptPartners:
             use: of the group that brings them.
         """
         value = json.dumps({"ranks": sorted(partners), "why": why})
-        self.rendezvous.set(_together_key(self.rank), value)
+        self.rendezvous.set(store_keys.script_together(self.rank), value)
         bridges = not {*partners} <= {*use.members}
         if not use.why or self.replicated() or not (bridges or self.rank == use.members[0]):
             return  # one of the members looks at all of them; who has other partners as well adds those
         all_are = self._closure(partners) == {*range(self.world_size)}
-        if all_are and self.rendezvous.add(_WARNED, 1) == 1:
+        if all_are and self.rendezvous.add(store_keys.script_warned(), 1) == 1:
             _logger.warning(
                 "%s. No log has that, so these workers can only replay together, and with their own partners "
                 "they are all workers. After a loss all return to the last checkpoint. To replay, send "
@@ -83,7 +78,7 @@ class ScriptPartners:
         return {*found, *due}
 
     def _of(self, rank: int) -> tuple[tuple[int, ...], str]:
-        key = _together_key(rank)
+        key = store_keys.script_together(rank)
         if not self.rendezvous.check([key]):
             return (), ""
         facts = json.loads(self.rendezvous.get(key))
@@ -96,13 +91,13 @@ class ScriptPartners:
         )
         if shown != self._shown:
             self._shown = shown
-            self.writer.set(_groups_key(self.rank), shown)
+            self.writer.set(store_keys.script_groups(self.rank), shown)
 
 
 def groups_of_script(rendezvous: RendezvousStore, world_size: int) -> tuple[ScriptGroup, ...]:
     """The groups of all workers' scripts, as far as they were used, each once."""
     found: dict[tuple[int, ...], ScriptGroup] = {}
-    keys = [_groups_key(rank) for rank in range(world_size)]
+    keys = [store_keys.script_groups(rank) for rank in range(world_size)]
     if not rendezvous.check(keys):  # some have not begun a step yet
         keys = [key for key in keys if rendezvous.check([key])]
     with waiting("the rendezvous store to say which groups scripts use"):
@@ -115,11 +110,3 @@ def groups_of_script(rendezvous: RendezvousStore, world_size: int) -> tuple[Scri
             if known is None or (one.together, one.nbytes) > (known.together, known.nbytes):
                 found[ranks] = one
     return tuple(found[ranks] for ranks in sorted(found))
-
-
-def _together_key(rank: int) -> str:
-    return f"script/together/{rank}"
-
-
-def _groups_key(rank: int) -> str:
-    return f"script/groups/{rank}"

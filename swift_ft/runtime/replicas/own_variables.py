@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from swift_ft.checkpoint.step.carried import CarriedVariables, Place
+from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -61,11 +62,11 @@ class OwnVariables:
         if self._steps == _NOTED_AT - 1:
             self._carried.note_generators()
         elif self._steps == _NOTED_AT:
-            if self._rendezvous.check([_key(self._rank)]):
+            if self._rendezvous.check([store_keys.variables(self._rank)]):
                 return  # an earlier worker of this rank did
             self._ours = self._carried.digests()
-            self._writer.set(_key(self._rank), json.dumps([iteration, self._ours]))
-        elif self._ours is not None and self._rendezvous.check([_key(rank) for rank in replicas]):
+            self._writer.set(store_keys.variables(self._rank), json.dumps([iteration, self._ours]))
+        elif self._ours is not None and self._rendezvous.check([*map(store_keys.variables, replicas)]):
             self._refuse_generators(replicas)
             self._ours = None
 
@@ -79,7 +80,8 @@ class OwnVariables:
             self._carried.own = frozenset()
 
     def _unlike(self, replicas: Sequence[int]) -> frozenset[Place]:
-        noted = self._noted([rank for rank in replicas if self._rendezvous.check([_key(rank)])])
+        have = [rank for rank in replicas if self._rendezvous.check([store_keys.variables(rank)])]
+        noted = self._noted(have)
         every = {name for one in noted for name in one}
         unlike = (name for name in every if len({one.get(name) for one in noted}) > 1)
         return frozenset(_place(name) for name in unlike)
@@ -100,12 +102,8 @@ class OwnVariables:
 
     def _noted(self, ranks: Sequence[int]) -> list[dict[str, int]]:
         """What workers have noted; nothing if a loss came between, so that they did in unlike iterations."""
-        notes = [json.loads(self._rendezvous.get(_key(rank))) for rank in ranks]
+        notes = [json.loads(self._rendezvous.get(store_keys.variables(rank))) for rank in ranks]
         return [note for _, note in notes] if len({iteration for iteration, _ in notes}) == 1 else []
-
-
-def _key(rank: int) -> str:
-    return f"variables/{rank}"
 
 
 def _place(name: str) -> Place:

@@ -21,6 +21,7 @@ from swift_ft.checkpoint.state_payload import (
     tensor_at,
 )
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.config import store_keys
 from swift_ft.errors import RecoveryError, SwiftError, UndoError
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.recovery.events import StatusReported
@@ -111,7 +112,8 @@ class Replicas:
         )
 
         self.first = first = min(dist.get_process_group_ranks(self._hook.group))
-        self._layout_key, self._own_buffers_key = f"ddp/layout/{first}", f"ddp/own-buffers/{first}"
+        self._layout_key = store_keys.ddp_layout(first)
+        self._own_buffers_key = store_keys.ddp_own_buffers(first)
         self._group.follow(self._hook.group, self._hook.renew, on_abort=self._hook.abort)
         self._proof.explain_by(self._why_apart)
         inner: nn.Module = self._hook.model.module
