@@ -14,7 +14,6 @@ from swift_ft.checkpoint.manifest import MANIFEST
 from swift_ft.offline.part_comparison import read_part
 from swift_ft.storage.store import Store
 from tests.support.cluster import (
-    EXAMPLES,
     SLOW_UNTIL_TOLD,
     SMALL,
     ClusterRun,
@@ -28,9 +27,11 @@ from tests.support.cluster import (
 from tests.support.hosts import Hosts
 from tests.support.waiting import wait_until
 
-ELASTIC = EXAMPLES / "train_elastic.py"
 EVEN = Path(__file__).parent / "scripts" / "even_layers.py"
 """The same, or another script (OF), where all layers count as equally expensive."""
+DEAR = EVEN.with_name("dear_layers.py")
+"""The same, where the two last layers are dearer than all others together."""
+LAYERS = 10
 DROPOUT = ("--dropout", "0.2")
 ALONE = ["--spares", "0", "--no-replacement", "--elastic-wait", "0"]
 LONG = 18
@@ -128,9 +129,13 @@ def state_bytes(number: int) -> int:
 
 
 def test_by_what_layers_were_measured_to_cost(tmp_path: Path, undisturbed: References) -> None:
-    """Whether, and where, they move then is not the same in each run. The bits are."""
-    run = run_layers(tmp_path, *DROPOUT, inject=LOST, script=ELASTIC, iterations=MEASURED)
+    """The last machine keeps one of the two dear layers; of equally dear ones it would have half of all."""
+    run = run_layers(tmp_path, *DROPOUT, inject=LOST, script=DEAR, iterations=MEASURED)
     assert_same_layers(run, undisturbed(*DROPOUT, iterations=MEASURED))
+    (change,) = run.report["layouts"]
+    assert [len(layers) for layers in layers_of(run)] == change["layers"]
+    assert sum(change["layers"]) == LAYERS
+    assert change["layers"][2] == 1, run.output[-3000:]
 
 
 def test_four_then_three_then_two_then_one(tmp_path: Path, undisturbed: References) -> None:
