@@ -22,15 +22,13 @@ RACK = (1, 2, 4)
     "by_signal", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.thorough)]
 )
 def test_a_rack_is_lost_at_once(
-    by_signal: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_signal: signal.Signals, tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the machines, at the same instant: one recovery, in which each survivor reports once."""
     monkeypatch.setenv("KILLS", at_once(*RACK, by=0, by_signal=by_signal))
-    script = training(tmp_path / "run", KILLS_OTHERS)
-    run = run_cluster(
-        tmp_path / "run", *LONG, machines=6, flags=["--spares", "3", *BY_DEFAULT], script=script
-    )
-    assert_identical(run, run_cluster(tmp_path / "undisturbed", *LONG, machines=6))
+    script = training(tmp_path, KILLS_OTHERS)
+    run = run_cluster(tmp_path, *LONG, machines=6, flags=["--spares", "3", *BY_DEFAULT], script=script)
+    assert_identical(run, references(*LONG, machines=6))
     (recovery,) = run.recoveries
     assert sorted(recovery["slots"]) == [*RACK]
     lost = Counter(event["machine"] for event in run.events("MachineLost"))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
-
-import pytest
+from typing import Any
 
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.follower import Follower
@@ -15,7 +14,7 @@ from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.membership import Membership
-from tests.support.cluster import ClusterRun, assert_identical, run_cluster, training
+from tests.support.cluster import ClusterRun, assert_identical, training
 from tests.support.hosts import Hosts
 from tests.support.waiting import wait_until
 
@@ -35,9 +34,7 @@ def membership(hosts: Hosts) -> Membership:
         return Membership()
 
 
-def test_the_machine_through_which_another_one_joins_is_killed(
-    hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_machine_through_which_another_one_joins_is_killed(hosts: Hosts, references: Any) -> None:
     """Of four machines the fourth would join through the second, which dies before it has come."""
     hosts.script = training(hosts.folder, iterations=ITERATIONS)
     for node, name in enumerate(("first", "second", "third")):
@@ -48,6 +45,5 @@ def test_the_machine_through_which_another_one_joins_is_killed(
     hosts.start("fourth", 3, *FLAGS)
     hosts.start("fifth", 1, *FLAGS)
     assert hosts.end() == {"first": 0, "second": -signal.SIGKILL, "third": 0, "fourth": 0, "fifth": 0}
-    folder = tmp_path_factory.mktemp("undisturbed")
-    reference = run_cluster(folder, machines=MACHINES, script=training(folder, iterations=ITERATIONS))
+    reference = references("--iterations", str(ITERATIONS), machines=MACHINES)
     assert_identical(ClusterRun(hosts.folder, 0, "", {}), reference)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
 from swift_ft.cli.recover.main import main
-from tests.support.cluster import ClusterRun, assert_identical, run_cluster, training
+from tests.support.cluster import ClusterRun, assert_identical, training
 from tests.support.hosts import Hosts
 
 JOIN = ("swift_ft.cli.recover", "join", "--rdzv-id", "hosts", "--rdzv-endpoint")
@@ -17,9 +18,7 @@ ITERATIONS = 200
 
 
 @pytest.mark.thorough
-def test_a_machine_joins_by_hand(
-    hosts: Hosts, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_joins_by_hand(hosts: Hosts, references: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """It is given neither the number of machines nor the flags of the job."""
     hosts.script = training(hosts.folder, iterations=ITERATIONS)
     hosts.start("first", 0)
@@ -34,8 +33,7 @@ def test_a_machine_joins_by_hand(
     assert "name the job's script" in capfd.readouterr().err
     assert hosts.end() == {"first": 0, "second": 143, "third": 0}
     assert "a replacement for machine 1" in hosts.output("first")
-    folder = tmp_path_factory.mktemp("undisturbed")
-    reference = run_cluster(folder, machines=2, script=training(folder, iterations=ITERATIONS))
+    reference = references("--iterations", str(ITERATIONS), machines=2)
     assert_identical(ClusterRun(hosts.folder, 0, "", {}), reference)
     assert main(["join", "--rdzv-endpoint", hosts.endpoint, "--", "train.py"]) == 2
     assert "no rendezvous store answers" in capfd.readouterr().err

@@ -86,14 +86,14 @@ def test_survivors_fail_in_each_phase(tmp_path: Path, references: Any) -> None:
 
 @pytest.mark.parametrize("spares", [3, 0])
 def test_machines_that_are_lost_in_turn_cost_one_report_of_each_survivor(
-    spares: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spares: int, tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of six machines, each when all survivors have reported the loss of the one before."""
     lost = (1, 2, 4)
     monkeypatch.setenv("KILLS", in_turn(*lost))
-    script = training(tmp_path / "run", KILLS_IN_TURN)
-    run = run_cluster(tmp_path / "run", machines=6, flags=["--spares", str(spares)], script=script)
-    assert_identical(run, run_cluster(tmp_path / "undisturbed", machines=6))
+    script = training(tmp_path, KILLS_IN_TURN)
+    run = run_cluster(tmp_path, machines=6, flags=["--spares", str(spares)], script=script)
+    assert_identical(run, references(machines=6))
     assert_replays(run, [*lost], 1)
     assert_reported_once(run, 0, 3, 5)
 

@@ -119,7 +119,7 @@ def assert_path(trace: dict[str, Any], killed: float) -> None:
         assert sum(part["spans"].values()) <= part["ms"] + 0.01, part  # what is left, nobody has a name for
 
 
-def test_a_stage_is_replayed(tmp_path: Path) -> None:
+def test_a_stage_is_replayed(tmp_path: Path, references: Any) -> None:
     run = run_cluster(tmp_path / "killed", inject=KILL)
     trace = assert_whole(run, 1, 4)
     spans = of(trace, "worker 1")
@@ -142,7 +142,7 @@ def test_a_stage_is_replayed(tmp_path: Path) -> None:
     shown_spans = [event["name"] for event in content["traceEvents"] if event["ph"] == "X"]
     known = [span["name"] for one in trace["participants"] for span in one["spans"]]
     assert sorted(shown_spans) == sorted([*known, *(part["name"] for part in trace["path"])])
-    assert_identical(run, run_cluster(tmp_path / "undisturbed"))
+    assert_identical(run, references())
 
 
 def test_a_replica_gives_its_state(tmp_path: Path) -> None:

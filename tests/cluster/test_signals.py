@@ -50,9 +50,7 @@ def test_signals_to_a_worker_and_to_an_agent(
 
 
 @pytest.mark.thorough
-def test_a_stopped_launcher_hands_over_and_a_frozen_one_comes_back(
-    hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_stopped_launcher_hands_over_and_a_frozen_one_comes_back(hosts: Hosts, references: Any) -> None:
     first, second = hosts.start("first", 0), hosts.start("second", 1)
     hosts.wait_for("iteration 10:", "second")
     hosts.start("third", 1)
@@ -66,8 +64,7 @@ def test_a_stopped_launcher_hands_over_and_a_frozen_one_comes_back(
     os.killpg(first.pid, signal.SIGCONT)
     assert hosts.end() == {"first": 0, "second": 143, "third": 0, "fourth": 0}
     assert "] machine 1 is lost: stopped by SIGTERM" in hosts.output("first")
-    folder = tmp_path_factory.mktemp("undisturbed")
-    reference = run_cluster(folder, machines=2, script=training(folder, iterations=60))
+    reference = references("--iterations", "60", machines=2)
     assert_identical(ClusterRun(hosts.folder, 0, "", {}), reference)
 
 

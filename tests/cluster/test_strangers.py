@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,14 +162,15 @@ def usage_of(pid: int) -> dict[str, int]:
     return {}
 
 
-def test_strangers_change_nothing_but_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = run_cluster(tmp_path / "undisturbed", LONGER, flags=PATIENT)
+def test_strangers_change_nothing_but_the_log(
+    tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = references(LONGER)  # before there are strangers, which attack all that this process starts
     monkeypatch.setenv("SWIFT_FT_TOKEN", TOKEN)
-    folder = tmp_path / "attacked"
-    with Attack(folder / "go") as attack:
+    with Attack(tmp_path / "go") as attack:
         metrics = ["--metrics-port", str(free_port(in_a_row=5))]
-        script = training(folder, SLOW_UNTIL_TOLD)
-        run = run_cluster(folder, LONGER, flags=[*PATIENT, *metrics], script=script)
+        script = training(tmp_path, SLOW_UNTIL_TOLD)
+        run = run_cluster(tmp_path, LONGER, flags=[*PATIENT, *metrics], script=script)
     assert_identical(run, reference)
     assert run.recoveries == []
     assert run.events("MachineLost") == []

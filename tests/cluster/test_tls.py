@@ -61,7 +61,7 @@ def test_a_loss_is_repaired_over_tls(tmp_path: Path, authority: Path, references
 
 
 def test_a_machine_with_a_certificate_of_another_authority_is_refused_and_the_run_goes_on(
-    hosts: Hosts, authority: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, authority: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It could reach no machine, and would take them all for dead."""
     monkeypatch.setenv("SWIFT_FT_TOKEN", TOKEN)
@@ -89,6 +89,5 @@ def test_a_machine_with_a_certificate_of_another_authority_is_refused_and_the_ru
     (hosts.folder / "go").touch()
     assert hosts.end() == dict.fromkeys(others, 0)
     assert not any("cannot be reached" in hosts.output(name) for name in others)
-    folder = tmp_path_factory.mktemp("undisturbed")
-    reference = run_cluster(folder, machines=2, script=training(folder, iterations=LONG))
+    reference = references("--iterations", str(LONG), machines=2)
     assert_identical(ClusterRun(hosts.folder, 0, "", {}), reference)
