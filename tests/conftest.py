@@ -9,7 +9,8 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")  # before it is imported: its assertions show their values
 
-from tests.support.choice import chosen  # noqa: E402
+from tests.support.choice import BUDGET_S, chosen, in_order_of_files  # noqa: E402
+from tests.support.durations import Recorder, durations_in  # noqa: E402
 from tests.support.missing import missing_parts  # noqa: E402
 
 _ROOT = Path(__file__).parents[1]
@@ -20,18 +21,49 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--thorough``: all tests."""
+    """How many tests are run, and whether their durations are recorded."""
     parser.addoption(
         "--thorough", action="store_true", help="run all tests, not a choice (tests/support/choice.py)"
     )
+    parser.addoption(
+        "--budget",
+        type=float,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help="of tests of clusters and stores, choose as many as take so long (default: %(default)s)",
+    )
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help="write how long tests of clusters and stores took into tests/durations.json",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record durations, if that is asked for, and let xdist run files in the order of the collection."""
+    if config.getoption("--record-durations"):
+        config.pluginmanager.register(Recorder(config))
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = (
+            False  # else a file with many quick tests is before one that takes long
+        )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not chosen, and say how much that is."""
+    """Leave out what is not chosen, and put the files in order where several workers share them."""
+    durations = durations_in()
+    cache = getattr(config, "cache", None)  # None with -p no:cacheprovider
     if not config.getoption("--thorough"):
-        run, left_out = chosen(items, config.args)
-        items[:] = run
+        items[:], left_out = chosen(
+            items,
+            config.args,
+            durations=durations,
+            failed=cache.get("cache/lastfailed", {}) if cache else (),
+            budget_s=config.getoption("--budget"),
+        )
         config.hook.pytest_deselected(items=left_out)
+    if hasattr(config, "workerinput"):
+        items[:] = in_order_of_files(items, durations)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
