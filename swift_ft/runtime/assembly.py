@@ -1,88 +1,65 @@
-"""Builds one worker's runtime: the only place that knows how its parts fit together."""
+"""Builds one worker's runtime: the only place that knows all its parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 
-from swift_ft.checkpoint.checkpointer import Checkpointer
-from swift_ft.checkpoint.completeness import Completeness
-from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.layered_state import LayeredState
-from swift_ft.checkpoint.part_files import LocalParts
-from swift_ft.checkpoint.recording_file import StoredRecording, clock_of_host
-from swift_ft.checkpoint.step.rollback import Rollback
-from swift_ft.checkpoint.store_claim import open_store
+from swift_ft.checkpoint.store_claim import claim_store
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import agent_channel
-from swift_ft.coordination.archive import JournalArchive, JournalArchiver
-from swift_ft.coordination.background_writer import BackgroundWriter
-from swift_ft.coordination.compaction import ArchivedPosition
-from swift_ft.coordination.groups import Groups
-from swift_ft.coordination.incarnations import has_begun
-from swift_ft.coordination.journal import open_journal
-from swift_ft.coordination.participant import Participant
-from swift_ft.coordination.progress import ProgressBoard, ProgressReader
-from swift_ft.coordination.recovery_trace import RecoveryTrace
-from swift_ft.coordination.relay.worker_journal import WorkerJournal, journal_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
-from swift_ft.coordination.store_client import connect
 from swift_ft.costs.job import Worker
 from swift_ft.errors import UsageError
-from swift_ft.observe.spans import Recording, recorder
+from swift_ft.observe.spans import recorder
 from swift_ft.recovery.devices import pace_of
-from swift_ft.recovery.job_state import State
-from swift_ft.runtime.attachments import Attachments
-from swift_ft.runtime.checkpoints.checkpointing import Saver
-from swift_ft.runtime.checkpoints.commits import Commits
-from swift_ft.runtime.checkpoints.housekeeping import Housekeeper, Housekeeping
-from swift_ft.runtime.checkpoints.part_peers import PartPeers
-from swift_ft.runtime.collaborators import Collaborators
-from swift_ft.runtime.data.board import BatchBoard
-from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.checkpoints.part import CheckpointsPart, Elsewhere
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import share_files
+from swift_ft.runtime.data.part import DataPart
+from swift_ft.runtime.data.remade import check_remade
+from swift_ft.runtime.device_part import Device
 from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.runtime.elastic.layer_sync import LayerSync
 from swift_ft.runtime.elastic.repartition import Repartition
-from swift_ft.runtime.executor import Executor
+from swift_ft.runtime.elastic.requests_part import Requests
 from swift_ft.runtime.fault_injector import inject_faults
-from swift_ft.runtime.hooks.between import Between
+from swift_ft.runtime.foundations import Foundations
+from swift_ft.runtime.hooks.part import HooksPart
 from swift_ft.runtime.iterations import Iterations
-from swift_ft.runtime.measures.profiler import Profiler
-from swift_ft.runtime.measures.work_history import WorkHistory
-from swift_ft.runtime.measures.worker_records import WorkerRecords
-from swift_ft.runtime.memory.interval import Interval
-from swift_ft.runtime.memory.snapshots import Snapshots
+from swift_ft.runtime.measures.own_work import OwnWork
+from swift_ft.runtime.measures.part import MeasuresPart
+from swift_ft.runtime.memory.part import MemoryPart
 from swift_ft.runtime.metrics import SessionMetrics
-from swift_ft.runtime.pipeline.log_peers import PeerDirectory
+from swift_ft.runtime.pipeline.log_part import LogPart
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
+from swift_ft.runtime.pipeline.part import PipelinePart
 from swift_ft.runtime.pipeline.replay import Replays
-from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.program_check import check_program
-from swift_ft.runtime.replicas.own_variables import OwnVariables
+from swift_ft.runtime.replicas.part import ReplicasPart
 from swift_ft.runtime.replicas.prepared_state import PreparedState
-from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
 from swift_ft.runtime.script.script_line import line_in
-from swift_ft.runtime.script.script_phases import ScriptPhases
 from swift_ft.runtime.settings import Settings
-from swift_ft.runtime.slowness.slow_start import say_if_slow
+from swift_ft.runtime.slowness.part import SlownessPart
 from swift_ft.runtime.slowness.straggler_watch import StragglerWatch
-from swift_ft.runtime.state_proof import StateProof
+from swift_ft.runtime.state_part import LocalState
 from swift_ft.runtime.work_sharing import new_layer_costs, new_rebalance, new_reshare
-from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.runtime.worker.core import Ports, WorkerCore
+from swift_ft.runtime.worker.part import Part
+from swift_ft.runtime.worker.parts import Parts
+from swift_ft.runtime.worker.ports import NoLayers, NoReplays
 from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_construction import constructed
 from swift_ft.torch_adapters.device_waits import DeviceWaits
 from swift_ft.torch_adapters.distribution import communicate_again
-from swift_ft.torch_adapters.fsdp import ShardedModels
 from swift_ft.torch_adapters.lasting_group import LastingGroup
-from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.script_groups import script_groups
 
 __all__ = ["Assembly"]
@@ -91,230 +68,23 @@ if TYPE_CHECKING:
     from swift_ft.planning.forecast import Forecast
 
 
-class Assembly:
-    """One worker's runtime: parts that are there from the start, and those that the script attaches.
+class Assembly(Foundations):
+    """One worker's runtime: what it stands on, and the parts that follow from what the script attaches.
 
     Args:
         context: the worker's place.
         store: where logs and checkpoints go.
         state: what is protected.
         settings: the session's.
-
-    Attributes:
-        status: of the worker's state.
-        log: its log of messages.
-        profiler: measures its iterations.
-        between: what its script does between two steps.
-        phases: where its script is.
-        attached: what the script attaches.
     """
 
     def __init__(
         self, context: WorkerContext, store: Store, state: TrainingState, settings: Settings
     ) -> None:
-        self._context = context
-        self._store = store
-        self._state = state
-        self._settings = settings
-        self._iterations: Iterations | None = None  # from the first step on, as are the next two
+        super().__init__(context, store, state, settings)
+        # From the first step on:
         self._costs: LayerCosts | None = None
-        self._dealt: DealtBatches | None = None
-        say_if_slow(recorder.lap("make the session"), context.rank)
-        with recorder.span("connect to the job"):
-            self._connect()
-        with recorder.span("open the store"):
-            self._open_store()
-        self._keep()
-        self._protect()
-        self._participant.start(*self._listeners())
-        recorder.lap("script before its first step")
-
-    def _connect(self) -> None:
-        """What connects the worker to the job."""
-        context = self._context
-        client = partial(
-            connect,
-            context.store,
-            context.run_id,
-            silence_s=context.config.rendezvous_timeout_s,
-            admit=has_begun,
-        )
-        self._rendezvous = client()
-        self._writer = writer = BackgroundWriter(self._rendezvous)
-        self._batches = BatchCheck(
-            BatchBoard(self._rendezvous, writer, context.rank, joined=context.started_in > 1),
-            enabled=self._settings.check_data,
-            keep=self._settings.keep_checkpoints * self._settings.checkpoint_every,
-        )
-        self._progress = ProgressBoard(agent_channel(), ProgressReader(self._rendezvous), context.rank)
-        by = f"worker {context.rank}"
-        journal = journal_of_worker(
-            lambda: open_journal(client, by=by), by=by, append_s=context.config.rendezvous_timeout_s
-        )
-        if isinstance(journal, WorkerJournal):
-            self._rendezvous.on_set = journal.keep
-        self._background = Housekeeper()
-        self._archiver = self._new_archiver()
-        self._trace = RecoveryTrace(by, self._write_recording, until_live=False)
-        self._participant = Participant(context, journal, self._progress, self._trace, self._archiver)
-        self._group = GenerationGroup(
-            self._rendezvous,
-            rank=context.rank,
-            world_size=context.world_size,
-            timeout_s=context.config.group_timeout_s,
-            is_cancelled=self._participant.is_cancelled,
-        )
-        self._groups = Groups(self._participant, self._group)
-
-    def _new_archiver(self) -> JournalArchiver | None:
-        if self._context.rank != 0:
-            return None
-        archived = ArchivedPosition(self._rendezvous)
-        archived.note(0)
-        archive = JournalArchive(self._store, self._context.run_id)
-        return JournalArchiver(archive, self._background, archived.note)
-
-    def _write_recording(self, recording: Recording, generation: int) -> None:
-        context = self._context
-        self._records.write_recording(
-            StoredRecording(
-                run_id=context.run_id,
-                generation=generation,
-                by=f"worker {context.rank}",
-                rank=context.rank,
-                machine=context.machine,
-                slot=context.slot,
-                clock=clock_of_host(),
-                recording=recording,
-            )
-        )
-
-    def _open_store(self) -> None:
-        open_store(self._store, self._context, self._rendezvous)
-
-    def _listeners(self) -> tuple[Callable[[State], None], ...]:
-        """What the journal thread calls with each new state."""
-        always = (
-            self._groups.on_change,
-            self._commits.on_change,
-            self._housekeeping.on_change,
-            self._on_state,
-        )
-        return always if self._archiver is None else (*always, self._archiver.on_change)
-
-    def _on_state(self, state: State) -> None:
-        if self._iterations is not None:
-            self._iterations.on_change(state)
-
-    def _new_log(self) -> WorkerLog:
-        store, is_cancelled = self._store, self._participant.replay_cancelled
-        is_member = self._participant.is_member
-        peers = PeerDirectory(self._rendezvous, self._context, is_member) if store.remote else None
-        return WorkerLog(store, self._context, self._settings.log, peers, is_cancelled=is_cancelled)
-
-    def _new_history(self) -> WorkHistory:
-        return WorkHistory(self._context, self._records.write_history)
-
-    def _keep(self) -> None:
-        """What keeps logs and checkpoints."""
-        store, settings = self._store, self._settings
-        self.log = self._new_log()
-        folder = CheckpointFolder(store)
-        self._part_peers: PartPeers | None = None
-        local = LocalParts(settings.log.local, store.url) if settings.log.local is not None else None
-        self._checkpointer = Checkpointer(folder, self._state, local)
-        if local is not None:
-            self._part_peers = PartPeers(self._rendezvous, self._context, local, self._participant.is_member)
-            self._checkpointer.files.peer = self._part_peers.open
-        self._records = WorkerRecords(store, self._context.run_id, self._context.rank, self._background)
-        self._history = self._new_history()
-        self._commits = Commits(self._participant, folder, self._background, keep=settings.keep_checkpoints)
-        self._housekeeping = Housekeeping(
-            self._context.rank,
-            self._context.run_id,
-            folder,
-            self.log,
-            local,
-            keep_logs=settings.keep_logs,
-            background=self._background,
-        )
-        self._proof = StateProof(
-            self._state, self._participant, self._rendezvous, self._writer, settings.verify
-        )
-        self._saver = Saver(
-            self._participant,
-            self._checkpointer,
-            self._commits,
-            self.log,
-            self._proof,
-            self._writer,
-            every=settings.checkpoint_every,
-        )
-
-    def _new_snapshots(self) -> Snapshots:
-        settings, context = self._settings, self._context
-        every, interval = settings.snapshot_every, None
-        if every is not None:
-            interval = Interval(
-                self._rendezvous, self._writer, every, rank=context.rank, at_most=settings.checkpoint_every
-            )
-        return Snapshots(context, self._state, self._rendezvous, interval)
-
-    def _differs(self) -> None:
-        """What comes between two steps had unlike results on two workers. In the writer's thread."""
-        self._proof.failed = True
-        self._groups.abort()  # the training thread may wait for a worker that has left its loop
-
-    def _protect(self) -> None:
-        """What holds the training state and can bring it back."""
-        self.status = WorkerStatus()
-        self._snapshots = self._new_snapshots()
-        self.between = Between(
-            self._context.rank,
-            self._state,
-            self._rendezvous,
-            self._writer,
-            seed=self._settings.seed,
-            on_difference=self._differs,
-        )
-        self.phases = ScriptPhases()
-        self._rollback = Rollback(self._state, self._settings.check_step)
-        self._completeness = Completeness(self._state)
-        self._sharded = ShardedModels(self._state.modules.values())
-        self._replicas = Replicas(self._state, self._rendezvous, self._group, self._proof, self._context.rank)
-        self._replicas.own_variables = OwnVariables(
-            self._context.rank, self._rollback.carried, self._rendezvous, self._writer
-        )
-        self._state_sync = StateSync(
-            self._context.rank, self.status, self._replicas, self._rollback, self._groups, self._progress
-        )
-        checkpointer, snapshots = self._checkpointer, self._snapshots
-        self.profiler = Profiler(
-            self._context,
-            self._rendezvous,
-            self._writer,
-            self._state,
-            lambda: checkpointer.bytes_per_s,
-            lambda: snapshots.every,
-            archive=self._records.write_profile,
-        )
-        self.attached = Attachments(
-            context=self._context,
-            settings=self._settings,
-            state=self._state,
-            rendezvous=self._rendezvous,
-            writer=self._writer,
-            group=self._group,
-            log=self.log,
-            records=self._records,
-            batches=self._batches,
-            between=self.between,
-            phases=self.phases,
-            completeness=self._completeness,
-            sharded=self._sharded,
-            replicas=self._replicas,
-            profiler=self.profiler,
-        )
+        self._slowness: SlownessPart | None = None
 
     # ------------------------------------------------------------------------------------------ ready
 
@@ -335,26 +105,33 @@ class Assembly:
             parts = {**self._state.modules, **self._state.optimizers, **self._state.small}
             check_program(self._context, self._rendezvous, self._writer, self._settings, parts)
         self._publish_place()  # first of all: another worker may wait for it, and all others for that one
-        self._costs = costs = new_layer_costs(self._context, self.attached.layered, self._rendezvous)
-        collaborators = self._collaborators(costs)
-        self._dealt = collaborators.dealt
-        if self._context.config.inject:
-            inject_faults(collaborators, self._state.optimizers.values())
+        self._costs = new_layer_costs(self._context, self.attached.layered, self._rendezvous)
+        self._iterations = iterations = self._new_iterations()
         self._snapshots.start()
-        executor = self._new_executor(collaborators)
-        self._iterations = iterations = Iterations(collaborators, executor, seed=self._settings.seed)
+        self._claim()
+        iterations.start()
+        if self._context.rank == 0:
+            watch = StragglerWatch(
+                self._participant, self._progress, self.profiler.workers, self._costs, self._dealt
+            )
+            watch.start(rebalances=self._requests is not None)
+        return iterations
+
+    def _claim(self) -> None:
+        """The store is this run's from now on. What comes after this worker's end is left to its agent."""
         noted = {
             "checkpoint_every": self._settings.checkpoint_every,
             "log_disk_bytes": self._settings.log.budget.disk_bytes,
         }
-        iterations.start(self._store, self._rendezvous, noted)
-        if self._context.rank == 0:
-            rebalances = collaborators.rebalance is not None or collaborators.reshare is not None
-            watch = StragglerWatch(
-                self._participant, self._progress, self.profiler.workers, costs, collaborators.dealt
-            )
-            watch.start(rebalances=rebalances)
-        return iterations
+        topology, timeout_s = self.attached.topology(self._dealt), self._context.config.report_timeout_s
+        found = claim_store(self._store, self._context, self._rendezvous, topology, timeout_s, noted)
+        self._commits.found(found)
+        if self._archiver is not None:
+            self._archiver.start()
+        if (channel := agent_channel()) is not None:
+            channel.send(store=self._store.child_url(""))
+        check_remade(self._completeness, self._rendezvous, self._context.rank)
+        recorder.lap()
 
     def _end_setup(self) -> None:
         """From now on, what the script communicates belongs to its steps."""
@@ -373,61 +150,146 @@ class Assembly:
         LastingGroup.interceptor = self.phases
         self.between.agree()
 
-    def _new_executor(self, collaborators: Collaborators) -> Executor:
-        return Executor(collaborators)
+    def _new_iterations(self) -> Iterations:
+        pipeline = self.attached.pipeline
+        layers = self._new_layers()
+        replays = self._new_replays(pipeline) if pipeline is not None else NoReplays()
+        hooks, checkpoints = self._new_hooks(pipeline), self._new_checkpoints(layers)
+        device = Device(DeviceWaits(self._group.waits, self._devices), self._is_connection_error)
+        parts: list[Part] = [hooks, checkpoints, device, *self._own_parts(pipeline, layers)]
+        if layers is not None:
+            parts.append(layers)
+        if pipeline is not None:
+            parts.append(self._pipeline_part(pipeline))
+        if self._requests is not None:
+            parts.append(self._requests)
+        ports = Ports(self._participant, self._groups, replays, layers or NoLayers(), checkpoints, hooks)
+        core = self._new_core(Parts(parts), ports)
+        if self._context.config.inject:
+            inject_faults(
+                self._context,
+                self.status,
+                self._state.optimizers.values(),
+                participant=self._participant,
+                break_connections=self._groups.abort,
+                replaying=lambda: replays.active,
+            )
+        return Iterations(core, self._groups, replays, device, self._batches, self._is_connection_error)
 
-    def _collaborators(self, costs: LayerCosts | None) -> Collaborators:
-        dealt, repartition = self._deal_batches(), self._repartition()
-        pipeline, shards = self.attached.pipeline, self.attached.shards
-        return Collaborators(
-            context=self._context,
-            recovery_group=self._settings.recovery_groups[self._context.slot],
-            status=self.status,
-            participant=self._participant,
-            trace=self._trace,
-            groups=self._groups,
-            progress=self._progress,
-            writer=self._writer,
-            log=self.log,
-            checkpointer=self._checkpointer,
-            part_peers=self._part_peers,
-            saver=self._saver,
-            snapshots=self._snapshots,
-            commits=self._commits,
-            archiver=self._archiver,
-            housekeeping=self._housekeeping,
-            completeness=self._completeness,
-            between=self.between,
-            phases=self.phases,
-            batches=self._batches,
-            file_peers=share_files(self._state.small.values(), self._rendezvous, self._context),
-            dealt=dealt,
-            rollback=self._rollback,
-            device=DeviceWaits(self._group.waits, self._devices),
-            sharded=self._sharded,
-            shards=shards,
-            replicas=self._replicas,
-            prepared=PreparedState(self._context.rank, self.status, self._replicas),
-            state_sync=self._layer_sync(repartition) or self._state_sync,
-            profiler=self.profiler,
-            history=self._history,
-            pipeline=pipeline,
-            replays=self._replays(pipeline) if pipeline is not None else None,
-            repartition=repartition,
-            rebalance=new_rebalance(self._context, self.attached.layered, costs),
-            reshare=new_reshare(self._context, dealt, costs, pipeline, sharded=bool(shards)),
+    def _new_core(self, parts: Parts, ports: Ports) -> WorkerCore:
+        return WorkerCore(self._context.rank, self.status, parts, ports)
+
+    def _is_connection_error(self, error: BaseException) -> bool:
+        """Whether an exception in the body of a step comes from broken communication."""
+        return is_broken_communication(error, in_backward=self._replicas.broken)
+
+    def _own_parts(self, pipeline: LoggedPipeline | None, layers: Repartition | None) -> Iterator[Part]:
+        """Those that every worker has."""
+        attached, context = self.attached, self._context
+        files = share_files(self._state.small.values(), self._rendezvous, context)
+        yield DataPart(self._batches, self._dealt, files, self._participant)
+        # Workers that may have different data have different random numbers.
+        alike = pipeline is not None and not self._replicas.attached and not self._sharded
+        yield LocalState(
+            self.status,
+            self._sharded,
+            self._completeness,
+            self._rollback,
+            seed=self._settings.seed,
+            data_of=None if alike else context.rank,
+            first_life=context.started_in == 1,
+        )
+        yield ReplicasPart(
+            self.status,
+            self._replicas,
+            self._rollback,
+            self._new_sync(layers),
+            lambda: attached.holds,
+            pipelined=pipeline is not None,
+            by_layer=attached.shared_layers is not None,
+        )
+        group = self._settings.recovery_groups[context.slot]
+        yield LogPart(self.log, group, lambda: self._replicas.attached or attached.script_is_logged)
+        yield MemoryPart(self._snapshots)
+        self._slowness = slowness = SlownessPart(context.rank)
+        yield MeasuresPart(
+            self.status,
+            self._participant,
+            self.log,
+            self._history,
+            self.profiler,
+            OwnWork(pipeline, self._replicas, self._dealt),
+            self._trace,
+            self._progress,
+            lambda: slowness.link,
+            lambda: pipeline.sent if pipeline is not None else None,
+            write_s=context.config.report_timeout_s,
+        )
+        yield slowness
+        only_replicas = not (pipeline or layers or self._dealt)
+        yield PreparedState(self.status, self._replicas, only_replicas=only_replicas)
+
+    def _pipeline_part(self, pipeline: LoggedPipeline) -> PipelinePart:
+        return PipelinePart(
+            pipeline,
+            self.status,
+            self.log,
+            lambda: self.attached.number,
+            self._rollback.note_variables,
+            rank=self._context.rank,
+        )
+
+    def _new_hooks(self, pipeline: LoggedPipeline | None) -> HooksPart:
+        return HooksPart(
+            self.status,
+            self.between,
+            self.phases,
+            self._progress,
+            pipeline.aside if pipeline is not None else lambda _: None,
+            self._is_connection_error,
+        )
+
+    def _new_checkpoints(self, layers: Repartition | None) -> CheckpointsPart:
+        return CheckpointsPart(
+            self._context,
+            self.status,
+            self._checkpointer,
+            self._saver,
+            self._part_peers,
+            self._housekeeping,
+            self._archiver,
+            self._writer,
+            self._progress,
+            Elsewhere(
+                copy=self._snapshots.load,
+                layout=layers.adopt if layers is not None else lambda _: None,
+                end_segment=self.log.roll,
+                exact=lambda: self.attached.exact,
+                saving=self._history.saving,
+            ),
         )
 
     def _devices(self) -> set[torch.device]:
         return {parameter.device for parameter in self._state.named_parameters().values()}
 
-    def _deal_batches(self) -> DealtBatches:
+    @cached_property
+    def _dealt(self) -> DealtBatches:
         number, count = self.attached.replica
         dealt = DealtBatches(self._state.small.values(), self._batches, self.attached.shared_layers)
         dealt.deal(count, number, sharded=bool(self.attached.shards))
         return dealt
 
-    def _repartition(self) -> Repartition | None:
+    @cached_property
+    def _requests(self) -> Requests | None:
+        """What asks for other layouts and shares; None where none are wanted."""
+        context, pipeline, sharded = self._context, self.attached.pipeline, bool(self.attached.shards)
+        rebalance = new_rebalance(context, self.attached.layered, self._costs)
+        reshare = new_reshare(context, self._dealt, self._costs, pipeline, sharded=sharded)
+        if rebalance is None and reshare is None:
+            return None
+        return Requests(self._participant, context.rank, rebalance, reshare)
+
+    def _new_layers(self) -> Repartition | None:
         if self.attached.layered is None:
             return None
         return Repartition(
@@ -440,18 +302,18 @@ class Assembly:
             self._layers_moved,
         )
 
-    def _layer_sync(self, repartition: Repartition | None) -> LayerSync | None:
-        if repartition is None or self.attached.shared_layers is None:
-            return None
-        rank = self._context.rank
-        return LayerSync(rank, self.status, self._state, repartition, self._groups, self._progress)
+    def _new_sync(self, layers: Repartition | None) -> StateSync | LayerSync:
+        rank, status, groups, progress = self._context.rank, self.status, self._groups, self._progress
+        if layers is not None and self.attached.shared_layers is not None:
+            return LayerSync(rank, status, self._state, layers, groups, progress)
+        return StateSync(rank, status, self._replicas, self._rollback, groups, progress)
 
     def _layers_moved(self) -> None:
         """What refers to tensors that are no longer here would keep them alive, or bring them back."""
         self._rollback.forget()
         self._replicas.forget_updates()
 
-    def _replays(self, pipeline: LoggedPipeline) -> Replays:
+    def _new_replays(self, pipeline: LoggedPipeline) -> Replays:
         return Replays(
             pipeline,
             self.status,
@@ -467,7 +329,7 @@ class Assembly:
     def metrics(self) -> SessionMetrics:
         """See :meth:`swift_ft.Session.metrics`. May be called from any thread."""
         pipeline = self.attached.pipeline
-        link = self._iterations.link if self._iterations is not None else None
+        link = self._slowness.link if self._slowness is not None else None
         return SessionMetrics(
             rank=self._context.rank,
             generation=self.log.generation,
@@ -489,8 +351,9 @@ class Assembly:
         self._publish_place()
         self._writer.flush(self._context.config.report_timeout_s)  # what this worker has measured
         state = self._participant.state
+        dealt = self._dealt if self._iterations is not None else None  # not before all is attached
         return forecast_now(
-            self.attached, state, snapshot_every=self._snapshots.every, costs=self._costs, dealt=self._dealt
+            self.attached, state, snapshot_every=self._snapshots.every, costs=self._costs, dealt=dealt
         )
 
     def _publish_place(self) -> None:

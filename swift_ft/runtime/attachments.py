@@ -16,6 +16,8 @@ from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.data.dealing import DealtBatches
+from swift_ft.runtime.held import held_by
 from swift_ft.runtime.hooks.between import Between, Part
 from swift_ft.runtime.measures.profiler import Profiler
 from swift_ft.runtime.measures.worker_records import WorkerRecords
@@ -27,7 +29,6 @@ from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.pipeline.shared_replay import Helping
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.replicas.replicas import Replicas
-from swift_ft.runtime.report import held_by
 from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
 from swift_ft.runtime.settings import Settings
 from swift_ft.torch_adapters.fsdp import ShardedModels, is_sharded, place_of, replicas_of
@@ -214,6 +215,27 @@ class Attachments:
         ):
             self.phases.refuse("the DDP model, which synchronises its buffers,")
 
+    def topology(self, dealt: DealtBatches) -> dict[str, Any]:
+        """The shape of the job, as far as checkpoints depend on it.
+
+        Args:
+            dealt: batches that any number of replicas can share.
+        """
+        context, pipeline = self.context, self.pipeline
+        topology: dict[str, Any] = {
+            "machines": context.world_size // context.workers_per_machine,
+            "workers": context.workers_per_machine,
+            "stages": pipeline.num_stages if pipeline is not None else 1,
+        }
+        if pipeline is not None and pipeline.stack is not None:
+            topology["layers"] = pipeline.stack.count
+            topology |= {"pipelines": pipeline.stack.pipelines, "redealt": bool(dealt)}
+        if self.shards:
+            topology["sharded"] = True
+        elif pipeline is None and self.replicas.attached:
+            topology["redealt"] = bool(dealt)
+        return topology
+
     @property
     def holds(self) -> tuple[str, ...]:
         """Names of the parts that are on this worker."""
@@ -228,6 +250,21 @@ class Attachments:
     def tied(self) -> TiedParameters | None:
         """Parameters that this worker's stages share with others; None without a pipeline."""
         return self.pipeline.tied if self.pipeline is not None else None
+
+    @property
+    def script_is_logged(self) -> bool:
+        """Whether what the script communicates by itself is logged."""
+        return self.pipeline is not None and self.pipeline.script.logged
+
+    @property
+    def exact(self) -> bool:
+        """Whether what is computed now is the original to the bit: not in every replay."""
+        return self.pipeline is None or self.pipeline.shared_replay.exact
+
+    @property
+    def number(self) -> int:
+        """Of this worker among those that have the same stages; each has other data."""
+        return self.sharded.number or self.replicas.replica
 
     @property
     def layered(self) -> LoggedPipeline | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.participant import Participant
 from swift_ft.errors import SwiftError
 from swift_ft.faults import Action, Fault, Target, parse_faults
@@ -18,7 +19,7 @@ from swift_ft.faults.failpoints import Point, hit, listen
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.runtime.collaborators import Collaborators
+from swift_ft.runtime.worker.status import WorkerStatus
 
 __all__ = ["FaultInjector", "InjectedError", "inject_faults"]
 
@@ -123,14 +124,23 @@ class FaultInjector:
             threading.Event().wait()  # the agent's death ends this process at any moment
 
 
-def inject_faults(collaborators: Collaborators, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+def inject_faults(
+    context: WorkerContext,
+    status: WorkerStatus,
+    optimizers: Iterable[torch.optim.Optimizer],
+    *,
+    participant: Participant,
+    break_connections: Callable[[], None],
+    replaying: Callable[[], bool],
+) -> None:
     """Install an injector for the faults that ``swift-run --inject`` was given.
 
     Args:
-        collaborators: the parts of the worker's runtime.
+        context: the worker's place.
+        status: of its state.
         optimizers: the end of each of their steps is a failpoint.
+        participant: see :class:`FaultInjector`, as for the others.
     """
-    context, status = collaborators.context, collaborators.status
     faults = [
         fault
         for fault in parse_faults(context.config.inject)
@@ -140,9 +150,9 @@ def inject_faults(collaborators: Collaborators, optimizers: Iterable[torch.optim
         FaultInjector(
             faults,
             agent_pid=context.agent_pid,
-            participant=collaborators.participant,
-            break_connections=collaborators.groups.abort,
-            replaying=lambda: collaborators.replaying,
+            participant=participant,
+            break_connections=break_connections,
+            replaying=replaying,
         )
     )
     for optimizer in optimizers:

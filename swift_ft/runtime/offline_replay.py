@@ -1,7 +1,7 @@
 """A worker that is rebuilt without its job (``swift-recover replay``).
 
 The worker runs the user's script, follows a journal and replays, as any replacement does
-(`runtime/executor.py`). Three things differ: nothing is written into the run's store, the log is switched
+(`runtime/worker/core.py`). Three things differ: nothing is written into the run's store, the log is switched
 off, and where a replacement would go live this one saves its state elsewhere and ends.
 """
 
@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
@@ -23,12 +22,14 @@ from swift_ft.errors import GaveUpError, UsageError
 from swift_ft.logging import LogReader, MessageKey, MessageLog
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.assembly import Assembly
-from swift_ft.runtime.collaborators import Collaborators
-from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.measures.work_history import WorkHistory
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.settings import Settings
+from swift_ft.runtime.worker.core import Ports, WorkerCore
+from swift_ft.runtime.worker.flow import Flow
+from swift_ft.runtime.worker.parts import Parts
+from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import staged, write_part
 
@@ -72,8 +73,8 @@ class OfflineAssembly(Assembly):
     def _new_history(self) -> WorkHistory:
         return WorkHistory(self._context, lambda history: None)
 
-    def _new_executor(self, collaborators: Collaborators) -> Executor:
-        return _OfflineExecutor(collaborators, self._save_elsewhere)
+    def _new_core(self, parts: Parts, ports: Ports) -> WorkerCore:
+        return _OfflineCore(self._context, self.status, parts, ports, self._save_elsewhere)
 
     def start(self) -> Iterations:
         """See :meth:`Assembly.start`.
@@ -113,22 +114,30 @@ class OfflineAssembly(Assembly):
         write_manifest(out, name, files)
 
 
-class _OfflineExecutor(Executor):
+class _OfflineCore(WorkerCore):
     """Carries out the orders of one generation, and ends where the worker would go live."""
 
-    def __init__(self, collaborators: Collaborators, save: Callable[[], None]) -> None:
-        super().__init__(collaborators)
+    def __init__(
+        self,
+        context: WorkerContext,
+        status: WorkerStatus,
+        parts: Parts,
+        ports: Ports,
+        save: Callable[[], None],
+    ) -> None:
+        super().__init__(context.rank, status, parts, ports)
+        self._started_in = context.started_in
         self._save_elsewhere = save
 
-    def _report(self, state: State) -> None:
+    def _report(self, state: State) -> Flow[None]:
         """Report once. Another generation means that a worker could not replay."""
-        if state.generation != self._context.started_in:
+        if state.generation != self._started_in:
             raise GaveUpError(state.tries.fallback_reason or "the replay was interrupted")
-        super()._report(state)
+        yield from super()._report(state)
 
-    def _run(self, state: State) -> NoReturn:
+    def _run(self, state: State) -> Flow[bool]:
         """All workers of the replay are done: save the state, and end the script."""
-        self._save_elsewhere()
+        yield self._save_elsewhere
         raise SystemExit(0)
 
 

@@ -18,7 +18,7 @@ from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.elastic.repartition import Repartition
 from swift_ft.runtime.replicas.transfer import Link, receive, send
-from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.runtime.worker.status import WorkerStatus
 
 __all__ = ["LayerSync"]
 

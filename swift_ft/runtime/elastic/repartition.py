@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from swift_ft.errors import UnsupportedError, first_line
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.host.memory import available_bytes
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.events import WorkerReady
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import (
     LayerMove,
@@ -34,7 +36,8 @@ from swift_ft.recovery.layout.stage_layers import (
 )
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.replicas.transfer import Link, receive, send
-from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.runtime.worker.part import Part, Round
+from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.units import format_bytes
 
@@ -43,7 +46,7 @@ __all__ = ["Repartition"]
 _logger = logging.getLogger(__name__)
 
 
-class Repartition:
+class Repartition(Part):
     """One worker's layers, and their moves.
 
     Args:
@@ -54,6 +57,8 @@ class Repartition:
         progress: where it publishes what it does.
         on_moved: called when the layers here are others: what refers to the old ones has to be dropped.
     """
+
+    name = "layers"
 
     def __init__(
         self,
@@ -80,7 +85,7 @@ class Repartition:
         self.count = layered.count
 
     @property
-    def received_bytes(self) -> int:
+    def _received_bytes(self) -> int:
         """Bytes of the layers that have come and are not part of the state yet."""
         return sum(_bytes_of(payload) for payload in self._aside[1]) if self._aside is not None else 0
 
@@ -94,6 +99,17 @@ class Repartition:
 
     def _own(self, layout: StageLayers) -> StageLayers:
         return cut_of(layout, self._stack.pipeline, self._stack.pipelines)
+
+    def prepare(self, round: Round) -> None:
+        """Have the layers of the layout in which training goes on."""
+        if self._status.known:
+            self.settle(round.state)
+        else:  # all that belongs here is about to come
+            self.adopt(round.state)
+
+    def ready(self, ready: WorkerReady) -> WorkerReady:
+        """Say how much has come."""
+        return replace(ready, received=self._received_bytes)
 
     def move(self, state: State) -> bool:
         """Give the layers that leave this worker, and take those that come, aside.

@@ -20,7 +20,7 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Task
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.replicas.replicas import Replicas
-from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 
 __all__ = ["Replays"]
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Replays:
-    """A worker's part in replays.
+    """A worker's part in replays: see :class:`swift_ft.runtime.worker.ports.Replays`.
 
     Args:
         pipeline: its stages.
@@ -69,6 +69,25 @@ class Replays:
         self.parts_from: int | None = None
         self.replayed = 0
 
+    @property
+    def active(self) -> bool:
+        """Whether the next step takes its messages from the log, or completes one that was interrupted."""
+        return self._pipeline.replaying
+
+    @property
+    def behind(self) -> bool:
+        """Whether others have left this state behind: not where a step only has to be completed."""
+        return self._pipeline.replaying and self._pipeline.shared_layers is None
+
+    @property
+    def joint(self) -> bool:
+        """Whether other workers take part in the replay."""
+        return self._pipeline.joint
+
+    def end(self) -> None:
+        """It is complete, or it cannot continue."""
+        self._pipeline.end_replay()
+
     def begin(self, state: State, task: Task, shared: ParallelReplay | None) -> bool:
         """Take the messages of the next steps from the neighbours' logs.
 
@@ -97,11 +116,6 @@ class Replays:
             return False
         self._replicas.reset(task.begin)
         return True
-
-    def take_replayed(self) -> int:
-        """How many iterations to report; from then on none."""
-        replayed, self.replayed = self.replayed, 0
-        return replayed
 
     def help(self, state: State, shared: ParallelReplay, iteration: int) -> bool:
         """Compute for the workers that replay. This worker's own state is unchanged afterwards.

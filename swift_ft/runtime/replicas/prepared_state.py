@@ -5,44 +5,55 @@ from __future__ import annotations
 import contextlib
 
 from swift_ft.errors import UnsupportedError
-from swift_ft.recovery.plan import Plan
+from swift_ft.observe.spans import recorder
+from swift_ft.recovery.job_state import State
 from swift_ft.runtime.replicas.replicas import Replicas
-from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.runtime.worker.part import Part, Round
+from swift_ft.runtime.worker.status import WorkerStatus
 
 __all__ = ["PreparedState"]
 
 
-class PreparedState:
+class PreparedState(Part):
     """The whole state of one worker, as it is sent first of all.
 
     Args:
-        rank: this worker.
+        status: of the worker's state.
         replicas: holds the state, and what was packed.
+        only_replicas: the worker has neither a pipeline nor batches that are dealt: nothing changes its state
+            between its report and the new group.
     """
 
-    def __init__(self, rank: int, status: WorkerStatus, replicas: Replicas) -> None:
-        self._rank = rank
+    name = "sending"
+
+    def __init__(self, status: WorkerStatus, replicas: Replicas, *, only_replicas: bool) -> None:
         self._status = status
         self._replicas = replicas
+        self._only_replicas = only_replicas
 
-    def forget(self) -> None:
-        """The state may be another one now."""
-        self._replicas.prepare_state(whole=False)
+    def settle(self, state: State) -> None:
+        """Forget what was packed."""
+        self._replicas.prepare_state(whole=False)  # the state may be another one now
 
-    def prepare_early(self) -> None:
-        """Have ready what this worker may have to send, while it waits for others."""
+    def idle(self) -> None:
+        """Have ready what this worker may have to send."""
         status = self._status
-        if self._replicas.attached and status.known and status.dirty is None and not status.updated:
-            with contextlib.suppress(UnsupportedError):  # raised again where the state has to be sent
+        whole = status.known and status.dirty is None and not status.updated
+        if self._only_replicas and self._replicas.attached and whole:
+            with (
+                recorder.span("prepare to send"),
+                contextlib.suppress(UnsupportedError),  # raised again where the state has to be sent
+            ):
                 self._replicas.prepare_state(whole=True)
 
-    def prepare(self, plan: Plan, *, unchanged: bool) -> None:
-        """Have ready what this worker sends, unless it receives first. Before the group is formed.
-
-        Args:
-            plan: says who sends what. Layers are packed as they are sent.
-            unchanged: the state is that of :meth:`prepare_early`, if that was called since :meth:`forget`.
-        """
-        own = [t for t in plan.transfers if self._rank == t.source or self._rank in t.targets]
-        whole = bool(own) and own[0].source == self._rank and own[0].parameters is None and not own[0].layers
-        self._replicas.prepare_state(whole=whole, unchanged=unchanged)
+    def prepare(self, round: Round) -> None:
+        """Have ready what this worker sends, unless it receives first. Layers are packed as they are sent."""
+        plan, task = round.plan, round.task
+        own = [t for t in plan.transfers if round.rank == t.source or round.rank in t.targets]
+        first = own[0] if own else None
+        whole = (
+            first is not None and first.source == round.rank and first.parameters is None and not first.layers
+        )
+        kept = task.load is None and not (task.undo or task.back) and plan.parts_from is None
+        with recorder.span("prepare to send"):
+            self._replicas.prepare_state(whole=whole, unchanged=kept and self._only_replicas)

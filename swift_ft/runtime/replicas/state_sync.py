@@ -13,7 +13,7 @@ from swift_ft.errors import first_line
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.replicas.replicas import Replicas
-from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.runtime.worker.status import WorkerStatus
 
 __all__ = ["StateSync"]
 

@@ -21,8 +21,9 @@ from typing import Any
 import swift_ft
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination import store_client
-from swift_ft.runtime.executor import Executor
 from swift_ft.runtime.iterations import Iterations
+from swift_ft.runtime.worker.core import WorkerCore
+from swift_ft.runtime.worker.flow import Flow
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from tests.support.machines import store_process
 
@@ -75,18 +76,20 @@ def outside(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def recovery(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*args: Any, **options: Any) -> Any:
-        global recovering
-        SEEN["recoveries"].append(0)
-        recovering = True
-        try:
-            return method(*args, **options)
-        finally:
-            recovering = False
+def recovery(flow: Callable[[WorkerCore], Flow[None]]) -> Callable[[WorkerCore], Flow[None]]:
+    """Whose calls are counted apart."""
 
-    return call
+    @functools.wraps(flow)
+    def recover(core: WorkerCore) -> Flow[None]:
+        global recovering, training
+        SEEN["recoveries"].append(0)
+        before, training, recovering = training, False, True
+        try:
+            yield from flow(core)
+        finally:
+            training, recovering = before, False
+
+    return recover
 
 
 class Session(swift_ft.Session):
@@ -126,7 +129,7 @@ def thaw(iteration: int | None) -> None:
 for name in METHODS:
     setattr(RendezvousStore, name, counted(getattr(RendezvousStore, name)))
 Iterations.finish = outside(Iterations.finish)
-Executor.recover = recovery(outside(Executor.recover))
+WorkerCore.recover = recovery(WorkerCore.recover)  # type: ignore[assignment]
 assert store_client  # its clients are counted, too
 swift_ft.Session = Session  # type: ignore[misc]  # for the script that runs now
 sys.argv[0] = WATCH["script"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import swift_ft
 from swift_ft.observe import spans
 from swift_ft.observe.spans import FIRST_ITERATION, Recorder, Recording
-from swift_ft.runtime.executor import _WAITS_FOR
+from swift_ft.runtime.worker.core import _WAITS_FOR
 
 
 class Clock:

@@ -18,7 +18,7 @@ from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase
 from swift_ft.runtime.fault_injector import InjectedError, inject_faults
-from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.runtime.worker.status import WorkerStatus
 
 
 class Worker:
@@ -31,11 +31,16 @@ class Worker:
         self.broken = 0
         self.status = WorkerStatus(5)
         self.optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
-        self.groups = SimpleNamespace(abort=self.break_connections)
         self.participant = SimpleNamespace(state=self.state, append=self.journal.append)
         place = SimpleNamespace(rank=2, slot=1, agent_pid=0, config=SimpleNamespace(inject=inject))
-        self.context = place
-        inject_faults(cast(Any, self), [self.optimizer])
+        inject_faults(
+            cast(Any, place),
+            self.status,
+            [self.optimizer],
+            participant=cast(Any, self.participant),
+            break_connections=self.break_connections,
+            replaying=lambda: self.replaying,
+        )
 
     def break_connections(self) -> None:
         self.broken += 1

@@ -16,7 +16,7 @@ from swift_ft.recovery.plan import Plan, RecoveryMode, Task
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
-from swift_ft.runtime.worker_status import WorkerStatus
+from swift_ft.runtime.worker.status import WorkerStatus
 
 MODEL = object()
 

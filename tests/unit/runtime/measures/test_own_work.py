@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swift_ft.runtime.own_work import OwnWork
+from swift_ft.runtime.measures.own_work import OwnWork
 
 
 @dataclass
@@ -21,14 +21,12 @@ class Parts:
     dealt: tuple[object, ...] = ()
 
     def own_work(self) -> OwnWork:
-        pipeline = SimpleNamespace(take_computed_s=lambda: self.computed_s)
-        replicas = SimpleNamespace(
+        pipeline: Any = SimpleNamespace(take_computed_s=lambda: self.computed_s)
+        replicas: Any = SimpleNamespace(
             take_waited_s=lambda: self.waited_s, take_since_averages_s=lambda: self.since_averages_s
         )
-        collaborators: Any = SimpleNamespace(
-            pipeline=pipeline if self.computed_s is not None else None, replicas=replicas, dealt=self.dealt
-        )
-        return OwnWork(collaborators)
+        dealt: Any = self.dealt
+        return OwnWork(pipeline if self.computed_s is not None else None, replicas, dealt)
 
 
 @pytest.mark.parametrize(

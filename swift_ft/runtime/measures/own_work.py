@@ -6,7 +6,9 @@ from collections import deque
 from statistics import median
 
 from swift_ft.logging.stats import IterationStats
-from swift_ft.runtime.collaborators import Collaborators
+from swift_ft.runtime.data.dealing import DealtBatches
+from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
+from swift_ft.runtime.replicas.replicas import Replicas
 
 __all__ = ["OwnWork"]
 
@@ -18,21 +20,24 @@ class OwnWork:
     """Measures the last iterations.
 
     Args:
-        collaborators: the parts of the worker's runtime.
+        pipeline: the worker's stages; None without any.
+        replicas: of its model.
+        dealt: the batches that are dealt to them.
     """
 
-    def __init__(self, collaborators: Collaborators) -> None:
-        self._c = collaborators
+    def __init__(self, pipeline: LoggedPipeline | None, replicas: Replicas, dealt: DealtBatches) -> None:
+        self._pipeline = pipeline
+        self._replicas = replicas
+        self._dealt = dealt
         self._own_s: deque[float] = deque(maxlen=_REMEMBERED)  # without waits
         self._step_s: deque[float] = deque(maxlen=_REMEMBERED)  # with them
 
     def complete(self, stats: IterationStats, *, replayed: bool) -> None:
         """An iteration is complete. One that was replayed says nothing of those that follow."""
-        c = self._c
-        own_s = c.pipeline.take_computed_s() if c.pipeline is not None else stats.step_s
-        own_s -= c.replicas.take_waited_s()
-        if c.dealt:  # what is left grows with the share of a batch, and is compared with other shares
-            own_s -= c.replicas.take_since_averages_s()
+        own_s = self._pipeline.take_computed_s() if self._pipeline is not None else stats.step_s
+        own_s -= self._replicas.take_waited_s()
+        if self._dealt:  # what is left grows with the share of a batch, and is compared with other shares
+            own_s -= self._replicas.take_since_averages_s()
         if not replayed:
             self._own_s.append(max(0.0, own_s))
             self._step_s.append(stats.step_s)

@@ -1,0 +1,91 @@
+"""What the script does between two steps, as a part of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.errors import first_line
+from swift_ft.runtime.hooks.between import Between
+from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.worker.part import Interruption, Part, Round
+from swift_ft.runtime.worker.status import WorkerStatus
+
+__all__ = ["HooksPart"]
+
+
+class HooksPart(Part):
+    """See :class:`swift_ft.runtime.worker.part.Part` and :class:`swift_ft.runtime.worker.ports.Hooks`.
+
+    Args:
+        status: of the worker's state.
+        between: what the script does between two steps.
+        phases: where the script is.
+        progress: where the worker publishes what it does.
+        aside: says whether a pipeline is called between two steps.
+        is_connection_error: whether an exception comes from broken communication.
+    """
+
+    name = "hooks"
+
+    def __init__(
+        self,
+        status: WorkerStatus,
+        between: Between,
+        phases: ScriptPhases,
+        progress: ProgressBoard,
+        aside: Callable[[bool], None],
+        is_connection_error: Callable[[BaseException], bool],
+    ) -> None:
+        self._status = status
+        self._between = between
+        self._phases = phases
+        self._progress = progress
+        self._aside = aside
+        self._is_connection_error = is_connection_error
+
+    @property
+    def repeats(self) -> bool:
+        """See :class:`swift_ft.runtime.worker.ports.Hooks`."""
+        return self._between.repeats
+
+    @repeats.setter
+    def repeats(self, repeats: bool) -> None:
+        self._between.repeats = repeats
+
+    def check(self) -> None:
+        """See :class:`swift_ft.runtime.worker.ports.Hooks`."""
+        self._between.check()
+
+    def due(self, iteration: int) -> int:
+        """See :class:`swift_ft.runtime.worker.ports.Hooks`."""
+        return len(self._between.due(iteration))
+
+    def do(self, iteration: int, position: int, generation: int) -> str | None:
+        """See :class:`swift_ft.runtime.worker.ports.Hooks`."""
+        self._progress.publish(iteration, "between")
+        self._phases.phase = Phase.PART
+        self._aside(True)
+        try:
+            self._between.run(iteration, position, generation, self._phases)
+        except Exception as error:
+            if not self._is_connection_error(error):
+                raise
+            return first_line(error)  # and no more: the traceback holds on to the group
+        finally:
+            self._phases.phase = Phase.OVER
+            self._aside(False)
+        return None
+
+    def take_over(self, iteration: int, until: int, *, begin: int = 0) -> None:
+        """See :class:`swift_ft.runtime.worker.ports.Hooks`."""
+        self._between.take_over(iteration, until, begin=begin)
+
+    def put_back(self, interruption: Interruption) -> None:
+        if not interruption.in_step:
+            self._between.interrupted()
+
+    def prepare(self, round: Round) -> None:
+        plan = round.plan
+        if plan.parts_from is not None and self._status.iteration == plan.resume:
+            self._between.go_back(plan.resume, plan.parts_from)

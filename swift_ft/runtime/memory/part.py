@@ -1,0 +1,37 @@
+"""Checkpoints in the memory of other machines, as a part of a worker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from swift_ft.recovery.events import StatusReported
+from swift_ft.runtime.memory.snapshots import Snapshots
+from swift_ft.runtime.worker.part import Part, Round, StepInfo
+
+__all__ = ["MemoryPart"]
+
+
+class MemoryPart(Part):
+    """See :class:`swift_ft.runtime.worker.part.Part`.
+
+    Args:
+        snapshots: copies of the worker's state, and those of another worker that it holds.
+    """
+
+    name = "memory"
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+
+    def boundary(self, step: StepInfo) -> None:
+        self._snapshots.completed(step.completed)
+
+    def report(self, report: StatusReported) -> StatusReported:
+        kept, held, held_of = self._snapshots.report()  # they stay as they are from now on
+        return replace(report, kept=kept, held=held, held_of=held_of)
+
+    def live(self, round: Round) -> None:
+        self._snapshots.live(round.state)
+
+    def close(self) -> None:
+        self._snapshots.close()

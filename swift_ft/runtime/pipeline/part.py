@@ -1,0 +1,98 @@
+"""A worker's stages as a part of it: what they need in a step, after a loss, and in the report (paper §5)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from swift_ft.observe.spans import recorder
+from swift_ft.recovery.events import StatusReported
+from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
+from swift_ft.runtime.pipeline.worker_log import WorkerLog
+from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
+from swift_ft.runtime.worker.status import WorkerStatus
+from swift_ft.torch_adapters.pipelining.stage_metadata import Undo
+
+__all__ = ["PipelinePart"]
+
+_logger = logging.getLogger(__name__)
+
+
+class PipelinePart(Part):
+    """See :class:`swift_ft.runtime.worker.part.Part`.
+
+    Args:
+        pipeline: the worker's stages.
+        status: of its state.
+        log: of its messages.
+        replica: the number of this pipeline among its replicas.
+        note_variables: notes the script's variables, and returns what puts them back.
+        rank: the worker.
+    """
+
+    name = "pipeline"
+
+    def __init__(
+        self,
+        pipeline: LoggedPipeline,
+        status: WorkerStatus,
+        log: WorkerLog,
+        replica: Callable[[], int],
+        note_variables: Callable[[], Undo],
+        *,
+        rank: int,
+    ) -> None:
+        self._pipeline = pipeline
+        self._status = status
+        self._log = log
+        self._replica = replica
+        self._note_variables = note_variables
+        self._rank = rank
+
+    def start(self) -> None:
+        if self._rank == 0 and (reason := self._pipeline.replay_shards.why_no_helpers):
+            _logger.info("parallel recovery is off: %s", reason, extra={"event": "parallel_recovery_off"})
+        self._pipeline.put_back_after_trials(self._note_variables)
+
+    def begin(self, step: StepInfo) -> None:
+        self._pipeline.begin(step.iteration, self._replica())
+
+    def completed(self, step: StepInfo) -> None:
+        self._pipeline.completed()
+
+    def why_checkpoint(self, committed: int | None) -> str:
+        inexact = self._pipeline.shared_replay.needs_checkpoint(committed)
+        return "a stage was rebuilt with other roundings" if inexact else ""
+
+    def interrupted(self, interruption: Interruption) -> None:
+        self._pipeline.reset()
+
+    def report(self, report: StatusReported) -> StatusReported:
+        pipeline, iteration = self._pipeline, self._status.iteration
+        shared, gap_before = pipeline.shared_layers, self._log.gap_before(iteration)
+        return replace(
+            report,
+            stages=pipeline.stages,
+            pipeline_known=pipeline.shapes_known,
+            pipeline=pipeline.pipeline,
+            can_resend=pipeline.can_resend(iteration - 1) and gap_before < iteration,
+            max_replay_shards=pipeline.replay_shards.most,
+            linked=pipeline.linked,
+            log_gap_before=gap_before,
+            log_gap_reason=self._log.why_gap,
+            together=tuple(sorted(pipeline.script.together)),
+            together_reason=pipeline.script.why,
+            layers=pipeline.stack.count if pipeline.stack is not None else 0,
+            completes=shared is not None and shared.completes(iteration) and not self._status.updated,
+        )
+
+    def prepare(self, round: Round) -> None:
+        with recorder.span("prepare the pipeline"):
+            self._pipeline.prepare(round.state, round.plan)
+
+    def join(self, round: Round) -> str | None:
+        if not round.task.resend_from_log:
+            return None
+        with recorder.span("resend"):
+            return self._pipeline.resend_from_log(round.state, round.plan)

@@ -1,0 +1,76 @@
+"""A worker's own state: what a step changes in it is noted before, checked after, and put back."""
+
+from __future__ import annotations
+
+from swift_ft.checkpoint.completeness import Completeness
+from swift_ft.checkpoint.step.rollback import Rollback
+from swift_ft.determinism import seed_step
+from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
+from swift_ft.runtime.worker.status import WorkerStatus
+from swift_ft.torch_adapters.fsdp import ShardedModels
+
+__all__ = ["LocalState"]
+
+
+class LocalState(Part):
+    """See :class:`swift_ft.runtime.worker.part.Part`.
+
+    Args:
+        status: of the state.
+        sharded: what ``fully_shard`` was applied to; nothing, as a rule.
+        completeness: whether the state holds all that training changes.
+        rollback: puts back the small changes of an interrupted step.
+        seed: of all random state inside steps.
+        data_of: whose random numbers this worker has, since it has data of its own; None where all workers
+            have the same.
+        first_life: False in a replacement, whose predecessor was found to be complete.
+    """
+
+    name = "state"
+
+    def __init__(
+        self,
+        status: WorkerStatus,
+        sharded: ShardedModels,
+        completeness: Completeness,
+        rollback: Rollback,
+        *,
+        seed: int,
+        data_of: int | None,
+        first_life: bool,
+    ) -> None:
+        self._status = status
+        self._sharded = sharded
+        self._completeness = completeness
+        self._rollback = rollback
+        self._seed = seed
+        self._data_of = data_of
+        self._first_life = first_life
+
+    def start(self) -> None:
+        self._completeness.watch()
+        self._rollback.watch()
+
+    def begin(self, step: StepInfo) -> None:
+        self._sharded.begin()  # first of all: the others look at the parameters
+        if self._first_life:
+            self._completeness.begin()
+        self._rollback.begin(step.iteration, replayed=step.replayed)
+        seed_step(self._seed, step.iteration, self._data_of)
+
+    def completed(self, step: StepInfo) -> None:
+        self._completeness.completed()
+        self._rollback.completed()
+
+    def interrupted(self, interruption: Interruption) -> None:
+        self._sharded.reset()
+        if interruption.in_step:
+            self._status.dirty = self._rollback.dirty() or self._status.dirty
+
+    def put_back(self, interruption: Interruption) -> None:
+        if interruption.in_step:
+            self._rollback.back()
+
+    def close(self) -> None:
+        self._completeness.close()
+        self._rollback.close()
