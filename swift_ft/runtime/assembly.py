@@ -281,7 +281,7 @@ class Assembly(Foundations):
 
     @cached_property
     def _requests(self) -> Requests | None:
-        """What asks for other layouts and shares; None where none are wanted."""
+        """Asks for other layouts and shares; None where none are wanted."""
         context, pipeline, sharded = self._context, self.attached.pipeline, bool(self.attached.shards)
         rebalance = new_rebalance(context, self.attached.layered, self._costs)
         reshare = new_reshare(context, self._dealt, self._costs, pipeline, sharded=sharded)

@@ -1,4 +1,4 @@
-"""A worker's device: what it computes there, and where the failure of a step shows."""
+"""A worker's device, as a part of it: the failure of a step may show there first."""
 
 from __future__ import annotations
 

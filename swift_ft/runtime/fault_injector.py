@@ -137,7 +137,7 @@ def inject_faults(
 
     Args:
         context: the worker's place.
-        status: of its state.
+        status: knows which iteration the state is at.
         optimizers: the end of each of their steps is a failpoint.
         participant: see :class:`FaultInjector`, as for the others.
     """

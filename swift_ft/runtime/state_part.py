@@ -1,4 +1,4 @@
-"""A worker's own state: what a step changes in it is noted before, checked after, and put back."""
+"""A worker's own state, as a part of it: noted before a step, checked after it, put back if need be."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class LocalState(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`.
 
     Args:
-        status: of the state.
-        sharded: what ``fully_shard`` was applied to; nothing, as a rule.
+        status: is told whether the state is dirty.
+        sharded: modules that ``fully_shard`` was applied to; none, as a rule.
         completeness: whether the state holds all that training changes.
         rollback: puts back the small changes of an interrupted step.
         seed: of all random state inside steps.

@@ -66,4 +66,5 @@ def test_a_slow_link_is_named_and_then_fast_again(tmp_path: Path) -> None:
             for machine in machines:
                 machine.wait(_DEADLINE_S)
     assert "The link from worker 0" not in told()  # the other way it is fast
-    assert "times as long as its peers" not in told()  # it computes as fast as ever
+    # It computes as fast as ever. The other one may not, where this machine has much else to do.
+    assert "worker 1 takes" not in told()

@@ -29,7 +29,7 @@ __all__ = ["CheckpointsPart", "Elsewhere"]
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What a checkpoint needs of other parts.
+    """Other parts, as far as a checkpoint needs them.
 
     Attributes:
         copy: loads a copy that another machine has in its memory.
@@ -51,7 +51,7 @@ class CheckpointsPart(Part):
 
     Args:
         context: the worker's place.
-        status: of its state.
+        status: knows which iteration the state is at.
         checkpointer: writes and reads its part of the global checkpoint.
         saver: decides when that is saved.
         peers: offers what its machine's disk has of checkpoints; None without such copies.

@@ -1,4 +1,4 @@
-"""What the script does between two steps, as a part of a worker."""
+"""Functions of the script between two steps, as a part of a worker."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class HooksPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part` and :class:`swift_ft.runtime.worker.ports.Hooks`.
 
     Args:
-        status: of the worker's state.
-        between: what the script does between two steps.
+        status: knows which iteration the state is at.
+        between: calls these functions.
         phases: where the script is.
         progress: where the worker publishes what it does.
         aside: says whether a pipeline is called between two steps.

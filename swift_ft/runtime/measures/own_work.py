@@ -21,7 +21,7 @@ class OwnWork:
 
     Args:
         pipeline: the worker's stages; None without any.
-        replicas: of its model.
+        replicas: measure their waits.
         dealt: the batches that are dealt to them.
     """
 

@@ -1,4 +1,4 @@
-"""What a worker measures of itself, as a part of it: its work, its pace, its history, its progress."""
+"""Measurements of a worker, as a part of it: its work, its pace, its history, its progress."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class MeasuresPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`.
 
     Args:
-        status: of the worker's state.
+        status: knows which iteration the state is at.
         job: knows the generation.
-        log: what was logged.
+        log: counts bytes.
         history: of its work, which the store keeps.
         profiler: measures iterations, and links at the start.
         own_work: the time that it takes without waits.
         trace: ends the recording of a recovery.
         progress: where it publishes what it does.
-        link: what is known of its busiest link.
+        link: returns the newest sample of its busiest link.
         sent: payload bytes to each other machine in the step that began last; None without a pipeline.
         write_s: for the last measurements to be written.
     """

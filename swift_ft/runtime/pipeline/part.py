@@ -24,8 +24,8 @@ class PipelinePart(Part):
 
     Args:
         pipeline: the worker's stages.
-        status: of its state.
-        log: of its messages.
+        status: knows which iteration the state is at.
+        log: knows its own gaps.
         replica: the number of this pipeline among its replicas.
         note_variables: notes the script's variables, and returns what puts them back.
         rank: the worker.

@@ -33,8 +33,8 @@ class ReplicasPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`.
 
     Args:
-        status: of the worker's state.
-        replicas: of its model; without any, a worker may still be a replica by layer, or undo exactly.
+        status: knows which iteration the state is at, and what is updated.
+        replicas: hold the same model; without any, a worker may still be a replica by layer, or undo exactly.
         rollback: goes back where updates are undone.
         sync: makes replicas equal.
         holds: names the parts of the model that are on this worker.

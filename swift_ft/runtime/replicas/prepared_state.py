@@ -18,7 +18,7 @@ class PreparedState(Part):
     """The whole state of one worker, as it is sent first of all.
 
     Args:
-        status: of the worker's state.
+        status: knows whether the state is whole.
         replicas: holds the state, and what was packed.
         only_replicas: the worker has neither a pipeline nor batches that are dealt: nothing changes its state
             between its report and the new group.

@@ -1,6 +1,6 @@
-"""The core of a worker: what it does with the protocol's orders, and around each step of the script.
+"""The core of a worker: it follows the protocol's orders, and acts around each step of the script.
 
-All of it are decisions. What may wait is yielded to whoever drives the flows (`flow.py`): a worker
+All of it are decisions. Calls that may wait are yielded to whoever drives the flows (`flow.py`): a worker
 (`runtime/iterations.py`), or a test.
 
                        ┌── a loss ◀──────────────────────────────────────────┐
@@ -53,7 +53,7 @@ class WorkerCore:
 
     Args:
         rank: its rank.
-        status: of its state.
+        status: the iteration and the condition of its state.
         parts: how it is protected, measured and watched.
         ports: its surroundings.
 

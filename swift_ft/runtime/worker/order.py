@@ -25,7 +25,7 @@ ORDER = (
     "slowness",
     "sending",
 )
-"""Names of parts. One that is not here comes after them (``swift_ft.parts``, an entry point)."""
+"""Names of parts. One that is not here comes after them."""
 
 BACKWARDS = frozenset({"interrupted", "close"})
 """Moments at which the last part is called first."""

@@ -75,8 +75,8 @@ class Round:
     Attributes:
         rank: this worker.
         state: the job's, in which the plan was made.
-        plan: of all workers.
-        task: of this one.
+        plan: tasks for all workers.
+        task: this worker's.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""What the core of a worker needs of its surroundings. The simulation and tests give it others.
+"""The surroundings of a worker's core, as it sees them. Tests give it others.
 
 What may wait is only called by whoever drives the core's flows (`flow.py`); the core asks for it.
 """
@@ -75,7 +75,7 @@ class Links(Protocol):
 
 
 class Replays(Protocol):
-    """How this worker is rebuilt from messages, and helps others.
+    """Rebuilds this worker from messages, and helps others.
 
     Attributes:
         until: iterations that the state will have completed at the end of its replay.
@@ -110,7 +110,7 @@ class Replays(Protocol):
 
 
 class Layers(Protocol):
-    """Where the layers of a model are, if they can move."""
+    """Moves the layers of a model, where they can move."""
 
     def move(self, state: State) -> bool:
         """Exchange layers with others, aside. False if another generation is due."""
@@ -136,17 +136,17 @@ class Checkpoints(Protocol):
         """Ask for one of all workers before the regular one."""
 
     def failure(self, error: SwiftError, generation: int) -> ev.Event:
-        """Why this worker cannot do its task."""
+        """The event that says why this worker cannot do its task."""
 
     def flush_notes(self) -> None:
         """Wait until what a replacement reads is written."""
 
 
 class Hooks(Protocol):
-    """What the script does between two steps (``session.between``).
+    """Calls the functions of the script between two steps (``session.between``).
 
     Attributes:
-        repeats: what comes was begun before a loss.
+        repeats: the next one was begun before a loss.
     """
 
     repeats: bool
@@ -155,7 +155,7 @@ class Hooks(Protocol):
         """Raise what workers were found to differ in."""
 
     def due(self, iteration: int) -> int:
-        """How many functions follow the completion of this many iterations."""
+        """The number of functions that follow the completion of this many iterations."""
 
     def do(self, iteration: int, position: int, generation: int) -> str | None:
         """Call one of them. Returns why it was interrupted; None if it was not."""
