@@ -33,7 +33,7 @@ _WAITS_FOR = {
     WorkerOrder.EXECUTE: "wait for the plan",
     WorkerOrder.RUN: "wait until all are ready",
 }
-"""What an order ends: a span of a recovery's trace."""
+"""The wait that an order ends: a span of a recovery's trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class WorkerCore:
         return self._checkpoints.due(self.status.iteration) and saves_again(state, self.rank)
 
     def _settle_hooks(self, plan: Plan) -> None:
-        """Which functions of the script come before the next step, and the checkpoint after them."""
+        """Decide from which of its functions on the script goes on; the checkpoint comes after them."""
         status, hooks = self.status, self._hooks
         if plan.parts_from is not None:
             status.parts_done, hooks.repeats = plan.parts_from, True

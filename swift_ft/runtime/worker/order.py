@@ -72,7 +72,7 @@ BEFORE = (
     Pair("close", "measures", "checkpoints", "the threads that end there write the profile"),
     Pair("close", "checkpoints", "log", "until then old segments of the log are deleted"),
 )
-"""What matters in ``ORDER``: the rest could be called in any other order."""
+"""The pairs that matter in ``ORDER``: all others could be called in any order."""
 
 
 def place_of(name: str) -> int:

@@ -50,14 +50,14 @@ class StepInfo:
 
     @property
     def cost(self) -> IterationStats:
-        """What it cost. It is completed."""
+        """Its cost, once it is completed."""
         assert self.stats is not None
         return self.stats
 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """What a broken connection has interrupted.
+    """An interruption by a broken connection.
 
     Attributes:
         in_step: a step; False for a function of the script between two steps, which is not put back.
@@ -70,7 +70,7 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a recovery asks of this worker.
+    """The demands of a recovery on this worker.
 
     Attributes:
         rank: this worker.
