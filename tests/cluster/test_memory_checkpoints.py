@@ -63,6 +63,13 @@ def of_three(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
     return run
 
 
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
+    run = run_by_hand(tmp_path_factory.mktemp("undisturbed"), machines=4)
+    assert run.code == 0, run.output[-6000:]
+    return run
+
+
 @pytest.mark.parametrize(
     ("fault", "resume"),
     [
@@ -118,29 +125,31 @@ def test_a_worker_and_its_holder_are_lost(
     assert [mode for mode, _ in ways(run)] == ["fallback"], run.output[-3000:]
 
 
-def test_one_more_is_lost_before_all_have_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_more_is_lost_before_all_have_reported(
+    tmp_path: Path, of_four: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The copies that survivors reported once are those to which all return."""
-    reference = run_by_hand(tmp_path / "undisturbed", machines=4)
     monkeypatch.setenv("KILLS", in_turn(1, 3, iteration=12, example="by_hand"))
-    run = run_by_hand(tmp_path / "lost", "--settle", machines=4, script=KILLS_IN_TURN)
-    assert_identical(run, reference)
+    run = run_by_hand(tmp_path, "--settle", machines=4, script=KILLS_IN_TURN)
+    assert_identical(run, of_four)
     assert ways(run) == [("memory", 10)], run.output[-3000:]
     assert_reported_once(run, 0, 2)
 
 
-def test_all_machines_of_a_failure_domain_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_machines_of_a_failure_domain_are_lost(
+    tmp_path: Path, of_four: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their copies are in the other one. A spare of that one comes: then some copies must stay in it."""
-    reference = run_by_hand(tmp_path / "undisturbed", machines=4)
     monkeypatch.setenv("KILLS", at_once(0, 1, by=2, iteration=7, example="by_hand"))
     run = run_by_hand(
-        tmp_path / "lost",
+        tmp_path,
         "--settle",
         inject="kill machine=1 iteration=12 point=optimizer",
         machines=4,
         flags=["--failure-domain", "a,a,b,b,b"],
         script=KILLS_OTHERS,
     )
-    assert_identical(run, reference)
+    assert_identical(run, of_four)
     assert ways(run) == [("memory", 5), ("memory", 10)], run.output[-3000:]
     assert run.output.count("checkpoints of machines 2, 3 stay in their own failure domain") == 1
 
