@@ -193,6 +193,7 @@ class StatusReported:
         layers: of the whole model, where it is a :class:`swift_ft.LayerStack`; 0 where it is none.
         completes: it can complete the interrupted iteration without others: it has all averages of gradients,
             and has not updated a parameter yet.
+        fresh: its memory still has what its script began with. Only then it can begin without a state.
     """
 
     rank: int
@@ -223,6 +224,7 @@ class StatusReported:
     parts_done: int | None = None
     layers: int = 0
     completes: bool = False
+    fresh: bool = True
 
     @property
     def goes_back(self) -> bool:

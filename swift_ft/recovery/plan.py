@@ -168,6 +168,9 @@ def make_plan(
     if all(status.iteration is None for status in statuses.values()):
         if memory is not None:  # all were about to return to it, or to another one
             return _fall_back(statuses, committed, memory, fallback_reason or "no worker has its state")
+        if committed is None and (spoiled := [rank for rank, s in statuses.items() if not s.fresh]):
+            lost = f"worker {min(spoiled)} has lost its state, and no longer has what its script began with"
+            return _fall_back(statuses, committed, memory, lost)
         return _load_checkpoint(RecoveryMode.START, statuses, committed, fallback_reason or "")
     if fallback_reason:
         return _fall_back(statuses, committed, memory, fallback_reason)

@@ -87,7 +87,7 @@ class Step:
         failed, step_failures.error = step_failures.error, None
         if isinstance(failed, RecoveryError):
             self._cause, self._failure = str(failed), failed.with_traceback(None)
-        elif failed is not None and error is None:
+        elif failed is not None and (error is None or error.__cause__ is failed):
             raise failed
         elif step_failures.cause is not None:
             self._cause, self.caught = step_failures.cause, True

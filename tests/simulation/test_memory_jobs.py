@@ -53,4 +53,4 @@ def test_copies_of_an_abandoned_history(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(MemoryWorker, "keep_only", lambda self, base: None)
     monkeypatch.setattr(MemoryWorker, "drop_after", lambda self, iteration: None)
     with pytest.raises(Violation, match="to see it: python -m swift_ft"):
-        run_seeds(JobKind.MEMORY, 3, 1, 100, 1_500)
+        run_seeds(JobKind.MEMORY, 3, 1, 100, 2_150)

@@ -46,7 +46,7 @@ def test_other_shapes(machines: int, workers: int, seeds: int) -> None:
 
 
 def test_stages_that_are_lost_in_all_pipelines() -> None:
-    seen = run_jobs(4, 1, 500, LOST_STAGES + 1_200) + run_jobs(6, 1, 240, LOST_STAGES + 400)
+    seen = run_jobs(4, 1, 800, LOST_STAGES + 1_200) + run_jobs(6, 1, 400, LOST_STAGES + 400)
     for what in (
         "replay group of 2",
         "replay group of 3",
@@ -95,4 +95,4 @@ def test_a_replay_next_to_a_stage_whose_log_is_lost_is_found(monkeypatch: pytest
 def test_a_log_that_is_missing_since_an_earlier_recovery_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_log_gaps", lambda *_: Map())
     with pytest.raises(Violation, match=r"needs iteration .* of rank .*'s log: missing"):
-        run_jobs(4, 1, 2_000, LOST_STAGES + 1_000)
+        run_jobs(4, 1, 500, LOST_STAGES + 3_500)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from swift_ft.errors import UnsupportedError
+from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import sparse_values
 
@@ -80,11 +81,13 @@ class CarriedGradients:
             return  # it had none, or this is not the first time in this step
         del self._stale[parameter]
         if parameter.grad is not None and self._any(parameter.grad):
-            raise UnsupportedError(
+            error = UnsupportedError(
                 f"The gradient of {name} is carried over from the step before, which a repeated step would "
                 "count twice: call optimizer.zero_grad() inside `with step:`, or put all backward passes of "
                 "an accumulation into one `with step:`."
             )
+            step_failures.note(error)  # a schedule makes an error of its own of what a backward pass raises
+            raise error
 
     def _any(self, gradient: torch.Tensor) -> bool:
         here = local(gradient).detach()

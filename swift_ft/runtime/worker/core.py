@@ -1,7 +1,7 @@
 """The core of a worker: it follows the protocol's orders, and acts around each step of the script.
 
 All of it are decisions. Calls that may wait are yielded to whoever drives the flows (`flow.py`): a worker
-(`runtime/iterations.py`), or a test.
+(`runtime/iterations.py`), the simulation, or a test.
 
                        ┌── a loss ◀──────────────────────────────────────────┐
 start ─▶ recover: REPORT ─▶ EXECUTE (load, move, help) ─▶ RUN ─▶ begin ─▶ completed ─▶ ... ─▶ finish
@@ -14,15 +14,14 @@ from dataclasses import dataclass
 
 from swift_ft.errors import CheckpointError, DivergenceError, RecoveryError, SwiftError
 from swift_ft.faults.failpoints import Point, hit
-from swift_ft.observe.spans import recorder
+from swift_ft.observe.spans import Recorder, recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder, leaves_after_checkpoint, saves_again
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.runtime.worker.flow import Call, Flow
-from swift_ft.runtime.worker.part import Interruption, Round, StepInfo
-from swift_ft.runtime.worker.parts import Parts
+from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.runtime.worker.ports import Checkpoints, Hooks, Job, Layers, Links, Replays
 from swift_ft.runtime.worker.status import WorkerStatus
 
@@ -38,7 +37,7 @@ _WAITS_FOR = {
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The surroundings of a core: see `ports.py`."""
+    """The surroundings of a core: see `ports.py`. Its recoveries are recorded."""
 
     job: Job
     links: Links
@@ -46,6 +45,7 @@ class Ports:
     layers: Layers
     checkpoints: Checkpoints
     hooks: Hooks
+    recorder: Recorder = recorder
 
 
 class WorkerCore:
@@ -54,7 +54,7 @@ class WorkerCore:
     Args:
         rank: its rank.
         status: the iteration and the condition of its state.
-        parts: how it is protected, measured and watched.
+        parts: how it is protected, measured and watched, called as one.
         ports: its surroundings.
 
     Attributes:
@@ -64,7 +64,7 @@ class WorkerCore:
             reads it.
     """
 
-    def __init__(self, rank: int, status: WorkerStatus, parts: Parts, ports: Ports) -> None:
+    def __init__(self, rank: int, status: WorkerStatus, parts: Part, ports: Ports) -> None:
         self.rank = rank
         self.status = status
         self.parts = parts
@@ -78,32 +78,33 @@ class WorkerCore:
         self._layers = ports.layers
         self._checkpoints = ports.checkpoints
         self._hooks = ports.hooks
+        self._recorder = ports.recorder
 
     # --------------------------------------------------------------------------------------- recovery
 
     def recover(self) -> Flow[None]:
         """Follow orders until there is a step to run, live or in a replay."""
-        recorder.woke()
-        recorder.lap()
-        with recorder.span("leave the group"):
+        self._recorder.woke()
+        self._recorder.lap()
+        with self._recorder.span("leave the group"):
             self._links.leave_generation()
         hit(Point.LEAVE, self.status.iteration)
         has_step = False
         while not has_step:
-            began = recorder.now()
+            began = self._recorder.now()
             order, state = yield self._job.next_order
-            recorder.add(_WAITS_FOR.get(order, ""), began)
+            self._recorder.add(_WAITS_FOR.get(order, ""), began)
             match order:
                 case WorkerOrder.REPORT:
-                    with recorder.span("report", generation=state.generation):
+                    with self._recorder.span("report", generation=state.generation):
                         yield from self._report(state)
                 case WorkerOrder.EXECUTE:
-                    with recorder.span("do the task"):
+                    with self._recorder.span("do the task"):
                         has_step = yield from self._execute(state)
                     if has_step:
-                        recorder.lap("replay", begin=self.status.iteration)
+                        self._recorder.lap("replay", begin=self.status.iteration)
                 case WorkerOrder.RUN:
-                    with recorder.span("go live"):
+                    with self._recorder.span("go live"):
                         has_step = yield from self._run(state)
 
     def _report(self, state: State) -> Flow[None]:
@@ -128,6 +129,7 @@ class WorkerCore:
                 can_resend=False,
                 steps=status.steps,
                 parts_done=status.parts_done,
+                fresh=status.fresh,
             )
         )
         reported = yield Call(self._job.append, report)
@@ -160,7 +162,7 @@ class WorkerCore:
         return False
 
     def _help(self, state: State, shared: ParallelReplay) -> Flow[None]:
-        with recorder.span("help", owners=shared.owners):
+        with self._recorder.span("help", owners=shared.owners):
             done = yield Call(self._replays.help, state, shared, self.status.iteration)
         if done:
             yield from self._ready(state.generation)
@@ -168,9 +170,9 @@ class WorkerCore:
     def _load(self, state: State) -> Flow[None]:
         task = Round.of(self.rank, state).task
         assert task.load is not None
-        with recorder.span("load", iteration=task.load, memory=task.holder is not None):
+        with self._recorder.span("load", iteration=task.load, memory=task.holder is not None):
             hit(Point.LOAD, task.load)
-            self.status.known = False  # while only a part of it is there
+            self.status.known = self.status.fresh = False  # while only a part of it is there
             yield Call(self._checkpoints.load, state, task)
         self.status.dirty, self.status.updated = None, ()
         self.status.parts_done = None  # a checkpoint comes after them
@@ -206,6 +208,7 @@ class WorkerCore:
         hit(Point.JOIN, status.iteration)
         if not (yield Call(self._links.enter, state.generation)):
             return False
+        status.fresh = status.fresh and not plan.transfers  # what comes may come in part
         if (cause := (yield Call(self.parts.join, round))) is not None:
             yield Call(self._links.on_connection_broken, cause)
             return False
@@ -354,7 +357,7 @@ class WorkerCore:
         The log's end is written meanwhile. Others need it after another loss only, and this worker's next
         report waits for it.
         """
-        recorder.lap()
+        self._recorder.lap()
         self._replays.end()
         self._links.keep()
         yield from self._ready(self.generation)
@@ -379,9 +382,9 @@ class WorkerCore:
         self.next = None
         others_stop = self.layers_move_next
         if not others_stop:
-            recorder.begin()  # the journal may not have the loss yet
-        recorder.woke()
-        recorder.lap("tear down")
+            self._recorder.begin()  # the journal may not have the loss yet
+        self._recorder.woke()
+        self._recorder.lap("tear down")
         self._links.abort()
         if self.step.replayed and failure is None and not self._replays.joint:
             failure = RecoveryError(

@@ -13,7 +13,8 @@ class WorkerStatus:
 
     Attributes:
         iteration: iterations that it has completed.
-        known: there is a state. False before the first one is made or loaded.
+        known: there is a state. False before the first one is made or loaded, and once it is lost.
+        fresh: the memory still has what the script began with.
         dirty: why the state is neither before nor after an iteration and cannot be rolled back, if so.
         updated: indices of the parameters that the interrupted iteration has updated.
         recoveries: how often training has continued after an interruption, in this process.
@@ -24,6 +25,7 @@ class WorkerStatus:
 
     iteration: int = 0
     known: bool = False
+    fresh: bool = True
     dirty: str | None = None
     updated: tuple[int, ...] = ()
     recoveries: int = 0
@@ -32,4 +34,4 @@ class WorkerStatus:
 
     def set_whole(self) -> None:
         """The state is that of an iteration's end, in all its parameters."""
-        self.known, self.dirty, self.updated = True, None, ()
+        self.known, self.fresh, self.dirty, self.updated = True, False, None, ()

@@ -11,7 +11,7 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [shapes-unknown]
                                                  [holds=model] [pipeline=1]
                                                  [updated=0,1] [undoable=0,1] [no-update] [cannot-resend]
-                                                 [steps=60] [layers=9] [completes]
+                                                 [steps=60] [layers=9] [completes] [spoiled]
     ready R                                communication-failed R "why"
     replay-failed R ["why"] [diverged] [differs-at=20] [doubts=20]
     request-layout R at 32 3,4,2           request-shares R at 32 4,8,12  stopped R at 32

@@ -95,7 +95,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
     pipeline, known = line.number("pipeline", 0), not line.flag("shapes-unknown")
     gap_before = line.number("log-gap-before", 0)
     replaying, can_resend = line.flag("replaying"), not line.flag("cannot-resend")
-    completes, no_update = line.flag("completes"), line.flag("no-update")
+    completes, no_update, fresh = line.flag("completes"), line.flag("no-update"), not line.flag("spoiled")
     iteration = None if line.take() == NOTHING else int(line.take())
     steps = line.option("steps")
     kept, held = numbers(line.option("kept")), numbers(line.option("held"))
@@ -123,6 +123,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
             held_of=held_of[0] if held_of else None,
             layers=layers,
             completes=completes,
+            fresh=fresh,
         )
         for rank in ranks
     ]

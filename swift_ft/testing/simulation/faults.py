@@ -223,24 +223,11 @@ class Faults:
         worker = next((w for w in self._cluster.workers if w.mode in stepping and not w.frozen), None)
         if worker is None:
             return False
-        at = worker.content.iteration if worker.content is not None else None
-        worker.abandon_step()
-        worker.leave_group()
-        worker.mode = Mode.RECOVER
         resumed = self._cluster.settings.resume
         doubts = resumed[-1] if resumed and self._rng.random() < 0.5 else None  # an earlier version wrote it
         if doubts is not None:
             self._cluster.excuses.damaged = True
-        worker.append(
-            ev.ReplayFailed(
-                rank=worker.rank,
-                generation=worker.log_generation,
-                reason="diverged",
-                diverged=True,
-                differs_at=at,
-                doubts=doubts,
-            )
-        )
+        worker.diverge(doubts)
         return True
 
     def break_update(self) -> bool:

@@ -1,7 +1,4 @@
-"""The process of a simulated worker: a small version of what its coordinator and background threads do.
-
-It follows the journal, appends events, writes logs and parts of checkpoints, commits, and cleans up.
-"""
+"""The process of a simulated worker: it follows the journal, appends events, keeps a log and checkpoints."""
 
 from __future__ import annotations
 
@@ -10,14 +7,7 @@ from dataclasses import dataclass
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.orders import (
-    WorkerOrder,
-    commit_due,
-    leaves_after_checkpoint,
-    saves_again,
-    worker_order,
-)
-from swift_ft.recovery.plan import RecoveryMode
+from swift_ft.recovery.orders import WorkerOrder, commit_due, saves_again, worker_order
 from swift_ft.recovery.topology import checkpoint_owner
 from swift_ft.testing.simulation.store import Content, Logged, advance
 from swift_ft.testing.simulation.world import Group, Host, World
@@ -269,10 +259,7 @@ class Process:
         self.unflushed[iteration] = Logged(self.content.chain, history)
         self.retained_sends = iteration, self.unflushed[iteration]
         self.content = advance(self.content, iteration, history)
-        if self.checkpoint_due(self.content.iteration):
-            self.flush()  # a checkpoint ends the segment
-            self._save(self.view)
-        elif self.world.rng.random() < 0.2:
+        if self.world.rng.random() < 0.2:
             self.flush()  # the segment is full
 
     def checkpoint_due(self, iteration: int) -> bool:
@@ -284,17 +271,6 @@ class Process:
         ):
             self.world.seen["missed an early checkpoint"] += 1
         return regular or iteration == self.view.checkpoints.requested
-
-    def _maybe_request_checkpoint(self) -> None:
-        """Between two steps, like a worker whose log nears its budget, but more often."""
-        assert self.content is not None
-        assert self.active_generation is not None
-        drains = leaves_after_checkpoint(self.view)
-        if drains or self.world.rng.random() < self.world.settings.request_rate:
-            at = self.content.iteration + ev.REQUESTED_AHEAD
-            self.append(
-                ev.CheckpointRequested(rank=self.rank, iteration=at, generation=self.active_generation)
-            )
 
     def is_inside(self, peer: int) -> bool:
         """Whether messages to another worker stay inside the machine."""
@@ -345,19 +321,11 @@ class Process:
             self.log_generation, self.log_since = state.generation, state.checkpoints.log_since
             self.world.store.drop_generations_before(self.rank, state.checkpoints.log_since)
 
-    def _save_what_it_begins_with(self, state: State) -> None:
-        """It begins to train. The first checkpoint is saved at once, and one that it has not saved itself."""
-        assert self.content is not None
-        first = state.plan is not None and state.plan.mode in (RecoveryMode.START, RecoveryMode.MEMORY)
-        moved = state.plan is not None and state.plan.new_layout is not None
-        if moved or (state.checkpoints.committed is None and first):
-            self._save(state)
-        elif self.checkpoint_due(self.content.iteration) and saves_again(state, self.rank):
-            self.world.seen["saved again"] += 1
-            self._save(state)
-
-    def _save(self, state: State) -> None:
+    def save(self, state: State) -> None:
         """The first replica saves for all."""
+        self.flush()  # a checkpoint ends the segment
+        if saves_again(state, self.rank):
+            self.world.seen["saved again"] += 1
         assert self.content is not None
         iteration, generation = self.content.iteration, self.log_generation
         if state.checkpoints.committed is None or iteration > state.checkpoints.committed:

@@ -7,11 +7,13 @@ logs. A parallel replay needs all its members, helpers too, in every iteration.
 
 from __future__ import annotations
 
+from swift_ft.errors import DamagedCheckpointError, RecoveryError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
-from swift_ft.testing.simulation.connection import ConnectedProcess, Mode
+from swift_ft.recovery.plan import Task
+from swift_ft.testing.simulation.connection import ConnectedProcess, Mode, Ticks
 from swift_ft.testing.simulation.store import Content, Violation
 
 __all__ = ["ReplayingProcess"]
@@ -21,86 +23,79 @@ class ReplayingProcess(ConnectedProcess):
     """What a worker does with its task of a plan.
 
     Attributes:
-        dirty: why its state is neither before nor after an iteration, if so.
         replaying: its state is being replayed.
         parallel_replay: the replay that it takes part in, as an owner or as a helper.
         replay_until: iterations that its state will have completed after the replay.
+        completes_alone: a replay completes an iteration that others have completed.
     """
 
-    dirty: str | None = None
     replaying = False
     parallel_replay: ParallelReplay | None = None
     replay_until = 0
+    completes_alone = False
     _acted = True
+    _helped = False
+    _step_done = False
 
-    def _execute(self, state: State) -> None:
-        assert state.plan is not None
-        task, self.parallel_replay = state.plan.tasks[self.rank], state.plan.parallel_replay_of(self.rank)
-        if self._is_helper():
-            self._connect(state, None)
-            return
-        if task.load is not None and not self._load(state, task.load):
-            return
+    # ----------------------------------------------------------------------------------------- loading
+
+    def load(self, state: State, task: Task) -> None:
+        """Load this worker's part of a checkpoint.
+
+        Raises:
+            DamagedCheckpointError: it is damaged.
+            RecoveryError: it cannot be read.
+        """
+        assert task.load is not None
+        self.content = None
+        if self.world.store.is_damaged(task.load, self.rank):
+            raise DamagedCheckpointError("a bit flipped", iteration=task.load)
+        may_fail = self.world.store.failing_loads > 0
+        self.content = self.world.store.load(task.load, self.rank)
+        if self.content is None:
+            if not may_fail and not self._outdated(state):
+                raise Violation(f"{self} cannot load checkpoint {task.load}, which counts as committed")
+            raise RecoveryError("the checkpoint cannot be read")
+
+    # ---------------------------------------------------------------------------------- with others
+
+    def begin_replay(self, state: State, task: Task, shared: ParallelReplay | None) -> Ticks[bool]:
+        """Connect with those that replay, too. False if another generation is due."""
         if self.content is None or self.content.iteration != task.begin:
             raise Violation(f"{self} is to begin at iteration {task.begin} with {self.content}")
-        self.dirty = None
-        self._open_log(state)
-        if task.begin >= task.replay_until:
-            self.append(ev.WorkerReady(rank=self.rank, generation=state.generation))
-            return
-        self.replaying, self.replay_until, self.substep, self.mode = True, task.replay_until, 0, Mode.REPLAY
+        self.parallel_replay = shared
+        self.replaying, self.replay_until = True, task.replay_until
         self.history = self._history_of(state)
         self.replay_group = task.replay_group
-        if task.replay_group or self.parallel_replay is not None:
-            self._connect(state, self.content)
-
-    def _load(self, state: State, iteration: int) -> bool:
-        """Load this worker's part of a checkpoint. False if it cannot be read, or is damaged."""
-        if self.world.store.is_damaged(iteration, self.rank):
-            self.replaying, self.mode = False, Mode.RECOVER
-            self.append(
-                ev.CheckpointDamaged(
-                    rank=self.rank, generation=state.generation, iteration=iteration, reason="a bit flipped"
-                )
-            )
-            return False
-        may_fail = self.world.store.failing_loads > 0
-        loaded = self.world.store.load(iteration, self.rank)
-        if loaded is None:
-            if not may_fail and not self._outdated(state):
-                raise Violation(f"{self} cannot load checkpoint {iteration}, which counts as committed")
-            self._fail_replay(state.generation, "the checkpoint cannot be read")
-            return False
-        self.content = loaded
+        if task.replay_group or shared is not None:
+            return (yield from self._connect(state, self.content))
         return True
 
-    def _loads(self, state: State) -> bool:
-        """Whether its task is to load a checkpoint that can be read."""
-        assert state.plan is not None
-        load, store = state.plan.tasks[self.rank].load, self.world.store
-        return load is not None and not store.failing_loads and not store.is_damaged(load, self.rank)
+    def help(self, state: State, shared: ParallelReplay) -> Ticks[bool]:
+        """Compute for those that replay. False if that was interrupted."""
+        self.parallel_replay, self._helped = shared, False
+        if not (yield from self._connect(state, None)):
+            return False
+        yield from self.stay(Mode.HELP, self._help)
+        if self.mode == Mode.CONFIRM:
+            yield from self.confirm_loss()
+        return self._helped
 
-    def _is_helper(self) -> bool:
-        return self.parallel_replay is not None and self.rank in self.parallel_replay.helpers
-
-    def _connect(self, state: State, content: Content | None) -> None:
-        """Begin to connect with all members of the replay. A helper begins without content."""
+    def _connect(self, state: State, content: Content | None) -> Ticks[bool]:
+        """Connect with all members of the replay. A helper begins without content."""
         shared = self.parallel_replay
         self.active_generation, self.expected_order = state.generation, WorkerOrder.EXECUTE
         self.replay_members = shared.members if shared is not None else self.replay_group
-        self.mode = Mode.GATHER
         self.world.group(state.generation, replay=True).ready[self.rank] = content
-        self.append(ev.GroupAwaited(rank=self.rank, generation=state.generation))
+        yield from self.write(ev.GroupAwaited(rank=self.rank, generation=state.generation))
+        yield from self.stay(Mode.GATHER, self._gather)
+        if self.mode == Mode.CONFIRM:
+            yield from self.confirm_loss()
+        return self.mode == Mode.FORMED
 
     def _history_of(self, state: State) -> int:
         """The name of the history that the job continues in."""
         return hash((state.checkpoints.epoch, state.checkpoints.log_since))
-
-    def _fail_replay(self, generation: int, reason: str) -> None:
-        self.replaying, self.mode = False, Mode.RECOVER
-        self.append(ev.ReplayFailed(rank=self.rank, generation=generation, reason=reason))
-
-    # ---------------------------------------------------------------------------------- with others
 
     def _gather(self, state: State) -> bool:
         """Wait until all members are about to replay or to help, then connect with them."""
@@ -126,7 +121,7 @@ class ReplayingProcess(ConnectedProcess):
         owners = members if self.parallel_replay is None else {*self.parallel_replay.owners}
         if len({group.ready[rank] for rank in owners}) > 1:
             raise Violation(f"{self} is to replay with {owners}, and they begin with {group.ready}")
-        self.mode = Mode.HELP if self._is_helper() else Mode.REPLAY
+        self.mode = Mode.FORMED
         self.world.provoke_fault(0.4, (1, 4, 10, 20, 40))
         return True
 
@@ -152,8 +147,7 @@ class ReplayingProcess(ConnectedProcess):
             return False
         self.world.seen["helped"] += 1
         self.detach_from_group()
-        self.mode = Mode.RECOVER
-        self.append(ev.WorkerReady(rank=self.rank, generation=state.generation))
+        self._helped, self.mode = True, Mode.RECOVER
         return True
 
     def _receive_help(self, iteration: int) -> bool:
@@ -178,19 +172,15 @@ class ReplayingProcess(ConnectedProcess):
 
     def _replay(self, state: State) -> bool:
         """One iteration, or in a joint replay a part of one."""
-        if self.substep == 0:
-            if not self._replay_due(state):
-                self._cancel_replay()
-                return True
-            if self.world.rng.random() < 0.5:
-                return True  # computing takes a while
+        if self.substep == 0 and self.world.rng.random() < 0.5:
+            return True  # computing takes a while
         assert self.content is not None
         iteration = self.content.iteration
         while self.substep < 4:
             peer = self.before if self.substep in (0, 3) else self.after
             exchange = self._replay_from if self.substep % 2 == 0 else self._replay_to
             if peer is not None and not exchange(peer, iteration):
-                return self.mode != Mode.REPLAY
+                return self.mode != Mode.REPLAY or self.failure is not None
             self.substep += 1
             if self.replay_group:
                 return True
@@ -198,12 +188,10 @@ class ReplayingProcess(ConnectedProcess):
             return self._acted
         if not self._receive_help(iteration):
             return True
-        self.substep = 0
         self._apply(iteration, self.history)
+        self._step_done = True
         if self.replay_group:
             self.world.provoke_fault(0.4, (1, 2, 2, 4))  # while others are one iteration behind
-        if self.content.iteration == self.replay_until:
-            self._end_replay()
         return True
 
     def _replay_due(self, state: State) -> bool:
@@ -232,10 +220,8 @@ class ReplayingProcess(ConnectedProcess):
         return True
 
     def _abort_replay(self, reason: str) -> bool:
-        """The worker keeps ``replaying``, as in the executor, because its state is behind the others'."""
-        self.abandon_step()
-        self._cancel_replay()
-        self.append(ev.ReplayFailed(rank=self.rank, generation=self.log_generation, reason=reason))
+        """The state stays behind the others'."""
+        self.failure = RecoveryError(reason)
         return False
 
     def _diverged(self, peer: int) -> bool:
@@ -246,11 +232,14 @@ class ReplayingProcess(ConnectedProcess):
         assert self.content is not None
         return peer not in self.replay_group or self._send(peer, iteration, self.content.chain, self.history)
 
-    def _end_replay(self) -> None:
-        """The state is at the consensus iteration. The replay group may still receive what was sent."""
-        if self.replay_group:
-            self.world.seen["replayed jointly"] += 1
-            self.world.provoke_fault(0.6, (1, 2, 3))  # before the others are done
-        self.detach_from_group()
-        self.replaying, self.mode = False, Mode.RECOVER
-        self.append(ev.WorkerReady(rank=self.rank, generation=self.log_generation, replayed=1))
+    def end_replay(self) -> None:
+        """The state is at the consensus iteration, or it stays where it is."""
+        if self.replaying and self.replay_group and self.content is not None:
+            at_end = self.content.iteration == self.replay_until
+            self.world.seen["replayed jointly"] += at_end
+            self.world.provoke_fault(0.6 * at_end, (1, 2, 3))  # before the others are done
+        self.replaying = False
+
+    def move_layers(self, state: State) -> Ticks[bool]:
+        """No plan asks for it."""
+        raise Violation(f"{self} is to move layers, and has none")

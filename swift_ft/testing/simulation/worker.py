@@ -1,4 +1,6 @@
-"""A simulated worker: a small version of what the executor does with the protocol's orders.
+"""A simulated worker: the core of a real one (`swift_ft/runtime/worker/core.py`), among stand-ins.
+
+What is simulated is what surrounds the core: its process, its connections, its state, and a script.
 
 BOOT ──▶ RECOVER ──▶ (GATHER) ──▶ REPLAY, HELP ──▶ RECOVER ──▶ JOIN ──▶ RESEND ──▶ RUN ──▶ FINISHING ──▶ exit
             ▲           │           │                      │        │         │
@@ -7,27 +9,35 @@ BOOT ──▶ RECOVER ──▶ (GATHER) ──▶ REPLAY, HELP ──▶ RECOV
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any, TypeVar
 
+from swift_ft.errors import DivergenceError, SwiftError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.orders import WorkerOrder
-from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.reconcile import Transfer
-from swift_ft.testing.simulation.connection import Mode
+from swift_ft.runtime.worker.core import WorkerCore
+from swift_ft.runtime.worker.flow import Flow
+from swift_ft.runtime.worker.part import Interruption, Part, Round
+from swift_ft.runtime.worker.status import WorkerStatus
+from swift_ft.testing.simulation.connection import Mode, Pending, Ticks
+from swift_ft.testing.simulation.ports import ports_of
 from swift_ft.testing.simulation.replay import ReplayingProcess
 from swift_ft.testing.simulation.store import GENESIS, Content, Violation
 from swift_ft.testing.simulation.world import Host, World
 
 __all__ = ["Worker"]
 
+T = TypeVar("T")
 
-class Worker(ReplayingProcess):
-    """One process, with its training thread.
+
+class Worker(ReplayingProcess, Part):
+    """One process, with its training thread. It is the only part of its core.
 
     Attributes:
-        plan: the plan of the generation that it last joined.
+        core: decides.
         stage: the stage that it holds.
         layers: of a model that is a stack of layers; 0 for any other.
     """
@@ -36,24 +46,16 @@ class Worker(ReplayingProcess):
 
     def __init__(self, world: World, machine: Host, rank: int, started_in: int) -> None:
         super().__init__(world, machine, rank, started_in)
-        self.mode = Mode.SESSIONLESS if world.settings.sessionless else Mode.BOOT
-        self.plan: Plan | None = None
         self.stage = rank
+        self.core = WorkerCore(rank, WorkerStatus(), self, ports_of(self))
         self._next_transfer = 0
+        self._half_updated = False
         self._iterations_without_session = 0
-        self._acts: dict[Mode, Callable[[State], bool]] = {
-            Mode.BOOT: self._boot,
-            Mode.RECOVER: self._recover,
-            Mode.GATHER: self._gather,
-            Mode.REPLAY: self._replay,
-            Mode.HELP: self._help,
-            Mode.JOIN: self._join,
-            Mode.RESEND: self._resend,
-            Mode.RUN: self._run,
-            Mode.CONFIRM: self._confirm,
-            Mode.FINISHING: self._finishing,
-            Mode.SESSIONLESS: self._run_without_session,
-        }
+        sessionless = world.settings.sessionless
+        self.mode = Mode.SESSIONLESS if sessionless else Mode.BOOT
+        self._flow = self._without_session() if sessionless else self._train()
+        self._call: Callable[[], Any] = next(self._flow)
+        self._ticks: Ticks[Any] | None = None
 
     def __repr__(self) -> str:
         at = self.content.iteration if self.content else None
@@ -61,6 +63,11 @@ class Worker(ReplayingProcess):
             f"worker {self.rank} of {self.machine_name} "
             f"(started in {self.started_in}, {self.mode.name}, at {at})"
         )
+
+    @property
+    def dirty(self) -> str | None:
+        """Why its state is neither before nor after an iteration, if so."""
+        return self.core.status.dirty
 
     def act(self) -> bool:
         """Take one small step. False if there was nothing to do."""
@@ -71,128 +78,214 @@ class Worker(ReplayingProcess):
         background = self.saves or self.commits or self.cleanups
         if background and self.world.rng.random() < self.world.settings.background_rate:
             return self.act_in_background()
-        return self._acts[self.mode](self.view)
+        try:
+            outcome = next(self._ticks) if self._ticks is not None else self._call()
+        except StopIteration as end:
+            self._decide(self._flow.send, end.value)
+        except SwiftError as error:
+            self._decide(self._flow.throw, error)
+        else:
+            if self._ticks is not None:
+                return outcome is Pending.ACTED
+            if isinstance(outcome, Generator):
+                self._ticks = outcome
+                return self.act()
+            self._decide(self._flow.send, outcome)
+        return True
 
-    # ----------------------------------------------------------------------------------------- recovery
+    def _decide(self, go_on: Callable[[Any], Callable[[], Any]], outcome: object) -> None:
+        """A call has returned, or has failed: its core says what comes next."""
+        self._ticks = None
+        with suppress(StopIteration):  # the script has returned
+            self._call = go_on(outcome)
 
-    def _boot(self, _: State) -> bool:
+    # ------------------------------------------------------------------------------------- the script
+
+    def _train(self) -> Flow[None]:
+        """The script's loop; see `swift_ft/runtime/steps.py`."""
+        yield self._boot
+        core = self.core
+        yield from core.recover()
+        while True:
+            yield from core.ready_to_step()
+            if not (yield from core.settle()) or (yield from core.stops_for_layout()):
+                continue
+            if core.status.iteration >= self.world.settings.iterations and not self.replaying:
+                if (yield from core.finish()):
+                    self.complete()
+                    return
+                continue
+            step = core.begin()
+            interrupted = yield self._body
+            if interrupted:
+                yield from core.interrupted("the network broke", self.failure)
+            else:
+                self._check_content(step.completed)
+                yield from core.completed()
+
+    def _boot(self) -> Ticks[None]:
         """Import, build the model, claim the store (worker 0 decides for all)."""
         if self.rank == 0:
             self.world.claimed = True
-            if not self._report_earlier_run():
+            found = self.world.settings.resume
+            if found:  # worker 0 reports the checkpoints that it found in the store
+                yield from self.write(
+                    ev.CheckpointCommitted(
+                        iteration=found[-1], epoch=0, keep=self.world.settings.keep, earlier=found[:-1]
+                    )
+                )
+        while not self.world.claimed:
+            yield Pending.IDLE
+
+    def _body(self) -> Ticks[bool]:
+        """The body of a step. True if it was interrupted."""
+        self.mode = Mode.REPLAY if self.replaying else Mode.RUN
+        self.substep, self.failure, self._step_done = 0, None, False
+        act = self._replay if self.replaying else self._run
+        while not self._step_done:
+            if self.mode == Mode.CONFIRM or self.failure is not None or self._others_stop():
                 return True
-        elif not self.world.claimed:
+            acted = act(self.view)
+            if not self._step_done:
+                yield Pending.ACTED if acted else Pending.IDLE
+        return False
+
+    def _others_stop(self) -> bool:
+        """Whether other workers do not begin this iteration, because layers move before it."""
+        return self.core.layers_move_next and not self.replaying and self.mode == Mode.RUN
+
+    def _run(self, state: State) -> bool:
+        """A part of one live iteration: forward, backward, the optimizer's step."""
+        assert self.content is not None
+        iteration, chain = self.content.iteration, self.content.chain
+        before, after = self.before, self.after
+        match self.substep:
+            case 0:
+                if before is not None and not self._recv_and_check(before, iteration):
+                    return self.mode == Mode.CONFIRM
+            case 1:
+                if after is not None and not self._send(after, iteration, chain, self.history):
+                    return True
+            case 2:
+                if after is not None and not self._recv_and_check(after, iteration):
+                    return self.mode == Mode.CONFIRM
+            case 3:
+                if before is not None and not self._send(before, iteration, chain, self.history):
+                    return True
+            case _:
+                self._apply(iteration, self.history)
+                self._step_done = True
+        self.substep += 1
+        return True
+
+    def break_half_updated(self) -> bool:
+        """Communication fails after the optimizer's step: the state is between two iterations."""
+        if self.mode != Mode.RUN or self.substep != 4:
             return False
-        self.mode = Mode.RECOVER
+        self._half_updated = True
+        self.fail_communication()
         return True
 
-    def _report_earlier_run(self) -> bool:
-        """Worker 0 reports the checkpoints that it found in the store. False if that ends the process."""
-        found = self.world.settings.resume
-        return not found or self.append(
-            ev.CheckpointCommitted(
-                iteration=found[-1], epoch=0, keep=self.world.settings.keep, earlier=found[:-1]
-            )
-        )
+    def diverge(self, doubts: int | None) -> None:
+        """Its step finds that the result is wrong. ``doubts`` is the checkpoint that may be at fault."""
+        at = self.content.iteration if self.content is not None else None
+        self.failure = DivergenceError("diverged", computed_in=at, doubts=doubts)
 
-    def _recover(self, state: State) -> bool:
-        match self.order(state):
-            case WorkerOrder.HOLD:
-                return False
-            case WorkerOrder.STOP:
-                self.exit(1)
-            case WorkerOrder.REPORT:
-                self._report(state)
-            case WorkerOrder.EXECUTE:
-                self._execute(state)
-            case WorkerOrder.RUN:
-                self._prepare(state)
-        return True
+    # --------------------------------------------------------------------------------------- its parts
 
-    def _report(self, state: State) -> None:
-        live = self.content is not None and not self.replaying
+    def why_checkpoint(self, committed: int | None) -> str:
+        """Like a worker whose log nears its budget, but more often."""
+        return "chance" if self.world.rng.random() < self.world.settings.request_rate else ""
+
+    def interrupted(self, interruption: Interruption) -> None:
+        """Undo what an incomplete step changed. Here, that is nothing."""
+        if self._half_updated:
+            assert self.content is not None
+            self.content = Content(self.content.iteration, hash((self.content.chain, "half updated")))
+            self.core.status.dirty, self._half_updated = "optimizer", False
+
+    def settle(self, state: State) -> None:
+        """Others may read its log."""
         self.flush()
-        self.replaying = False
-        at = None if self.content is None else self.content.iteration
-        stages, known = (self.rank,), self.world.shapes_known
-        status = ev.StatusReported(
-            rank=self.rank,
-            generation=state.generation,
-            iteration=at,
-            live=live,
-            stages=stages,
-            pipeline_known=known,
-            dirty=self.dirty,
-            log_gap_before=self.log_gap_before,
-            layers=self.layers,
-        )
-        self.append(
-            replace(status, can_resend=self.can_resend(), max_replay_shards=self.world.max_replay_shards)
-        )
 
-    # --------------------------------------------------------------------------------------------- live
-
-    def _prepare(self, state: State) -> None:
-        """The order is to run: open the log and begin to form the group."""
-        assert state.plan is not None
-        plan = state.plan
-        if self.content is None:
-            self.content = GENESIS  # the script's own initial state
-        if self.content.iteration != plan.resume + plan.tasks[self.rank].resend_from_log:
-            raise Violation(f"{self} goes live in a generation that resumes at {plan.resume}")
-        self._enter(state, plan)
-
-    def _enter(self, state: State, plan: Plan) -> None:
-        """Begin to form the group of a generation."""
-        self._open_log(state)
-        self.plan, self.history = plan, self._history_of(state)
-        self.joining_generation, self.substep, self.mode = state.generation, 0, Mode.JOIN
-        self.expected_order = WorkerOrder.RUN
-
-    def _join(self, state: State) -> bool:
-        """Form the group, together with all other workers. An abort ends the wait for them."""
-        generation = self.joining_generation
-        assert generation is not None
-        assert self.plan is not None
-        group = self.world.group(generation)
-        if self.rank not in group.joined:
-            if self._is_to_leave(state, generation):
-                self.detach_from_group()
-                self.mode = Mode.RECOVER
-                return True
-            group.joined.add(self.rank)
-            return True
-        if len(group.joined) < state.world_size and not group.gone and not group.broken:
-            if not self._is_to_leave(state, generation):
-                return False  # until the generation is over, or a deadline
-            self.leave_group()
-            self.mode = Mode.RECOVER
-            return True
-        self.active_generation, self.joining_generation = generation, None
-        if len(group.joined) < state.world_size or group.gone or group.broken:
-            self.fail_communication()
-            return True
-        if self.generation_over(state):
-            self.leave_group()
-            self.mode = Mode.RECOVER
-            return True
-        self.world.check_formed(generation, self.plan)
-        self.world.shapes_known = True
-        self._formed(state)
-        return True
-
-    def _is_to_leave(self, state: State, generation: int) -> bool:
-        """Whether the group that it is about to form, or forms, is not needed any more."""
-        return state.generation != generation or self.order(state) != WorkerOrder.RUN
-
-    def _formed(self, state: State) -> None:
-        """The group is formed: workers that are ahead resend, all others train."""
-        assert self.plan is not None
-        if self.plan.tasks[self.rank].resend_from_log:
-            self.mode = Mode.RESEND
+    def report(self, report: ev.StatusReported) -> ev.StatusReported:
+        """Add all that the core does not know."""
+        if report.iteration is None:
+            self.content = None
         else:
-            self.mode = Mode.RUN
-            self._save_what_it_begins_with(state)
+            self._check_content(report.iteration)
+        return replace(report, layers=self.layers, **self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        """Of its stage, in its report."""
+        return {
+            "stages": (self.rank,),
+            "pipeline_known": self.world.shapes_known,
+            "log_gap_before": self.log_gap_before,
+            "can_resend": self.can_resend(),
+            "max_replay_shards": self.world.max_replay_shards,
+        }
+
+    def _check_content(self, iteration: int) -> None:
+        if self.content is None or self.content.iteration != iteration:
+            raise Violation(f"{self} has {self.content}, and its core counts {iteration} iterations")
+
+    def open(self, state: State, begin: int) -> None:
+        """Its log of a generation begins."""
+        self._open_log(state)
+
+    def prepare(self, round: Round) -> None:
+        """The order is to run: have a state of the iteration with which all go on."""
+        self._follow(round)
+        if self.content is None:
+            self.content = self.initial(GENESIS)
+        if self.content.iteration != round.plan.resume + round.task.resend_from_log:
+            raise Violation(f"{self} goes live in a generation that resumes at {round.plan.resume}")
+
+    def initial(self, state: T) -> T:
+        """The script's own initial state, if that is still there."""
+        if not self.core.status.fresh:
+            raise Violation(f"{self} begins anew, and no longer has what its script began with")
+        return state
+
+    def _follow(self, round: Round) -> None:
+        self.plan, self.history = round.plan, self._history_of(round.state)
+
+    def join(self, round: Round) -> Ticks[str | None]:  # type: ignore[override]  # its driver takes ticks
+        """Resend, if this worker is ahead."""
+        self.substep = 0
+        if round.task.resend_from_log:
+            yield from self.stay(Mode.RESEND, self._resend)
+        else:
+            self.mode = Mode.EQUAL
+        return self._outcome()
+
+    def _outcome(self) -> str | None:
+        """Of an exchange with others."""
+        if self.failure is not None:
+            raise self.failure
+        return None if self.mode == Mode.EQUAL else "the network broke"
+
+    def close(self) -> Ticks[None]:  # type: ignore[override]  # its driver takes ticks
+        """Stay until the last checkpoint is committed."""
+        last, every = self.world.settings.iterations, self.world.settings.checkpoint_every
+        while True:
+            if self.act_in_background():
+                yield Pending.ACTED
+            elif last % every or self._committed >= last or self.view.phase == Phase.ENDED:
+                return
+            else:
+                yield Pending.IDLE  # until a deadline
+
+    @property
+    def _committed(self) -> int:
+        return self.view.checkpoints.committed or 0
+
+    def finish(self) -> None:
+        """The log is complete."""
+        self.flush()
+
+    # -------------------------------------------------------------------------------- exchanges with others
 
     def _due_transfer(self) -> Transfer | None:
         """The next transfer of the plan in which this worker takes part; None if there is none any more."""
@@ -215,7 +308,7 @@ class Worker(ReplayingProcess):
             if mail is None:
                 return self.mode == Mode.CONFIRM
             self._check_repeated(peer, iteration, mail)
-        self.substep, self.mode = 0, Mode.RUN
+        self.mode = Mode.EQUAL
         self.world.seen["resent from log"] += 1
         return True
 
@@ -225,10 +318,8 @@ class Worker(ReplayingProcess):
             if isinstance(own, str):
                 if own == "missing" and not self._outdated(state):
                     raise Violation(f"{self} has to resend iteration {iteration} to rank {peer}: {own}")
-                generation = self.active_generation
-                assert generation is not None
-                self.leave_group()
-                self._fail_replay(generation, f"its own log is {own}")
+                self._abort_replay(f"its own log is {own}")
+                self.mode = Mode.RECOVER
                 return
             if not self._send(peer, iteration, own.chain, own.history):
                 return
@@ -240,75 +331,11 @@ class Worker(ReplayingProcess):
         if not isinstance(own, str) and mail != (own.chain, own.history):
             raise Violation(f"{self} resends, and rank {peer} sends other bytes than before")
 
-    def _run(self, state: State) -> bool:
-        """A part of one live iteration: forward, backward, the optimizer's step."""
-        if self.substep == 0 and not self._continues(state):
-            return True
-        assert self.content is not None
-        iteration, chain = self.content.iteration, self.content.chain
-        before, after = self.before, self.after
-        match self.substep:
-            case 0:
-                if before is not None and not self._recv_and_check(before, iteration):
-                    return self.mode == Mode.CONFIRM
-            case 1:
-                if after is not None and not self._send(after, iteration, chain, self.history):
-                    return True
-            case 2:
-                if after is not None and not self._recv_and_check(after, iteration):
-                    return self.mode == Mode.CONFIRM
-            case 3:
-                if before is not None and not self._send(before, iteration, chain, self.history):
-                    return True
-            case _:
-                self._apply(iteration, self.history)
-                self._maybe_request_checkpoint()
-                self.substep = -1
-        self.substep += 1
-        return True
-
-    def _continues(self, state: State) -> bool:
-        """Between two steps: whether there is another one to do in this generation."""
-        assert self.content is not None
-        if self.generation_over(state):
-            self.leave_group()
-            self.mode = Mode.RECOVER
-            return False
-        if self.content.iteration >= self.world.settings.iterations:
-            self.flush()
-            self.mode = Mode.FINISHING
-            self.append(ev.WorkerFinished(rank=self.rank, generation=state.generation))
-            return False
-        return True
-
-    def _finishing(self, state: State) -> bool:
-        """Stay until all have completed the last iteration, and the last checkpoint is committed."""
-        if not state.all_finished:
-            if self.generation_over(state):
-                self.leave_group()
-                self.mode = Mode.RECOVER
-                return True
-            return False
-        if self.act_in_background():
-            return True
-        last = self.world.settings.iterations
-        regular = last % self.world.settings.checkpoint_every == 0
-        if regular and (state.checkpoints.committed or 0) < last and state.phase != Phase.ENDED:
-            return False  # until a deadline
-        self.complete()
-        return True
-
-    def break_half_updated(self) -> bool:
-        """Communication fails after the optimizer's step: the state is between two iterations."""
-        if self.mode != Mode.RUN or self.substep != 4:
-            return False
-        assert self.content is not None
-        self.content = Content(self.content.iteration, hash((self.content.chain, "half updated")))
-        self.dirty = "optimizer"
-        self.fail_communication()
-        return True
-
     # ---------------------------------------------------------------------------------- without a session
+
+    def _without_session(self) -> Flow[None]:
+        while True:
+            yield lambda: self.stay(Mode.SESSIONLESS, self._run_without_session)
 
     def _run_without_session(self, _: State) -> bool:
         """A plain script: it works while all workers are there, and fails when one is not."""

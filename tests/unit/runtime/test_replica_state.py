@@ -145,7 +145,7 @@ def test_a_survivor_goes_forward_with_all_that_belongs_to_it() -> None:
     survivor = Survivor(breaks=False)
     assert survivor.transfer(Transfer(1, (0,)), 48) is None
     assert survivor.happened == ["received", "own buffers of 48"]
-    assert survivor.status == WorkerStatus(48, known=True)
+    assert survivor.status == WorkerStatus(48, known=True, fresh=False)
 
 
 @pytest.mark.parametrize("resume", [46, 47])

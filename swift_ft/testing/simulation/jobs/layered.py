@@ -12,7 +12,9 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout
 from swift_ft.recovery.orders import WorkerOrder
-from swift_ft.testing.simulation.connection import Mode
+from swift_ft.recovery.plan import Task
+from swift_ft.runtime.worker.part import Interruption, Round, StepInfo
+from swift_ft.testing.simulation.connection import Mode, Ticks
 from swift_ft.testing.simulation.job import SimulatedJob
 from swift_ft.testing.simulation.machine import Machine
 from swift_ft.testing.simulation.store import Violation
@@ -60,30 +62,24 @@ class LayeredWorker(Worker):
         self.layers = _LAYERS_PER_STAGE * world.world_size
         self.layout: StageLayers = even_layout(self.layers, world.world_size)
         self.aside: StageLayers | None = None
-        self._acts[Mode.STOPPED] = self._stopped
-        self._acts[Mode.MOVE] = self._move
+        self._moved = False
 
     # ----------------------------------------------------------------------------------------- recovery
 
-    def _report(self, state: State) -> None:
-        self.settle(state)
-        super()._report(state)
-
-    def _execute(self, state: State) -> None:
-        assert state.plan is not None
-        if state.plan.new_layout is None:
-            super()._execute(state)
-            return
+    def move_layers(self, state: State) -> Ticks[bool]:
+        """Give and take layers, aside, once all workers are connected."""
         self.active_generation, self.expected_order = state.generation, WorkerOrder.EXECUTE
-        self.replay_members = tuple(range(state.world_size))
-        self.mode = Mode.MOVE
+        self.replay_members, self._moved = tuple(range(state.world_size)), False
         group = self.group
         assert group is not None
         group.ready[self.rank] = self.content
-        self.append(ev.GroupAwaited(rank=self.rank, generation=state.generation))
+        yield from self.write(ev.GroupAwaited(rank=self.rank, generation=state.generation))
+        yield from self.stay(Mode.MOVE, self._move)
+        if self.mode == Mode.CONFIRM:
+            yield from self.confirm_loss()
+        return self._moved
 
     def _move(self, state: State) -> bool:
-        """Give and take layers, once all workers are connected."""
         group, plan = self.group, state.plan
         assert group is not None
         if self.generation_over(state):
@@ -111,12 +107,15 @@ class LayeredWorker(Worker):
             self.world.seen["declined a layout"] += 1
             self.append(ev.LayoutDeclined(rank=self.rank, generation=state.generation, reason="memory"))
             return True
-        self.aside = plan.new_layout
-        self.append(ev.WorkerReady(rank=self.rank, generation=state.generation))
+        self.aside, self._moved = plan.new_layout, True
         return True
 
     def settle(self, state: State) -> None:
         """What came aside becomes its own, if the job has agreed on it."""
+        super().settle(state)
+        self._take_over(state)
+
+    def _take_over(self, state: State) -> None:
         agreed, aside, self.aside = self.agreed(state), self.aside, None
         if aside is not None and aside == agreed != self.layout:
             self.layout = aside
@@ -126,60 +125,38 @@ class LayeredWorker(Worker):
         """The layout of the job."""
         return state.layouts.current or even_layout(self.layers, self.world.world_size)
 
-    def _load(self, state: State, iteration: int) -> bool:
-        self.layout = self.agreed(state)  # each layer from the part that has it
-        return super()._load(state, iteration)
+    def load(self, state: State, task: Task) -> None:
+        """Each layer from the part that has it."""
+        self.layout = self.agreed(state)
+        super().load(state, task)
 
-    def _prepare(self, state: State) -> None:
-        self.settle(state)
-        if self.layout != self.agreed(state):
-            raise Violation(f"{self} goes live with the layers of {self.layout}, not {self.agreed(state)}")
-        super()._prepare(state)
+    def prepare(self, round: Round) -> None:
+        """Have the layers of the layout in which training goes on."""
+        self._take_over(round.state)
+        if self.layout != (agreed := self.agreed(round.state)):
+            raise Violation(f"{self} goes live with the layers of {self.layout}, not {agreed}")
+        super().prepare(round)
 
     # --------------------------------------------------------------------------------------------- live
 
-    def _run(self, state: State) -> bool:
-        pending = state.layouts.pending
-        at = None if self.content is None else self.content.iteration
-        if pending is not None and pending.iteration == at and not self.generation_over(state):
-            if self.substep:
-                self.world.seen["stopped in an iteration that others do not begin"] += 1
-            self.abandon_step()
-            self.mode = Mode.STOPPED
-            assert self.active_generation is not None
-            self.append(
-                ev.LayoutBoundaryReached(rank=self.rank, generation=self.active_generation, iteration=at)
-            )
-            return True
-        return super()._run(state)
+    def interrupted(self, interruption: Interruption) -> None:
+        """Perhaps only since others have stopped."""
+        super().interrupted(interruption)
+        if self.mode == Mode.RUN and self.substep:
+            self.world.seen["stopped in an iteration that others do not begin"] += 1
 
-    def _stopped(self, state: State) -> bool:
-        """Wait until all workers have stopped, or one of them is lost, or that was the last iteration."""
-        if not self.generation_over(state):
-            if state.membership.ended:  # another script has left its loop: it will never stop
-                self.fail_communication()
-                return True
-            if state.layouts.pending is not None:
-                return False
-            self.mode = Mode.RUN
-            return True
-        self.leave_group()
-        self.mode = Mode.RECOVER
-        return True
-
-    def _maybe_request_checkpoint(self) -> None:
-        super()._maybe_request_checkpoint()
-        if self.active_generation is None or self.world.rng.random() > _REQUESTS:
+    def boundary(self, step: StepInfo) -> None:
+        """Now and then it asks for another layout."""
+        if self.world.rng.random() > _REQUESTS:
             return
-        assert self.content is not None
         counts = [1] * self.world.world_size
         for _ in range(self.layers - len(counts)):
             counts[self.world.rng.randrange(len(counts))] += 1
         self.append(
             ev.LayoutRequested(
                 rank=self.rank,
-                generation=self.active_generation,
-                iteration=self.content.iteration + self.world.rng.choice((1, ev.REQUESTED_AHEAD)),
+                generation=step.generation,
+                iteration=step.completed + self.world.rng.choice((1, ev.REQUESTED_AHEAD)),
                 layers=tuple(counts),
             )
         )

@@ -11,11 +11,13 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from swift_ft.recovery import events as ev
+from swift_ft.errors import RecoveryError
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.memory import CopyPlacement, newest_in_memory
-from swift_ft.recovery.plan import RecoveryMode
+from swift_ft.recovery.plan import RecoveryMode, Task
+from swift_ft.runtime.worker.part import Round, StepInfo
 from swift_ft.testing.simulation.faults import FAULTS
 from swift_ft.testing.simulation.job import SimulatedJob
 from swift_ft.testing.simulation.machine import Machine
@@ -104,46 +106,33 @@ class MemoryWorker(Worker):
 
     # ----------------------------------------------------------------------------------------- recovery
 
-    def _report(self, state: State) -> None:
-        live = self.content is not None and not self.replaying
-        self.flush()
-        self.replaying = False
+    def settle(self, state: State) -> None:
+        """It takes and gives no copies until training continues."""
+        super().settle(state)
         self.accepts = self._candidate = None
         self._copies.clear()
-        self.append(
-            ev.StatusReported(
-                rank=self.rank,
-                generation=state.generation,
-                iteration=None if self.content is None else self.content.iteration,
-                live=live,
-                pipeline_known=True,
-                dirty=self.dirty,
-                can_resend=False,
-                kept=tuple(sorted(self.own)),
-                held=tuple(sorted(self.held)),
-                held_of=self._owner,
-            )
-        )
 
-    def _load(self, state: State, iteration: int) -> bool:
-        assert state.plan is not None
-        holder = state.plan.tasks[self.rank].holder
-        self.content = None
-        if holder is None:
-            return super()._load(state, iteration)
+    def _facts(self) -> dict[str, Any]:
+        kept, held = tuple(sorted(self.own)), tuple(sorted(self.held))
+        return {"pipeline_known": True, "kept": kept, "held": held, "held_of": self._owner}
+
+    def load(self, state: State, task: Task) -> None:
+        """From the store, or from a machine's memory."""
+        if (holder := task.holder) is None:
+            super().load(state, task)
+            return
+        self.content, iteration = None, task.load
+        assert iteration is not None
         if self.world.store.failing_loads > 0:
             self.world.store.failing_loads -= 1
-            self._fail_replay(state.generation, "the copy is not what was copied")
-            return False
+            raise RecoveryError("the copy is not what was copied")
         copies = self.own if holder == self.rank else getattr(self._process(holder), "held", {})
         if iteration not in copies:
             if self._process(holder) is not None and not self._outdated(state):
                 raise Violation(f"{self} finds no copy of iteration {iteration} in the memory of {holder}")
-            self._fail_replay(state.generation, "the copy cannot be fetched")
-            return False
+            raise RecoveryError("the copy cannot be fetched")
         self.content = self.own[iteration] = copies[iteration]
         self.world.seen["loaded from its own memory" if holder == self.rank else "loaded from another's"] += 1
-        return True
 
     def _process(self, rank: int) -> MemoryWorker | None:
         """The process of a rank, if it answers."""
@@ -152,16 +141,11 @@ class MemoryWorker(Worker):
         assert newest is None or isinstance(newest, MemoryWorker)
         return newest
 
-    def _formed(self, state: State) -> None:
-        self._live(state)
-        super()._formed(state)
-
-    def _live(self, state: State) -> None:
-        plan = self.plan
-        assert plan is not None
-        assert self.active_generation is not None
+    def live(self, round: Round) -> None:
+        """Copies are taken and given from now on."""
+        plan, state = round.plan, round.state
         placement = CopyPlacement.of(state.domains, state.shape.workers_per_machine)
-        if placement is None or state.generation != self.active_generation:
+        if placement is None:
             return
         if self._holder not in (None, placement.holders[self.rank]):
             self.world.seen["another holder"] += 1
@@ -188,9 +172,9 @@ class MemoryWorker(Worker):
 
     # ------------------------------------------------------------------------------------------- copies
 
-    def _apply(self, iteration: int, history: int) -> None:
-        super()._apply(iteration, history)
-        if (iteration + 1) % self._job.every == 0:
+    def boundary(self, step: StepInfo) -> None:
+        """A copy is due every so many iterations."""
+        if step.completed % self._job.every == 0:
             self._take()
 
     def _take(self) -> None:

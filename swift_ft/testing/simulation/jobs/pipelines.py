@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
-from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.plan import Plan, RecoveryMode
-from swift_ft.testing.simulation.connection import Mode
+from swift_ft.recovery.plan import Plan, RecoveryMode, Task
+from swift_ft.runtime.worker.part import Round
+from swift_ft.testing.simulation.connection import Mode, Ticks
 from swift_ft.testing.simulation.faults import FAULTS
 from swift_ft.testing.simulation.job import SimulatedJob
 from swift_ft.testing.simulation.jobs.replica_state import ParameterValue
@@ -91,7 +91,7 @@ class PipelinesJob(SimulatedJob):
         return LayersState(iterations, (value,) * count)
 
     def _check_contents(self, generation: int, plan: Plan, group: list[Worker]) -> None:
-        """States become equal after the group is formed; see :meth:`PipelineWorker._goes_live`."""
+        """States become equal after the group is formed; see :meth:`PipelineWorker.join`."""
 
     def _check_plan(self, state: State, plan: Plan) -> None:
         super()._check_plan(state, plan)
@@ -114,6 +114,8 @@ class PipelineWorker(Worker):
         updated: the update of the interrupted iteration is being undone.
     """
 
+    completes_alone = True
+
     def __init__(self, world: World, machine: Host, rank: int, started_in: int, job: PipelinesJob) -> None:
         super().__init__(world, machine, rank, started_in)
         self._job = job
@@ -126,7 +128,6 @@ class PipelineWorker(Worker):
         self._last: dict[int, tuple[int, int]] = {}  # the averages of the last update
         self.updated = False
         self._aside: dict[int, ParameterValue] = {}
-        self._acts[Mode.TRANSFER] = self._transfer
 
     @property
     def model(self) -> LayersState:
@@ -151,80 +152,70 @@ class PipelineWorker(Worker):
 
     # ----------------------------------------------------------------------------------------- recovery
 
-    def _report(self, state: State) -> None:
-        at = None if self.content is None else self.content.iteration
-        undoable = (0, 1) if self._job.can_undo and self._last and not self.updated else ()
-        averages, self.averages = self.averages, None
-        if averages is not None and averages[0] == at and not self.updated:
-            self.averages = averages
-        self.append(
-            ev.StatusReported(
-                rank=self.rank,
-                generation=state.generation,
-                iteration=at,
-                live=at is not None,
-                stages=(self.stage,),
-                pipeline=self.pipeline,
-                pipeline_known=True,
-                holds=(f"layers of stage {self.stage}",),
-                can_resend=False,
-                layers=self.layers,
-                undoable=undoable,
-                updated=(0, 1) if self.updated else (),
-                completes=self.averages is not None,
-            )
-        )
+    def settle(self, state: State) -> None:
+        """Averages are of use as long as they are those of the next iteration."""
+        at, averages = self.core.status.iteration, self.averages
+        if averages is not None and (averages[0] != at or self.updated):
+            self.averages = None
 
-    def _execute(self, state: State) -> None:
-        assert state.plan is not None
-        task = state.plan.tasks[self.rank]
-        if task.load is None and task.replays:
-            self._complete_alone(state, task.begin)
-            self.append(ev.WorkerReady(rank=self.rank, generation=state.generation))
-            return
-        if self._loads(state):
-            self.updated, self._last, self.averages = False, {}, None
-        super()._execute(state)
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "stages": (self.stage,),
+            "pipeline": self.pipeline,
+            "pipeline_known": True,
+            "holds": (f"layers of stage {self.stage}",),
+            "undoable": (0, 1) if self._job.can_undo and self._last and not self.updated else (),
+            "updated": (0, 1) if self.updated else (),
+            "completes": self.averages is not None,
+        }
 
-    def _complete_alone(self, state: State, iteration: int) -> None:
-        if self.averages is None or self.averages[0] != iteration or self.model.iteration != iteration:
+    def load(self, state: State, task: Task) -> None:
+        """Load a part, which cannot be undone."""
+        super().load(state, task)
+        self.updated, self._last, self.averages = False, {}, None
+
+    def _replay(self, state: State) -> bool:
+        """Complete the interrupted iteration, whose averages are all here."""
+        iteration = self.model.iteration
+        if self.averages is None or self.averages[0] != iteration:
             raise Violation(f"{self} is to complete iteration {iteration}, and has {self.averages}")
         self._apply_averages(self.averages[1])
         self.averages = None
         self._set({}, iteration + 1)
-        self._open_log(state)
-        if self.checkpoint_due(iteration + 1):
-            self._save(state)
+        self._step_done = True
+        return True
 
-    def _prepare(self, state: State) -> None:
-        """Undo what the plan says, then form the group."""
-        plan = state.plan
-        assert plan is not None
+    def prepare(self, round: Round) -> None:
+        """Undo what the plan says."""
+        self._follow(round)
+        plan, task = round.plan, round.task
         receives = any(self.rank in transfer.targets for transfer in plan.transfers)
         if self.content is None and not receives:
             if plan.mode != RecoveryMode.START:
                 raise Violation(f"{self} has no state, and receives none")
-            self._set(dict.fromkeys(self.own, ParameterValue()), 0)
-        if plan.tasks[self.rank].undo and not self.updated:
-            begin = plan.tasks[self.rank].begin
-            if self.model.iteration != begin + 1:
-                raise Violation(f"{self} is to undo its way back to {begin}")
+            self._set(dict.fromkeys(self.own, self.initial(ParameterValue())), 0)
+        if task.undo and not self.updated:
+            if self.model.iteration != task.begin + 1:
+                raise Violation(f"{self} is to undo its way back to {task.begin}")
             values = {n: self.model.values[n].undone(self._last[n], True) for n in self.own}
-            self._set(values, begin)
+            self._set(values, task.begin)
             self.updated, self._last = True, {}
-        self._enter(state, plan)
+            self.core.status.iteration = task.begin
 
     # --------------------------------------------------------------------------------------- transfers
 
-    def _formed(self, state: State) -> None:
-        self.mode, self._next_transfer, self.substep, self._aside = Mode.TRANSFER, 0, 0, {}
-        if self.plan is not None and self.plan.transfers:
+    def join(self, round: Round) -> Ticks[str | None]:  # type: ignore[override]  # its driver takes ticks
+        """Become equal to the other pipelines."""
+        self._next_transfer, self._aside = 0, {}
+        if round.plan.transfers:
             self.world.provoke_fault(0.3, (1, 2, 3, 5, 8, 12))
+        yield from self.stay(Mode.TRANSFER, self._transfer)
+        return self._outcome()
 
     def _transfer(self, state: State) -> bool:
         """The next transfer in which it takes part. What comes is aside until all of it is there."""
         if (transfer := self._due_transfer()) is None:
-            self._goes_live(state)
+            self._becomes_equal()
             return True
         number = self._next_transfer
         arrived = self._told.arrived.setdefault(number, set())
@@ -254,13 +245,14 @@ class PipelineWorker(Worker):
         group = self.world.group(self.active_generation)
         return group.broken or bool(group.gone) or self.generation_over(self.view)
 
-    def _goes_live(self, state: State) -> None:
+    def _becomes_equal(self) -> None:
         """All layers here are what they are elsewhere, and of the iteration with which all go on."""
         assert self.plan is not None
         if self._aside:
             self._set(self._aside, self.plan.resume)
             self._last = {}
-        self.updated, self.dirty, self.mode, self.substep = False, None, Mode.RUN, 0
+            self.core.status.iteration = self.plan.resume
+        self.updated, self.mode = False, Mode.EQUAL
         if self.model.iteration != self.plan.resume:
             raise Violation(f"{self} goes live in a generation that resumes at {self.plan.resume}")
         for layer in self.own:
@@ -269,16 +261,14 @@ class PipelineWorker(Worker):
                 raise Violation(f"{self} goes live with {value} of layer {layer}")
             if self._told.live.setdefault(layer, value) != value:
                 raise Violation(f"{self} goes live with another layer {layer} than its replica")
-        self._save_what_it_begins_with(state)
 
     # -------------------------------------------------------------------------------------- one step
 
     def _run(self, state: State) -> bool:
         match self.substep:
             case 0:
-                if self._continues(state):
-                    self._told.begun.setdefault(self.model.iteration, set()).add(self.rank)
-                    self.averages, self.substep = None, 1
+                self._told.begun.setdefault(self.model.iteration, set()).add(self.rank)
+                self.averages, self.substep = None, 1
             case 1:
                 return self._compute()
             case 2:
@@ -292,10 +282,7 @@ class PipelineWorker(Worker):
                 self.substep = 6
             case _:
                 self._set({}, self.model.iteration + 1)
-                self.substep = 0
-                if self.checkpoint_due(self.model.iteration):
-                    self._save(self.view)
-                self._maybe_request_checkpoint()
+                self._step_done = True
         return True
 
     def _compute(self) -> bool:

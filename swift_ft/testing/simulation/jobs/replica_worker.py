@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
-from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.plan import RecoveryMode
+from swift_ft.recovery.plan import RecoveryMode, Task
 from swift_ft.recovery.reconcile import Transfer
-from swift_ft.testing.simulation.connection import Mode
+from swift_ft.runtime.worker.part import Interruption, Round
+from swift_ft.testing.simulation.connection import Mode, Ticks
 from swift_ft.testing.simulation.jobs.replica_state import (
     BUCKETS,
     LOSS_BUCKET,
@@ -98,8 +98,6 @@ class ReplicaWorker(Worker):
         self._buckets_sent = 0
         self._buckets_received: set[int] = set()
         self._incoming: list[ParameterValue] = []
-        self._acted = False
-        self._acts[Mode.TRANSFER] = self._transfer
 
     @property
     def model(self) -> ReplicaState:
@@ -113,41 +111,26 @@ class ReplicaWorker(Worker):
 
     # ----------------------------------------------------------------------------------------- recovery
 
-    def _report(self, state: State) -> None:
-        at = None if self.content is None else self.content.iteration
-        live, updated = self.content is not None, tuple(sorted(self.updated))
-        status = ev.StatusReported(
-            rank=self.rank,
-            generation=state.generation,
-            iteration=at,
-            live=live,
-            stages=(),
-            pipeline_known=True,
-            dirty=self.dirty,
-            holds=_HOLDS,
-        )
-        self.append(replace(status, updated=updated))
+    def _facts(self) -> dict[str, Any]:
+        updated = tuple(sorted(self.updated))
+        return {"pipeline_known": True, "can_resend": True, "holds": _HOLDS, "updated": updated}
 
-    def _execute(self, state: State) -> None:
-        assert state.plan is not None
-        if state.plan.tasks[self.rank].load is None:
-            raise Violation(f"{self} has nothing to load, and data-parallel jobs replay nothing")
-        if self._loads(state):
-            self.updated.clear()
-        super()._execute(state)
+    def load(self, state: State, task: Task) -> None:
+        """Load a part, which is whole."""
+        super().load(state, task)
+        self.updated.clear()
 
-    def _prepare(self, state: State) -> None:
-        """Undo what the plan says, then form the group."""
-        plan = state.plan
-        assert plan is not None
+    def prepare(self, round: Round) -> None:
+        """Undo what the plan says."""
+        self._follow(round)
+        plan = round.plan
         receives = any(t.parameters is None and self.rank in t.targets for t in plan.transfers)
         if self.content is None and not receives:
             if plan.mode != RecoveryMode.START:
                 raise Violation(f"{self} has no state, and receives none")
-            self.model = self.memory
-        for index in plan.tasks[self.rank].undo:
+            self.model = self.initial(self.memory)
+        for index in round.task.undo:
             self._undo(index)
-        self._enter(state, plan)
 
     def _undo(self, index: int) -> None:
         if index not in self.updated:
@@ -160,15 +143,18 @@ class ReplicaWorker(Worker):
 
     # ------------------------------------------------------------------------------------------ transfers
 
-    def _formed(self, state: State) -> None:
-        self.mode, self._next_transfer, self.substep = Mode.TRANSFER, 0, 0
-        if self.plan is not None and self.plan.transfers:
+    def join(self, round: Round) -> Ticks[str | None]:  # type: ignore[override]  # its driver takes ticks
+        """Become equal to the others."""
+        self._next_transfer, self.substep = 0, 0
+        if round.plan.transfers:
             self.world.provoke_fault(0.25, (1, 3, 5, 8, 12, 20, 30))
+        yield from self.stay(Mode.TRANSFER, self._transfer)
+        return self._outcome()
 
     def _transfer(self, state: State) -> bool:
         """A bucket of a transfer, in the plan's order."""
         if (transfer := self._due_transfer()) is None:
-            self._transfers_done(state)
+            self._transfers_done()
             return True
         assert self.active_generation is not None
         group = self.world.group(self.active_generation)
@@ -228,7 +214,7 @@ class ReplicaWorker(Worker):
             self.world.seen["survivor received a whole state"] += 1
         self.model = ReplicaState(sent.iteration, tuple(self._incoming), statistics)
         self.updated.clear()
-        self.dirty = None
+        self.core.status.dirty, self.core.status.iteration = None, sent.iteration
 
     def _end_bucket(self, transfer: Transfer) -> None:
         buckets = len(BUCKETS) if transfer.parameters is None else len(transfer.parameters)
@@ -252,25 +238,23 @@ class ReplicaWorker(Worker):
                 self.world.seen["survivor kept its own state"] += 1
         self.fail_communication()
 
-    def _transfers_done(self, state: State) -> None:
+    def _transfers_done(self) -> None:
         """All replicas are equal, whichever is done first."""
         assert self.plan is not None
         assert self.active_generation is not None
-        self.dirty, self.mode, self.substep = None, Mode.RUN, 0
+        self.mode = Mode.EQUAL
         self.updated.clear()
         if self.model.iteration != self.plan.resume:
             raise Violation(f"{self} goes live in a generation that resumes at {self.plan.resume}")
         self._replicas.check_equal(self.active_generation, self)
         self.world.seen["became equal"] += 1
-        self._save_what_it_begins_with(state)
 
     # ------------------------------------------------------------------------------------------ one step
 
     def _run(self, state: State) -> bool:
         match self.substep:
             case 0:
-                if self._continues(state):
-                    self._begin_step()
+                self._begin_step()
             case 1:
                 return self._backward()
             case 2:
@@ -354,14 +338,11 @@ class ReplicaWorker(Worker):
     def _complete_step(self) -> None:
         self.model = replace(self.model, iteration=self.model.iteration + 1)
         self.updated.clear()
-        self.substep = 0
-        if self.checkpoint_due(self.model.iteration):
-            self._save(self.view)
-        self._maybe_request_checkpoint()
+        self._step_done = True
 
-    def abandon_step(self) -> None:
+    def interrupted(self, interruption: Interruption) -> None:
         """Buckets in flight may still arrive. Then the running statistics are restored."""
-        if self.mode == Mode.RUN and self.substep > 0:
+        if self.substep > 0:
             assert self._before_step is not None
             in_flight = {*range(self._buckets_sent)} - self._buckets_received if self.substep == 1 else ()
             for bucket in in_flight:
@@ -369,12 +350,11 @@ class ReplicaWorker(Worker):
                     self._receive_average(bucket)
             if self._replicas.optimizer == Optimizer.PLAIN and self.updated:
                 self.updated.clear()
-                self.dirty = "optimizer"
+                self.core.status.dirty = "optimizer"
             elif self.updated:
                 self.world.seen["interrupted in an update"] += 1
             self._statistics_after_step = self.model.statistics
             self.model = replace(self.model, statistics=self._before_step.statistics)
-        self.substep = 0
 
     def break_half_updated(self) -> bool:
         """Communication fails after the optimizer's step."""

@@ -6,12 +6,13 @@ it: the generations in which an update was undone are part of the name of the hi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
-from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.plan import RecoveryMode
-from swift_ft.testing.simulation.connection import Mode
+from swift_ft.recovery.plan import RecoveryMode, Task
+from swift_ft.runtime.worker.part import Round
+from swift_ft.testing.simulation.connection import Mode, Ticks
 from swift_ft.testing.simulation.store import GENESIS, Content, Logged, SharedStore, Violation
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import Host, World
@@ -110,7 +111,6 @@ class StageWorker(Worker):
         self._replicas = replicas
         self._undo_window: Content | None = None  # the state before the last update, while undo is possible
         self._undone = False
-        self._acts[Mode.TRANSFER] = self._transfer
 
     @property
     def before(self) -> int | None:
@@ -129,41 +129,34 @@ class StageWorker(Worker):
 
     # ----------------------------------------------------------------------------------------- recovery
 
-    def _report(self, state: State) -> None:
-        self.flush()
-        at = None if self.content is None else self.content.iteration
-        live, self.replaying = at is not None and not self.replaying, False
-        status = ev.StatusReported(
-            rank=self.rank,
-            generation=state.generation,
-            iteration=at,
-            live=live,
-            stages=(self.stage,),
-            pipeline_known=True,
-            dirty=self.dirty,
-            log_gap_before=self.log_gap_before,
-        )
+    def _facts(self) -> dict[str, Any]:
         window, updated = self._undo_window, (0,) * self._undone
         no_update = window is not None and _updates_nothing(window.iteration)
-        undoable = (0,) * (window is not None and not no_update)
-        holds = (f"stage {self.stage}",)
-        status = replace(status, holds=holds, pipeline=self.pipeline, can_resend=self.can_resend())
-        self.append(replace(status, undoable=undoable, no_update=no_update, updated=updated))
+        return {
+            "stages": (self.stage,),
+            "pipeline_known": True,
+            "log_gap_before": self.log_gap_before,
+            "holds": (f"stage {self.stage}",),
+            "pipeline": self.pipeline,
+            "can_resend": self.can_resend(),
+            "undoable": (0,) * (window is not None and not no_update),
+            "no_update": no_update,
+            "updated": updated,
+        }
 
-    def _execute(self, state: State) -> None:
-        if self._loads(state):
-            self._undo_window, self._undone = None, False
-        super()._execute(state)
+    def load(self, state: State, task: Task) -> None:
+        """Load a part, which cannot be undone."""
+        super().load(state, task)
+        self._undo_window, self._undone = None, False
 
-    def _prepare(self, state: State) -> None:
-        """Undo what the plan says, then form the group."""
-        plan = state.plan
-        assert plan is not None
-        task = plan.tasks[self.rank]
+    def prepare(self, round: Round) -> None:
+        """Undo what the plan says."""
+        self._follow(round)
+        plan, task, status = round.plan, round.task, self.core.status
         if self.content is None and not any(self.rank in t.targets for t in plan.transfers):
             if plan.mode != RecoveryMode.START:
                 raise Violation(f"{self} has no state, and receives none")
-            self.content = GENESIS
+            self.content = self.initial(GENESIS)
         if task.back and self.content is not None and self.content.iteration != task.begin:
             window = self._undo_window
             if window is None or window.iteration != task.begin:
@@ -171,21 +164,26 @@ class StageWorker(Worker):
             if bool(task.undo) == _updates_nothing(task.begin):
                 raise Violation(f"{self} is to undo {task.undo} of iteration {task.begin}")
             self.content, self._undo_window, self._undone = window, None, bool(task.undo)
+            status.iteration = task.begin
             self.world.seen["undid an update" if task.undo else "took back no update"] += 1
-        self._enter(state, plan)
 
     def _history_of(self, state: State) -> int:
         return hash((super()._history_of(state), self._replicas.undone_before(state.generation)))
 
     # ------------------------------------------------------------------------------------------ transfers
 
-    def _formed(self, state: State) -> None:
-        self.mode, self._next_transfer = Mode.TRANSFER, 0
+    def join(self, round: Round) -> Ticks[str | None]:  # type: ignore[override]  # its driver takes ticks
+        """Become equal to the replicas."""
+        self._next_transfer = 0
+        yield from self.stay(Mode.TRANSFER, self._transfer)
+        if self.mode == Mode.EQUAL:
+            return (yield from super().join(round))
+        return self._outcome()
 
     def _transfer(self, state: State) -> bool:
         """Send or receive a whole state, in the plan's order."""
         if (transfer := self._due_transfer()) is None:
-            self._transfers_done(state)
+            self._transfers_done()
             return True
         assert self.active_generation is not None
         group = self.world.group(self.active_generation)
@@ -210,9 +208,10 @@ class StageWorker(Worker):
         self._replicas.skip(self.rank, sent)
         self.content, self._undo_window, self._undone = sent, None, False
         self.retained_sends = None
+        self.core.status.iteration = sent.iteration
         self._next_transfer += 1
 
-    def _transfers_done(self, state: State) -> None:
+    def _transfers_done(self) -> None:
         """All workers are where the plan says, and all are of one history."""
         assert self.plan is not None
         assert self.content is not None
@@ -220,8 +219,7 @@ class StageWorker(Worker):
         if self.content.iteration != self.plan.tasks[self.rank].end:
             raise Violation(f"{self} goes live where {self.plan.tasks[self.rank].end} was planned")
         self._replicas.check_equal(self.active_generation, self)
-        self.dirty, self._undone = None, False
-        super()._formed(state)
+        self._undone, self.mode = False, Mode.EQUAL
 
     # ------------------------------------------------------------------------------------------ one step
 

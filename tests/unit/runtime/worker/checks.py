@@ -15,6 +15,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import RecoveryMode, Task
+from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.worker.core import WorkerCore
 from swift_ft.runtime.worker.status import WorkerStatus
 from tests.unit.runtime.worker.surroundings import RANK, Surroundings, a_state, of_task
@@ -67,7 +68,7 @@ def it_leaves_its_group_reports_does_its_task_and_goes_live(core: Core) -> None:
         *("prepare 4", "open 4 in 2", "enter 2", "join 1", "live 2"),
     ]
     assert around.core.generation == 2
-    assert around.status == WorkerStatus(iteration=4, known=True, recoveries=1)
+    assert around.status == WorkerStatus(4, known=True, fresh=False, recoveries=1)
     assert around.events[1] == ev.WorkerReady(rank=RANK, generation=2, received=7)
 
 
@@ -141,7 +142,7 @@ def it_loads_what_its_task_names(core: Core) -> None:
         *("load 2 at 5, known: False", "open 2 in 2", "append WorkerReady"),
         f"order {WorkerOrder.RUN}",
     ]
-    assert status == WorkerStatus(iteration=2, known=True, recoveries=1)
+    assert status == WorkerStatus(2, known=True, fresh=False, recoveries=1)
 
 
 @check
@@ -149,7 +150,7 @@ def what_is_dirty_stays_so_until_it_is_loaded_or_made_equal(core: Core) -> None:
     around = Surroundings(core, orders=[(WorkerOrder.EXECUTE, a_state(2, of_task(STAY)))])
     around.status.dirty, around.status.updated, around.status.parts_done = "half", (1,), 1
     stops_after_its_orders(around)
-    assert around.status == WorkerStatus(4, True, "half", (1,), parts_done=1)
+    assert around.status == WorkerStatus(4, True, True, "half", (1,), parts_done=1)
 
 
 def stops_after_its_orders(around: Surroundings) -> list[str]:
@@ -168,7 +169,7 @@ def a_load_that_fails_is_reported_and_the_next_order_awaited(core: Core) -> None
             *("load 2 at 0, known: False", "end replay", "append ReplayFailed without a state")
         ]
         assert around.events == [ev.ReplayFailed(rank=RANK, generation=2, reason=str(error))]
-        assert (around.status.known, around.status.dirty) == (False, "half")
+        assert (around.status.known, around.status.dirty, around.status.fresh) == (False, "half", False)
 
 
 @check
@@ -186,7 +187,7 @@ def a_replay_is_a_step_to_run(core: Core) -> None:
     assert around.says(around.core.recover())[2:] == [
         *("load 2 at 0, known: False", "open 2 in 2", "replay until 4"),
     ]
-    assert around.status == WorkerStatus(2, known=True)
+    assert around.status == WorkerStatus(2, known=True, fresh=False)
     assert not around.events
     assert (around.core.generation, around.status.iteration) == (2, 2)
 
@@ -262,6 +263,28 @@ def an_exchange_that_breaks_off_is_a_broken_connection(core: Core) -> None:
 
 
 @check
+def what_its_script_began_with_is_there_until_something_comes(core: Core) -> None:
+    state = Transfer(source=0, targets=(RANK,))
+    for transfers, fresh in (((), True), ((state,), False)):
+        around = Surroundings(
+            core,
+            orders=[
+                (WorkerOrder.RUN, a_state(1, of_task(STAY, RecoveryMode.START, transfers=transfers))),
+                (WorkerOrder.REPORT, a_state(2)),
+                (WorkerOrder.RUN, a_state(2)),
+            ],
+            join=["peer gone"],
+        )
+        reports(around)
+        (report,) = around.events
+        assert isinstance(report, ev.StatusReported)
+        assert (report.iteration, report.fresh) == (None, fresh)
+    around = runs(core, of_task(STAY, transfers=(state,)), enter=False)
+    stops_after_its_orders(around)
+    assert around.status.fresh
+
+
+@check
 def what_cannot_be_prepared_or_used_is_a_failed_task(core: Core) -> None:
     for moment in ("prepare", "join"):
         around = runs(core, of_task(STAY), **{moment: RecoveryError("no undo")})
@@ -274,7 +297,7 @@ def after_the_exchange_the_state_is_whole(core: Core) -> None:
     around = runs(core, of_task(STAY))
     around.status.dirty, around.status.updated, around.status.known = "half", (1,), False
     assert around.says(around.core.recover())[-1] == "live 1"  # and no longer "half"
-    assert around.status == WorkerStatus(4, known=True, recoveries=1)
+    assert around.status == WorkerStatus(4, known=True, fresh=False, recoveries=1)
 
 
 @check

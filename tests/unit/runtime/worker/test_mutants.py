@@ -127,7 +127,7 @@ def is_text(statement: ast.stmt) -> bool:
 def only_records(statement: ast.stmt) -> bool:
     """What is recorded of a recovery changes nothing; tests of its spans look at it."""
     inner = statement.body if isinstance(statement, ast.If) else [statement]
-    return all(ast.unparse(one).startswith(("recorder.", "began = recorder.")) for one in inner)
+    return all(ast.unparse(one).startswith(("self._recorder.", "began = self._recorder.")) for one in inner)
 
 
 def negate(node: Any) -> None:
