@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from swift_ft.checkpoint.recording_file import StoredRecording, read_recording, recording_names
@@ -341,15 +342,14 @@ def _shares(by: str, participants: Sequence[Participant], began: float, ended: f
 
 
 def _own_times(spans: Sequence[PlacedSpan], began: float, ended: float) -> Iterator[tuple[str, float]]:
-    """Of each span, the time in it and in none that is within it, as far as it is between two times."""
-    open_spans: dict[str, list[PlacedSpan]] = defaultdict(list)  # by thread, the outermost first
-    for span in spans:
-        shared = min(span.ended_ms, ended) - max(span.began_ms, began)
-        outer = open_spans[span.thread]
-        while outer and outer[-1].ended_ms <= span.began_ms:
-            outer.pop()
-        if shared > 0:
-            yield span.name, shared
-            if outer:
-                yield outer[-1].name, -shared
-        outer.append(span)
+    """Names of spans with times, which add up to no more than the time between these two.
+
+    A moment belongs to the span that began last of those that are open. It is the innermost one of its
+    thread; the threads of an agent work at once.
+    """
+    within = [span for span in spans if span.began_ms < ended and span.ended_ms > began]
+    bounds = {time for span in within for time in (span.began_ms, span.ended_ms) if began < time < ended}
+    for first, then in pairwise(sorted({began, ended, *bounds})):
+        working = [span for span in within if span.began_ms <= first and span.ended_ms >= then]
+        if working:
+            yield max(working, key=lambda span: (span.began_ms, -span.ended_ms)).name, then - first

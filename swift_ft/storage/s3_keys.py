@@ -20,8 +20,12 @@ _logger = logging.getLogger(__name__)
 _BEGAN_BEFORE_S = 10.0
 """A call that is refused so soon after the change may have begun with the old keys, in another thread."""
 
+_IN_DOUBT_S = 1.0
+"""s3fs takes new keys by itself where it connects once more. A call of before is refused all the same."""
+
 _lock = threading.Lock()
 _changed_at: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()  # by client
+_refused: weakref.WeakKeyDictionary[Any, tuple[float, float]] = weakref.WeakKeyDictionary()  # first and last
 
 
 def take_new_keys(fs: Any) -> bool:
@@ -42,7 +46,8 @@ def take_new_keys(fs: Any) -> bool:
         session = type(fs.session)(**fs.kwargs)  # as s3fs makes them
         found = _keys(fs, session)
         if found is None or found == _keys(fs, fs.session):
-            return time.monotonic() - _changed_at.get(fs, -_BEGAN_BEFORE_S) < _BEGAN_BEFORE_S
+            recently = time.monotonic() - _changed_at.get(fs, -_BEGAN_BEFORE_S) < _BEGAN_BEFORE_S
+            return recently or _is_in_doubt(fs)
         fs.connect(refresh=True)
         _changed_at[fs] = time.monotonic()
     _logger.warning(
@@ -50,6 +55,16 @@ def take_new_keys(fs: Any) -> bool:
         extra={"event": "store_keys_replaced"},
     )
     return True
+
+
+def _is_in_doubt(fs: Any) -> bool:
+    """Whether a client has been refused for so short a time that an old call may be the reason."""
+    now = time.monotonic()
+    first, last = _refused.get(fs, (now, now))
+    if now - last > _BEGAN_BEFORE_S:
+        first = now
+    _refused[fs] = first, now
+    return now - first < _IN_DOUBT_S
 
 
 def _keys(fs: Any, session: Any) -> object:

@@ -193,8 +193,10 @@ def run_cluster(
     report = json.loads(report_path.read_text()) if report_path.exists() else {}
     left = [*end.left, *processes_of(folder)]
     assert not left, f"{left} were left behind:\n{output[-3000:]}"
-    # A killed process leaves the folder of multiprocessing, and torch's compiler its precompiled headers.
-    files = [path for path in temporary.iterdir() if not path.name.startswith(("pymp-", "torchinductor_"))]
+    # A killed process leaves the folder of multiprocessing, or one that a library had for a moment; torch's
+    # compiler leaves its precompiled headers.
+    excused = ("pymp-", "torchinductor_", *["tmp"] * bool(report.get("recoveries")))
+    files = [path for path in temporary.iterdir() if not path.name.startswith(excused)]
     shutil.rmtree(temporary)
     assert not files, f"{files} were left behind:\n{output[-3000:]}"
     run = ClusterRun(folder, end.code, output, report)

@@ -8,7 +8,13 @@ import pytest
 
 from swift_ft.checkpoint.recording_file import StoredRecording, write_recording
 from swift_ft.observe.spans import FIRST_ITERATION, Recording, Span
-from swift_ft.offline.recovery_spans import TracedRecovery, read_recordings, trace_recoveries
+from swift_ft.offline.recovery_spans import (
+    PlacedSpan,
+    TracedRecovery,
+    _own_times,
+    read_recordings,
+    trace_recoveries,
+)
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.storage.store import Store
@@ -154,3 +160,17 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (problem,) = problems
     assert "rank-00001.g0002.trace.json" in problem
     assert read_recordings(store, RUN, [3]) == ([], [])
+
+
+def test_threads_that_work_at_once_share_the_time() -> None:
+    """An agent starts workers in one thread while another one writes."""
+    spans = [
+        PlacedSpan("start workers", 0.0, 10.0, "", {}),
+        PlacedSpan("import", 2.0, 4.0, "", {}),
+        PlacedSpan("append", 5.0, 9.0, "journal", {}),
+    ]
+    times: dict[str, float] = {}
+    for name, ms in _own_times(spans, 1.0, 12.0):
+        times[name] = times.get(name, 0.0) + ms
+    assert times == {"start workers": 1.0, "import": 3.0, "append": 7.0}
+    assert sum(times.values()) == 11.0
