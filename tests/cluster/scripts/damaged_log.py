@@ -84,8 +84,11 @@ def break_the_writer() -> None:
 
 
 def damage_the_checkpoint(victim: int) -> None:
-    """A bit flips in a worker's part of the first checkpoint that this worker is about to load."""
-    load = Checkpointer.load
+    """A bit flips in a worker's part of the first checkpoint that this worker is about to load.
+
+    It does once: its replacement would flip the bit back, while the victim may be loading already.
+    """
+    load, damaged = Checkpointer.load, STORE.parent / "damaged"
 
     def after_damage(
         self: Checkpointer,
@@ -96,7 +99,9 @@ def damage_the_checkpoint(victim: int) -> None:
     ) -> None:
         Checkpointer.load = load
         (part,) = STORE.glob(f"checkpoints/{iteration:08d}/rank-{victim:05d}.*/__0_0.distcp")
-        damage("flip", part)
+        if not damaged.exists():
+            damaged.touch()
+            damage("flip", part)
         load(self, iteration, rank, layout, workers)
 
     Checkpointer.load = after_damage
