@@ -44,9 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--record-durations"):
         config.pluginmanager.register(Recorder(config))
     if hasattr(config.option, "loadscopereorder"):
-        config.option.loadscopereorder = (
-            False  # else a file with many quick tests is before one that takes long
-        )
+        # Else a file with many quick tests is before one that takes long.
+        config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.completeness import Completeness
@@ -57,9 +56,6 @@ from swift_ft.torch_adapters.fsdp import ShardedModels
 from swift_ft.torch_adapters.process_group import GenerationGroup
 
 __all__ = ["Foundations"]
-
-if TYPE_CHECKING:
-    pass
 
 
 class Foundations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -11,20 +12,22 @@ from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.archive import JournalArchiver
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.coordination.progress import ProgressBoard
-from swift_ft.errors import SwiftError
+from swift_ft.errors import DamagedCheckpointError, SwiftError
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.plan import Task
 from swift_ft.runtime.checkpoints.checkpointing import Saver
-from swift_ft.runtime.checkpoints.failures import failure_event
 from swift_ft.runtime.checkpoints.housekeeping import Housekeeping
 from swift_ft.runtime.checkpoints.part_peers import PartPeers
+from swift_ft.runtime.worker.failures import failure_event
 from swift_ft.runtime.worker.part import Part, Round
 from swift_ft.runtime.worker.status import WorkerStatus
 
 __all__ = ["CheckpointsPart", "Elsewhere"]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,9 @@ class CheckpointsPart(Part):
 
     def failure(self, error: SwiftError, generation: int) -> ev.Event:
         """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""
+        if isinstance(error, DamagedCheckpointError):
+            iteration = error.fields["iteration"]
+            _logger.error("%s", error, extra={"event": "checkpoint_damaged", "iteration": iteration})
         return failure_event(error, self._context.rank, generation, self._checkpointer.unverified)
 
     def flush_notes(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swift_ft.errors import DamagedCheckpointError, DivergenceError, SwiftError
+from swift_ft.errors import SwiftError
 from swift_ft.observe.spans import Recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.helpers import ParallelReplay
@@ -12,6 +12,7 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Task
 from swift_ft.runtime.worker.core import Ports
+from swift_ft.runtime.worker.failures import failure_event
 from swift_ft.testing.simulation.connection import Mode, Pending, Ticks
 from swift_ft.testing.simulation.replay import ReplayingProcess
 
@@ -157,16 +158,7 @@ class _Checkpoints:
         )
 
     def failure(self, error: SwiftError, generation: int) -> ev.Event:
-        rank, reason = self._worker.rank, str(error)
-        if isinstance(error, DamagedCheckpointError):
-            iteration = error.fields["iteration"]
-            return ev.CheckpointDamaged(rank=rank, generation=generation, iteration=iteration, reason=reason)
-        if not isinstance(error, DivergenceError):
-            return ev.ReplayFailed(rank=rank, generation=generation, reason=reason)
-        at, doubts = error.fields["computed_in"], error.fields["doubts"]
-        return ev.ReplayFailed(
-            rank=rank, generation=generation, reason=reason, diverged=True, differs_at=at, doubts=doubts
-        )
+        return failure_event(error, self._worker.rank, generation, error.fields.get("doubts"))
 
     def flush_notes(self) -> None:
         """Nothing is noted."""

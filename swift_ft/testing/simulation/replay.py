@@ -61,8 +61,6 @@ class ReplayingProcess(ConnectedProcess):
 
     def begin_replay(self, state: State, task: Task, shared: ParallelReplay | None) -> Ticks[bool]:
         """Connect with those that replay, too. False if another generation is due."""
-        if self.content is None or self.content.iteration != task.begin:
-            raise Violation(f"{self} is to begin at iteration {task.begin} with {self.content}")
         self.parallel_replay = shared
         self.replaying, self.replay_until = True, task.replay_until
         self.history = self._history_of(state)

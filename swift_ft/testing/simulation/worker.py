@@ -231,7 +231,9 @@ class Worker(ReplayingProcess, Part):
             raise Violation(f"{self} has {self.content}, and its core counts {iteration} iterations")
 
     def open(self, state: State, begin: int) -> None:
-        """Its log of a generation begins."""
+        """Its log of a generation begins. One that has done its task has the state that the plan names."""
+        if state.phase == Phase.RECOVERING and (self.content is None or self.content.iteration != begin):
+            raise Violation(f"{self} is to begin at iteration {begin} with {self.content}")
         self._open_log(state)
 
     def prepare(self, round: Round) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from swift_ft.recovery.job_state import State
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import RecoveryMode, Task
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.worker.part import Interruption, Round
@@ -119,6 +119,12 @@ class ReplicaWorker(Worker):
         """Load a part, which is whole."""
         super().load(state, task)
         self.updated.clear()
+
+    def open(self, state: State, begin: int) -> None:
+        """What a worker has to do is to load."""
+        if state.phase == Phase.RECOVERING and Round.of(self.rank, state).task.load is None:
+            raise Violation(f"{self} has nothing to load, and data-parallel jobs replay nothing")
+        super().open(state, begin)
 
     def prepare(self, round: Round) -> None:
         """Undo what the plan says."""

@@ -216,8 +216,8 @@ class Surroundings(Part):
         self.note("close")
 
 
-class _Replays:
-    """Replays, of which the surroundings hold what they say of themselves."""
+class _Side:
+    """A port of which the surroundings hold the fields, so that a check sets them there."""
 
     def __init__(self, around: Surroundings) -> None:
         self.__dict__["_around"] = around
@@ -228,6 +228,8 @@ class _Replays:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._around, name, value)
 
+
+class _Replays(_Side):
     def begin(self, state: State, task: Task, shared: object) -> bool:
         self._around.status.known = True
         return bool(self._around.note("replay", f"until {task.replay_until}", default=True))
@@ -264,16 +266,7 @@ class _Checkpoints:
         self._around.note("flush notes")
 
 
-class _Hooks:
-    def __init__(self, around: Surroundings) -> None:
-        self.__dict__["_around"] = around
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._around, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._around, name, value)
-
+class _Hooks(_Side):
     def check(self) -> None:
         self._around.note("check")
 

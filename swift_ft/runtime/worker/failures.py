@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 from swift_ft.errors import CannotHelpError, DamagedCheckpointError, DivergenceError, SwiftError
 from swift_ft.recovery.events import CheckpointDamaged, HelpDeclined, ReplayFailed
 
 __all__ = ["failure_event"]
-
-_logger = logging.getLogger(__name__)
 
 
 def failure_event(
@@ -25,7 +21,6 @@ def failure_event(
     reason = str(error)
     if isinstance(error, DamagedCheckpointError):
         iteration = error.fields["iteration"]
-        _logger.error("%s", reason, extra={"event": "checkpoint_damaged", "iteration": iteration})
         return CheckpointDamaged(rank=rank, generation=generation, iteration=iteration, reason=reason)
     if isinstance(error, CannotHelpError):
         return HelpDeclined(rank=rank, generation=generation, reason=reason)
