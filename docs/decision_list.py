@@ -15,8 +15,6 @@ from pathlib import Path
 from docs.generated import write_or_check
 from docs.house import ROOT
 
-__all__ = ["AREAS", "FOLDER", "Decision", "document", "parse", "read"]
-
 FOLDER = ROOT / "docs" / "decisions"
 
 AREAS: Mapping[str, str] = {

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-__all__ = ["write_or_check"]
-
 _ROOT = Path(__file__).parents[1]
 
 

@@ -16,8 +16,6 @@ from pathlib import Path
 from docs.generated import write_or_check
 from swift_ft.recovery.protocol import TRANSITIONS
 
-__all__ = ["MODULES", "ROOMS", "ROOT", "documents", "imports_of", "own_imports_of"]
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "swift_ft"
 

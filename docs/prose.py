@@ -21,8 +21,6 @@ from pathlib import Path
 
 from docs.house import PACKAGE, ROOT
 
-__all__ = ["HABITS", "LIMITS", "Docstring", "Finding", "docstrings", "find", "found_in", "limits", "main"]
-
 LIMITS = ROOT / "docs" / "prose.json"
 """The largest count that each habit may have."""
 

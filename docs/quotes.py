@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from benchmarks.lib.figures import Cell, Figure
 from benchmarks.lib.runs import Run
 
-__all__ = ["FIGURES", "QUOTES", "Quote", "fill", "places"]
-
 _PLACE = re.compile(r"<!-- begin figures ([\w-]+) -->\n(.*?)<!-- end figures \1 -->", re.DOTALL)
 _WIDTH = 120
 

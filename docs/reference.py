@@ -47,8 +47,6 @@ from swift_ft.session import Session
 from swift_ft.testing.simulation import __main__ as simulation
 from swift_ft.undo.support import undo_support
 
-__all__ = ["LogCall", "agent_metrics", "document", "log_calls", "template_of"]
-
 PATH = ROOT / "docs" / "reference.md"
 
 _WIDTH = 100

@@ -18,8 +18,6 @@ from docs import quotes
 from docs.generated import write_or_check
 from docs.house import ROOT
 
-__all__ = ["HISTORY", "RESULTS", "documents", "history", "today"]
-
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 HISTORY = ROOT / "benchmarks" / "HISTORY.md"
 

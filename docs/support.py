@@ -12,8 +12,6 @@ from docs.generated import write_or_check
 from docs.house import ROOT
 from tests.support.support_table import CASES, FEATURES, PARALLELISMS, Case
 
-__all__ = ["PATH", "document"]
-
 PATH = ROOT / "docs" / "support.md"
 
 _BEGIN, _END = "<!-- begin table -->\n", "<!-- end table -->\n"

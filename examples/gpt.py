@@ -17,17 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = [
-    "Batches",
-    "Config",
-    "argument_parser",
-    "build_layer",
-    "build_stage",
-    "load_text",
-    "loss_fn",
-    "stages_of",
-]
-
 VOCABULARY = 256  # bytes
 
 ONE_STAGE = ("GPipe", "1F1B")  # per worker

@@ -11,8 +11,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Trace", "kill_in_forward", "process_start"]
-
 
 class Trace:
     """Appends a JSON line per event to a file that all workers share: iteration, rank, at (Unix time), event.

@@ -8,8 +8,6 @@ import os
 import torch
 import torch.distributed as dist
 
-__all__ = ["BACKENDS", "add_device_options", "join", "own_gpu", "same_bits_in_each_run"]
-
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 

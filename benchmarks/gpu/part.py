@@ -14,8 +14,6 @@ import torch
 from benchmarks.lib.results import Summary, Target
 from examples.commands import CommandError
 
-__all__ = ["Part", "end_in_order", "figure", "limited", "run_part"]
-
 
 def figure(name: str, value: str) -> Target:
     """A measured value of which nothing is asked."""

@@ -21,8 +21,6 @@ from typing import Any
 
 from benchmarks.lib.ports import free_ports, wait_until
 
-__all__ = ["EtcdCluster", "binary"]
-
 _ANSWER_S = 2.0
 _LOOK_S = 0.2
 

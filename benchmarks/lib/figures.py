@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-__all__ = ["Cell", "Figure", "cell_from_json", "cell_from_text", "cell_text", "cell_to_json"]
-
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 _UNIT = r"(?: ?(?P<unit>%|x|s|ms|B|kB|MB|GB|MiB|GiB|bytes|MB/s|GB/s))?"
 _MEASURED = re.compile(rf"(?P<value>{_NUMBER}){_UNIT}(?: \((?P<low>{_NUMBER})-(?P<high>{_NUMBER})\))?")

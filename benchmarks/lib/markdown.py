@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from benchmarks.lib.figures import cell_from_text, cell_text
 from benchmarks.lib.runs import Run, Table, Verdict
 
-__all__ = ["TARGET_COLUMNS", "VERDICTS", "Body", "read_body", "run_in_markdown", "table", "target_rows"]
-
 VERDICTS = {None: "", True: "met", False: "**missed**"}
 TARGET_COLUMNS = ("target", "asked", "measured", "")
 

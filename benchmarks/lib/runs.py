@@ -12,8 +12,6 @@ from typing import Any
 
 from benchmarks.lib.figures import Cell, cell_from_json, cell_to_json
 
-__all__ = ["FOLDER", "Host", "Run", "Table", "Verdict", "newest", "read_runs", "write_run"]
-
 FOLDER = Path(__file__).resolve().parents[1] / "results"
 _NAME = re.compile(r"(\d{4}-\d{2}-\d{2})-([a-z0-9-]+?)-(\d+)")
 _WIDTH = 110  # of a line of JSON: a row of a table, or a figure of it

@@ -15,8 +15,6 @@ import matplotlib.pyplot as plt
 from benchmarks.lib.results import Summary
 from benchmarks.paper.variants import Run
 
-__all__ = ["Bar", "Marker", "figure_9", "figure_10", "figure_11"]
-
 _DPI = 90  # a file of each stays small enough for a repository
 _COLOURS = ("#8c8c8c", "#3f6fb0", "#4c9a6a", "#b3813a", "#b3413a", "#7a5ea8")
 

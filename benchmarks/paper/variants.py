@@ -15,8 +15,6 @@ from benchmarks.lib.results import TRAIN_WITH
 from examples.commands import CommandError
 from examples.disturbed import Failure, SwiftOutcome, plain, swift
 
-__all__ = ["CHECKPOINT", "PIPELINES", "Run", "Span", "Variant"]
-
 _WARM_UP = 5  # iterations that are not timed
 _ONWARD = 4  # iterations after the interrupted one
 

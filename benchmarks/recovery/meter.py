@@ -14,8 +14,6 @@ from examples.commands import descendants
 from swift_ft.cli.watch import View, Watch
 from swift_ft.recovery.job_state import Phase
 
-__all__ = ["Meter"]
-
 _ENTRY_S = 30.0
 """For so long it waits for an entry of the journal, without looking whether the run has ended otherwise."""
 _END_S = 0.1

@@ -22,8 +22,6 @@ from swift_ft.recovery.blocks import Sequencer, Stamped, block_from_text, block_
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
 
-__all__ = ["calibrated"]
-
 _MACHINES = 1024
 _GROUP = 32
 _HOST = "127.0.0.1"

@@ -23,8 +23,6 @@ from pathlib import Path
 from benchmarks.lib.cpu_time import cpu_by_process
 from benchmarks.lib.ports import free_ports
 
-__all__ = ["EtcdRate", "etcd_members", "measure"]
-
 SMALL, LARGE = 128, 8192
 _MEMBERS, _CLIENTS, _THREADS = 3, 2, 8
 _SECONDS, _START_S = 5.0, 30.0

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["PowerLaw", "fit"]
-
 
 @dataclass(frozen=True)
 class PowerLaw:

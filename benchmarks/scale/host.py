@@ -24,8 +24,6 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.recovery import events as ev
 from swift_ft.torch_adapters import connections
 
-__all__ = ["Costs", "Events", "Host"]
-
 _STACK_BYTES = 1 << 18
 _STARTERS = 8
 _SWITCH_S = 1.0

@@ -36,8 +36,6 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order
 
-__all__ = ["COMMITTED", "SILENCE_S", "Job", "Machine", "status_of"]
-
 COMMITTED, AT = 400, 447
 """The last checkpoint, and the iteration in which the loss interrupts training."""
 

@@ -20,8 +20,6 @@ from itertools import count
 
 from swift_ft.recovery.orders import WATCHED_EACH
 
-__all__ = ["Costs", "Outcome", "Tree", "checkpoint", "recovery"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:

@@ -23,8 +23,6 @@ from swift_ft.recovery.blocks import Block, Sequencer, block_from_text
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 
-__all__ = ["be_patient", "share"]
-
 _KEPT = 65_536
 _LINGER_S = 1.0
 

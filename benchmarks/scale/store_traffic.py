@@ -11,8 +11,6 @@ from typing import Any
 
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["StoreTraffic"]
-
 _METHODS = ("set", "get", "multi_get", "add", "check", "wait", "compare_set", "delete_key")
 
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-__all__ = ["SIZE", "Shapes", "build_cnn"]
-
 SIZE = 16
 """Pixels along each side of a picture."""
 

@@ -11,8 +11,6 @@ from transformers.trainer_utils import TrainOutput
 
 import swift_ft
 
-__all__ = ["SwiftTrainer"]
-
 
 class SwiftTrainer(Trainer):  # type: ignore[misc]
     """A ``Trainer`` that survives the loss of machines, with DDP.

@@ -40,8 +40,6 @@ from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import FileOf, staged, write_part
 from swift_ft.torch_core.model_state import is_extra
 
-__all__ = ["Checkpointer"]
-
 _logger = logging.getLogger(__name__)
 
 _SAVE_S = 1800.0

@@ -31,8 +31,6 @@ from swift_ft.errors import IncompleteStateError
 from swift_ft.torch_core.model_state import model_state
 from swift_ft.torch_core.tensors import storage_id, tensors_in
 
-__all__ = ["Completeness"]
-
 
 class Completeness:
     """Holds the session's state against what the script trains.

@@ -20,8 +20,6 @@ from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.reader import PartReader
 from swift_ft.torch_adapters.dcp.verified_files import NearFiles
 
-__all__ = ["CheckpointFolder", "Part"]
-
 _ROOT = "checkpoints"
 _MARKER = "committed.json"
 _PART = re.compile(r"rank-(?P<rank>\d{5})\.g(?P<generation>\d{5})")

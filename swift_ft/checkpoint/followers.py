@@ -20,8 +20,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from swift_ft.torch_core.tensors import tensors_in, version_of
 
-__all__ = ["Follower", "averaged_tensors", "followers_of", "is_follower", "reachable", "values_of"]
-
 _STEPS = "steps with the optimizer"
 
 _AVERAGES = re.compile(r"EMA|Ema([A-Z_]|$)|(Moving|Exponential)Average|Averaged?Model")

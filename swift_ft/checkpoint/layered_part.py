@@ -23,9 +23,6 @@ from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.dcp.reader import PartReader
 from swift_ft.torch_adapters.dcp.writer import FileOf
 
-__all__ = ["file_by_layer", "kinds_of", "load_layers", "sources_of"]
-
-
 _T = TypeVar("_T")
 
 

@@ -21,8 +21,6 @@ from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_core.model_state import is_extra
 
-__all__ = ["LayeredState", "ParameterGroups"]
-
 ParameterGroups = Mapping[str, Mapping[str, int]]
 """By optimizer and by parameter: the number of the parameter group that it is in."""
 

@@ -11,8 +11,6 @@ import gc
 import sys
 from typing import Any
 
-__all__ = ["library_state"]
-
 
 def library_state() -> dict[str, Any]:
     """What there is in this process, by a name for each; empty where no such library is imported."""

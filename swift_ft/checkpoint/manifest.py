@@ -17,8 +17,6 @@ from swift_ft.errors import DamagedCheckpointError, SwiftError
 from swift_ft.storage.digest import FileDigest, digest_of_json, unsealed
 from swift_ft.storage.store import Store
 
-__all__ = ["MANIFEST", "read_manifest", "read_sealed", "write_manifest"]
-
 MANIFEST = "digests.json"
 _UNSEALED = {"iteration", "run_id", "parts"}  # what earlier versions wrote in a marker
 

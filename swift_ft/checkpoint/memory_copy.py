@@ -26,8 +26,6 @@ from swift_ft.checkpoint.state_payload import (
 )
 from swift_ft.checkpoint.training_state import TrainingState
 
-__all__ = ["Block", "digest_of", "load_block", "size_of", "write_block"]
-
 _ALIGNED = 64
 _LENGTHS = 16
 _ROOM = 1 << 16

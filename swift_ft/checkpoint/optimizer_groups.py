@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 
 from swift_ft.errors import TopologyMismatchError
 
-__all__ = ["fit_groups", "load_optimizer"]
-
 
 def fit_groups(
     name: str,

@@ -20,8 +20,6 @@ from swift_ft.errors import DamagedCheckpointError, first_line
 from swift_ft.storage.digest import FileDigest, digest_of_file, digest_of_json
 from swift_ft.torch_adapters.dcp.verified_files import check_digest
 
-__all__ = ["LoadedBytes", "LocalParts", "OpensFile", "PartFiles"]
-
 _logger = logging.getLogger(__name__)
 
 OpensFile = Callable[[str], IO[bytes]]

@@ -10,18 +10,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = [
-    "NOTHING_KNOWN",
-    "KnownClasses",
-    "NotPlainError",
-    "Unknown",
-    "attributes",
-    "kind_of",
-    "member",
-    "members",
-    "name_of",
-]
-
 
 class NotPlainError(Exception):
     """A value that cannot be read back.

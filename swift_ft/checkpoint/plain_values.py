@@ -43,8 +43,6 @@ from swift_ft.checkpoint.plain_classes import (
     name_of,
 )
 
-__all__ = ["Encoder", "classes_in", "restored"]
-
 _TAG = "swift_ft.plain"
 _ATOMS = {
     type(None),

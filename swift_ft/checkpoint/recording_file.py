@@ -19,14 +19,6 @@ from swift_ft.observe.spans import Recording, Span
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 
-__all__ = [
-    "StoredRecording",
-    "clock_of_host",
-    "read_recording",
-    "recording_names",
-    "write_recording",
-]
-
 _NAME = re.compile(r"(rank-\d{5,}|agent-.+)\.g(\d{4,})\.trace\.json")
 
 

@@ -19,8 +19,6 @@ from swift_ft.errors import CheckpointError, SwiftError, UsageError
 from swift_ft.storage.digest import sealed, unsealed
 from swift_ft.storage.store import Store
 
-__all__ = ["FORMAT", "RECORD", "RUNS", "read_record", "run_directory", "write_record"]
-
 _logger = logging.getLogger(__name__)
 
 RECORD = "run.json"

@@ -22,8 +22,6 @@ from swift_ft.recovery.moves.reads import plan_reads
 from swift_ft.torch_adapters.dcp.reader import PartReader
 from swift_ft.torch_core.shards import Description, describe, local
 
-__all__ = ["SavedPart", "file_of_value", "is_sharded", "load_slices"]
-
 
 def file_of_value(path: tuple[str, ...]) -> int:
     """Which file of a part of sharded state a value goes to: what others look at first has one of its own."""

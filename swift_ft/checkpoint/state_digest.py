@@ -16,8 +16,6 @@ import torch
 import xxhash
 from torch.distributed.tensor import DTensor
 
-__all__ = ["StateDigests", "differing", "listed", "tensor_digests", "warm_up", "weighted_sum"]
-
 StateDigests = Mapping[str, int]
 """By the name of a tensor of the state."""
 

@@ -21,19 +21,6 @@ from swift_ft.checkpoint.plain_classes import NOTHING_KNOWN, KnownClasses, NotPl
 from swift_ft.checkpoint.plain_values import Encoder, restored
 from swift_ft.errors import UnsupportedError
 
-__all__ = [
-    "Allocate",
-    "StatePath",
-    "StatePayload",
-    "TensorKind",
-    "fresh_on",
-    "kinds_in",
-    "pack",
-    "tensor_at",
-    "tensors_in",
-    "unpack",
-]
-
 _read_before: set[type] = set()
 """Types of which this process has read back what it wrote."""
 

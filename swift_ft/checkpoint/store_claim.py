@@ -29,16 +29,6 @@ from swift_ft.observe.waits import waiting
 from swift_ft.storage.store import TEMPORARY_SUFFIX, Store
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = [
-    "claim_store",
-    "history_directory",
-    "journal_directory",
-    "log_directory",
-    "open_store",
-    "store_of_run",
-    "tidy_store",
-]
-
 _logger = logging.getLogger(__name__)
 
 _LOG_ROOT = "log"

@@ -25,8 +25,6 @@ from swift_ft.torch_core.module_tree import ModuleTree
 from swift_ft.torch_core.shards import Description, describe, local, note_changed, rebuilt
 from swift_ft.torch_core.tensors import same_bits
 
-__all__ = ["TrainingState", "bytes_of", "does_not_fit"]
-
 
 class Carried(Protocol):
     """What else travels with the state: see :class:`swift_ft.checkpoint.step.carried.CarriedVariables`."""

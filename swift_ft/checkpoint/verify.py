@@ -14,8 +14,6 @@ from swift_ft.storage.digest import Digester, FileDigest
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.verified_files import check_digest
 
-__all__ = ["CheckedCheckpoint", "CheckedPart", "part_damages", "verify_checkpoint"]
-
 
 @dataclass(frozen=True, slots=True)
 class CheckedPart:

@@ -18,16 +18,6 @@ from swift_ft.errors import SwiftError
 from swift_ft.storage.digest import sealed, unsealed
 from swift_ft.storage.store import Store
 
-__all__ = [
-    "GenerationWork",
-    "WorkerHistory",
-    "history_names",
-    "read_history",
-    "read_sealed",
-    "sweep_histories",
-    "write_history",
-]
-
 _NAME = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.json")
 _BY_WORKER = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.(?:trace\.)?json")
 _BY_AGENT = re.compile(r"agent-(.+)\.g\d{4,}\.trace\.json")

@@ -16,8 +16,6 @@ from swift_ft.errors import SwiftError
 from swift_ft.storage.digest import sealed, unsealed
 from swift_ft.storage.store import Store
 
-__all__ = ["read_profiles", "write_profile"]
-
 _READERS = 16
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from swift_ft.storage.store import Store
 
-__all__ = ["WorkerRecord", "read_record", "sweep_records", "write_record"]
-
 _FOLDER = "workers"
 
 

@@ -10,8 +10,6 @@ from typing import Any, NoReturn, TypeVar
 
 from swift_ft.errors import UsageError
 
-__all__ = ["OneLineParser", "pyplot", "run_tool", "save_plot", "unit"]
-
 T = TypeVar("T")
 
 

@@ -41,8 +41,6 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.recovery.waits import Limit, Wait, waiting_for
 
-__all__ = ["LauncherConsole", "WaitTeller"]
-
 _TICK_S = 1.0
 _LAST_NEWS_S = 2.0
 """The time for which the end waits for the last entries of the journal."""

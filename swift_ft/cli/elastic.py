@@ -16,8 +16,6 @@ from swift_ft.planning.elastic_jobs import ELASTIC_PRESETS, losing_every, read_e
 from swift_ft.planning.simulation.elastic import WAYS, Change, ElasticJob, ElasticOutcome, simulate_elastic
 from swift_ft.units import format_seconds, parse_seconds
 
-__all__ = ["add_elastic_options", "run_elastic"]
-
 
 def add_elastic_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""

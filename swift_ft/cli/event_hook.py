@@ -20,8 +20,6 @@ from swift_ft.config import store_keys
 from swift_ft.errors import SwiftError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["HOOK_S", "EventHook"]
-
 HOOK_S = 20.0
 """The longest time that one run of the command may take."""
 _WAITING = 64

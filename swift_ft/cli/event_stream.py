@@ -15,8 +15,6 @@ from swift_ft.cli.operator_events import OPERATOR_EVENTS, JournalReader, Notice
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 
-__all__ = ["EventFile", "EventStream", "Line"]
-
 _logger = logging.getLogger(__name__)
 
 _SCHEMA = 1

@@ -20,8 +20,6 @@ from swift_ft.recovery.load_timeline import checkpoint_loads
 from swift_ft.recovery.timeline import recoveries
 from swift_ft.storage.read_only import ReadOnlyStore
 
-__all__ = ["write_report"]
-
 _logger = logging.getLogger(__name__)
 
 _STORE_PATIENCE_S = 10.0

@@ -26,8 +26,6 @@ from swift_ft.planning.grouping.groups import (
 from swift_ft.planning.presets import PROFILE_PRESETS, preset_profile
 from swift_ft.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
 
-__all__ = ["main", "parser"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""

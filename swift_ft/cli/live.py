@@ -22,8 +22,6 @@ from swift_ft.cli.watch import Seen, View, Watch
 from swift_ft.recovery.job_state import Phase
 from swift_ft.units import format_seconds
 
-__all__ = ["is_ci", "render", "show"]
-
 _STYLES = {
     "live": "green",
     "finished": "green",

@@ -15,8 +15,6 @@ from swift_ft.recovery.timeline import Recovery, Timeline, lost_statistics
 from swift_ft.recovery.waits import named
 from swift_ft.units import format_seconds
 
-__all__ = ["Narrator", "News", "Weight", "counted", "machine_in_words", "pace_in_words", "shares_in_words"]
-
 _OF_A_GUEST = (
     " (that worker was a guest's, beside the machine's own: two of them cannot have one port, lock or device)"
 )

@@ -18,8 +18,6 @@ from swift_ft.recovery.protocol import step
 from swift_ft.recovery.timeline import Recovery, Timeline
 from swift_ft.units import format_seconds
 
-__all__ = ["OPERATOR_EVENTS", "JournalReader", "Notice", "lost_seconds"]
-
 OPERATOR_EVENTS = {
     "run_opened": ("info", "A run begins, or goes on from a checkpoint."),
     "run_live": ("info", "All workers train for the first time."),

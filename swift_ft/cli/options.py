@@ -10,8 +10,6 @@ from typing import Any, get_args, get_type_hints
 from swift_ft.config.option import Option, flag_of
 from swift_ft.config.run_config import RunConfig
 
-__all__ = ["HelpFormatter", "add_options", "config_from"]
-
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the lines of examples as they are, and adds each default that a help text does not mention."""

@@ -56,8 +56,6 @@ from swift_ft.torch_adapters.elastic_agent import MachineLogs
 from swift_ft.torch_adapters.seams import warn_if_newer
 from swift_ft.torch_adapters.versions.launch_options import add_missing_options
 
-__all__ = ["main", "parser", "run_and_exit"]
-
 _EMBEDDED = StoreAddress.tcp("127.0.0.1", 0)
 """The store that a standalone run starts itself: at a free port."""
 

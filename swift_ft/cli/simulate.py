@@ -25,8 +25,6 @@ from swift_ft.planning.simulation.strategies import Cluster
 from swift_ft.planning.simulation.trials import Outcome, simulate
 from swift_ft.units import parse_seconds
 
-__all__ = ["main", "parser"]
-
 _START_UP = ("detection", "replacement machine", "join")  # facts that a measured start-up replaces
 _DURATIONS = {
     "detection": "from a failure to its detection (default 5s)",

@@ -10,8 +10,6 @@ import os
 import signal
 from typing import NoReturn
 
-__all__ = ["end_as_usual", "end_with_a_line", "run_and_exit"]
-
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
 

@@ -16,8 +16,6 @@ from swift_ft.errors import UsageError
 from swift_ft.launch.store_service import is_listening
 from swift_ft.recovery.job_state import Phase
 
-__all__ = ["add_status_option", "show_status"]
-
 
 def add_status_option(parser: argparse.ArgumentParser) -> None:
     """Declare ``--status``, with which the script may be missing."""

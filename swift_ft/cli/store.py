@@ -14,8 +14,6 @@ from swift_ft.errors import first_line
 from swift_ft.network.addresses import endpoint
 from swift_ft.torch_adapters.rendezvous_store import serve_store
 
-__all__ = ["main", "parser"]
-
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from swift_ft.errors import SwiftError
 
-__all__ = ["ExitCode", "Verb", "add_verbs", "print_json", "run_verb"]
-
 
 class ExitCode(IntEnum):
     """Exit codes. Scripts may rely on these numbers."""

@@ -28,8 +28,6 @@ from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
 
-__all__ = ["Progress", "Row", "Seen", "View", "Watch", "in_words", "layers_on"]
-
 _EVENTS_SHOWN = 9
 _CONNECT_S = 10.0
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EXIT_FENCED", "EXIT_USAGE"]
-
 EXIT_USAGE = 2
 """Exit code for mistakes that the user can fix."""
 

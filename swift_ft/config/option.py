@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Option", "flag_of", "option"]
-
 
 @dataclass(frozen=True, slots=True)
 class Option:

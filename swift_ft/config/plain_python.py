@@ -8,8 +8,6 @@ from types import TracebackType
 
 from swift_ft.errors import NotLaunchedError, UsageError
 
-__all__ = ["NOT_LAUNCHED", "say_mistakes_in_one_line"]
-
 NOT_LAUNCHED = (
     "A swift_ft.Session needs the launcher: start the script with "
     "`swift-run --standalone --machines N script.py` instead of `python` or `torchrun`."

@@ -22,8 +22,6 @@ from swift_ft.network import Certificates
 from swift_ft.network.addresses import listen_address
 from swift_ft.network.secret import token_of
 
-__all__ = ["STORE_SILENCE_S", "RunConfig", "store_credentials"]
-
 STORE_SILENCE_S = 300.0
 """Seconds without an answer after which the rendezvous store's host counts as lost."""
 

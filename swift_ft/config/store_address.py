@@ -15,8 +15,6 @@ from urllib.parse import parse_qsl, quote, urlencode
 from swift_ft.errors import UsageError
 from swift_ft.network.addresses import endpoint, split_endpoint
 
-__all__ = ["ETCD", "TCP", "StoreAddress"]
-
 TCP = "tcp"
 """The embedded store: torch's TCPStore."""
 

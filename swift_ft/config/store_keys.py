@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-__all__ = ["KINDS", "NAMES_OF_RUNS", "Hex", "Kind", "PathText", "prefix_of", "runs_of"]
-
 Hex: TypeAlias = str
 """Lower-case hexadecimal digits. Any other text in a key is free of slashes."""
 PathText: TypeAlias = str

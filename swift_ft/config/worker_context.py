@@ -16,8 +16,6 @@ from swift_ft.errors import NotLaunchedError
 from swift_ft.network import JobSecret, held_secret
 from swift_ft.network.secret import secret_in
 
-__all__ = ["OfflineReplay", "WorkerContext"]
-
 _CONTEXT = "SWIFT_CONTEXT"
 
 

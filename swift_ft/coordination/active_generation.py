@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from swift_ft.recovery.orders import WorkerOrder
 
-__all__ = ["ActiveGeneration", "is_other"]
-
 
 class ActiveGeneration:
     """The generation whose group this worker is in or is forming, and the order under which it does so.

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["AgentChannel", "agent_channel", "channel_pair", "receive", "set_agent_channel"]
-
 _MAX_PACKET = 64 * 1024
 
 

@@ -24,8 +24,6 @@ from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.storage.digest import sealed, unsealed
 from swift_ft.storage.store import Store
 
-__all__ = ["JournalArchive", "JournalArchiver", "Span", "end_of"]
-
 _logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"(\d{8,})-(\d{8,})\.json")

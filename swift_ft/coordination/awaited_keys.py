@@ -14,8 +14,6 @@ from swift_ft.errors import RendezvousLostError
 from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["AwaitedKeys"]
-
 _logger = logging.getLogger(__name__)
 
 _ONE_WAIT = timedelta(hours=1)

@@ -21,8 +21,6 @@ from swift_ft.errors import RendezvousLostError
 from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["BackgroundWriter"]
-
 _logger = logging.getLogger(__name__)
 
 _LOST = (DistError, RuntimeError, RendezvousLostError)

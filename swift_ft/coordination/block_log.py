@@ -25,16 +25,6 @@ from swift_ft.coordination.incarnations import incarnation_of
 from swift_ft.errors import FencedError, NotRestoredError, RendezvousLostError, first_line
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store
 
-__all__ = [
-    "BlockGoneError",
-    "BlockLog",
-    "StoreBlockLog",
-    "StoreRenewedError",
-    "block_log_in",
-    "republish",
-    "republished_to",
-]
-
 _ABSENT = "absent"
 
 _SURE_S = 1.0

@@ -24,8 +24,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["EVERY", "ArchivedPosition", "Compactor", "may_have_snapshot", "writes_snapshots"]
-
 _logger = logging.getLogger(__name__)
 
 EVERY = 1000

@@ -16,8 +16,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step_all
 from swift_ft.recovery.snapshot import Snapshot
 
-__all__ = ["Follower", "after_entries"]
-
 _ASK_AGAIN_S = 3600.0
 """For so long one wait for the next block may last. A process that was frozen may miss that it is gone."""
 

@@ -25,8 +25,6 @@ from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.waits import named
 from swift_ft.torch_adapters.process_group import GenerationGroup
 
-__all__ = ["Groups"]
-
 _LOOK_S = 60.0
 """A wait without a limit is made of these: an event ends it sooner."""
 

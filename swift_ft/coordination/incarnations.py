@@ -14,8 +14,6 @@ from swift_ft.config import store_keys
 from swift_ft.errors import NotRestoredError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store
 
-__all__ = ["NOT_RESTORED", "begin", "has_begun", "incarnation_of", "new_incarnation"]
-
 NOT_RESTORED = "not restored: "
 """What the incarnation begins with if the run cannot go on. Why follows."""
 

@@ -16,8 +16,6 @@ from swift_ft.recovery.events import Event
 from swift_ft.recovery.snapshot import Snapshot, snapshot_from_text
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["EventLog", "Journal", "open_journal"]
-
 
 class EventLog(Protocol):
     """The interface of the journal for a participant, however its events get there and back.

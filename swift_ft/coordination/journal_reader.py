@@ -12,8 +12,6 @@ from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.snapshot import Snapshot
 
-__all__ = ["History", "JournalReader"]
-
 
 class JournalReader:
     """Reads on from where it was. It belongs to one thread.

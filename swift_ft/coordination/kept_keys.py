@@ -13,8 +13,6 @@ from collections.abc import Collection, Mapping
 from swift_ft.config import store_keys
 from swift_ft.torch_adapters.rendezvous_store import Store
 
-__all__ = ["KeptKeys", "absent"]
-
 
 class KeptKeys:
     """The newest values, by key: of this machine, and of those that it is the holder of.

@@ -18,8 +18,6 @@ from swift_ft.errors import first_line
 from swift_ft.recovery.holders import fenced_between, holder_of
 from swift_ft.recovery.job_state import State
 
-__all__ = ["KeyHolding"]
-
 _logger = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0

@@ -13,8 +13,6 @@ from swift_ft.config import store_keys
 from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["SIGN_S", "LifeSigns", "shows_life"]
-
 SIGN_S = 2.5
 """The longest time between two signs of a machine that reaches the store."""
 

@@ -18,8 +18,6 @@ from swift_ft.observe.waits import waiting
 from swift_ft.recovery.heads import FANOUT, met_by
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["Meeting", "Met"]
-
 _logger = logging.getLogger(__name__)
 
 _TOLD_S = 5.0

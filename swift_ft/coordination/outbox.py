@@ -17,8 +17,6 @@ from swift_ft.observe.waits import waiting
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.events import Event
 
-__all__ = ["MOST_EVENTS", "Outbox"]
-
 MOST_EVENTS = 4096
 """Events of one block. It takes about half a megabyte then; a store takes no value of any size."""
 

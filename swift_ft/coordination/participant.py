@@ -27,8 +27,6 @@ from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder, worker_order
 
-__all__ = ["Participant"]
-
 _logger = logging.getLogger(__name__)
 
 _LOSS_MARGIN_S = 5.0

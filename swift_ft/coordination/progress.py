@@ -15,8 +15,6 @@ from swift_ft.coordination.agent_channel import AgentChannel
 from swift_ft.coordination.relay.notes import NotesReader
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["ProgressBoard", "ProgressReader", "progress_key"]
-
 _KEY = "progress/"
 
 

@@ -15,8 +15,6 @@ from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.timeline import INTERRUPTIONS, interrupts
 
-__all__ = ["RecoveryTrace"]
-
 _INTERRUPTIONS = frozenset(INTERRUPTIONS)
 
 

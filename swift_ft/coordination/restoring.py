@@ -39,8 +39,6 @@ from swift_ft.observe.waits import waiting
 from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
 from swift_ft.torch_adapters.rendezvous_store import Store
 
-__all__ = ["JournalCopy", "Restorer", "Roster"]
-
 _logger = logging.getLogger(__name__)
 
 _LEAST_GATHER_S = 5.0

@@ -23,8 +23,6 @@ from swift_ft.recovery.events import JobClosed
 from swift_ft.recovery.job_state import Phase
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store
 
-__all__ = ["close_after_run", "find_run", "is_ended", "newest_key", "newest_run", "restore_newest"]
-
 _logger = logging.getLogger(__name__)
 
 _CLOSED = "closed"

@@ -26,8 +26,6 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_adapters.script_operations import ALIKE, Operation
 from swift_ft.units import format_bytes
 
-__all__ = ["LIMIT", "LIMIT_BYTES", "CannotBeNoted", "SetupCommunication"]
-
 LIMIT_BYTES = 64 << 10
 """The most bytes that one operation may give to a worker."""
 

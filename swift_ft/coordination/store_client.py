@@ -27,8 +27,6 @@ from swift_ft.torch_adapters.connections import (
 )
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store, TCPStore, ask_store
 
-__all__ = ["Admit", "connect", "how_to_restart"]
-
 _ANSWER_TIMEOUT = timedelta(seconds=60)
 _ATTEMPT_S = 10.0
 _PROBE_S = 2.0

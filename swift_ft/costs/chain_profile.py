@@ -20,8 +20,6 @@ from pathlib import Path
 from swift_ft.costs.json_files import load_object, read_text, whole
 from swift_ft.errors import UsageError
 
-__all__ = ["ChainProfile", "read_groups", "read_profile", "write_profile"]
-
 _MAX_BYTES = 2**62  # sums of bytes stay exact in int64
 
 

@@ -13,8 +13,6 @@ from statistics import median, median_low
 
 from swift_ft.costs.layer_profile import LayerProfile
 
-__all__ = ["on_equal_devices"]
-
 _ALIKE = 1.2
 """On one device, layers that are alike take at most so many times what the fastest of them takes."""
 

@@ -9,8 +9,6 @@ from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
 
-__all__ = ["Job", "Measured", "ScriptGroup", "Worker"]
-
 
 @dataclass(frozen=True)
 class Measured:

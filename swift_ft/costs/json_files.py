@@ -8,8 +8,6 @@ from typing import Any
 
 from swift_ft.errors import UsageError
 
-__all__ = ["load_object", "read_text", "whole", "write_text"]
-
 
 def read_text(path: Path) -> str:
     """The text of a file.

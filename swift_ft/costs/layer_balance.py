@@ -8,8 +8,6 @@ from itertools import accumulate
 
 from swift_ft.costs.layer_profile import LayerProfile, copies_bytes
 
-__all__ = ["Balance", "Stage", "balance"]
-
 
 @dataclass(frozen=True)
 class Stage:

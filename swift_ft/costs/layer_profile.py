@@ -21,16 +21,6 @@ from typing import Any
 from swift_ft.costs.json_files import load_object, read_text, whole, write_text
 from swift_ft.errors import UsageError
 
-__all__ = [
-    "NANOSECONDS",
-    "LayerProfile",
-    "copies_bytes",
-    "layers_from_json",
-    "layers_to_json",
-    "read_layers",
-    "write_layers",
-]
-
 NANOSECONDS = 1_000_000_000
 """In a second."""
 

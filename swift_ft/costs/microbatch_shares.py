@@ -9,8 +9,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-__all__ = ["pipeline_ns", "share_microbatches", "worth_sharing"]
-
 _GAIN = 1.05
 """By how much an iteration must become shorter."""
 

@@ -19,18 +19,6 @@ from typing import NamedTuple
 
 from swift_ft.errors import UsageError
 
-__all__ = [
-    "Action",
-    "Kind",
-    "Schedule",
-    "check_size",
-    "in_flight",
-    "is_allowed",
-    "most_kept",
-    "stages_of",
-    "worker_order",
-]
-
 
 class Schedule(StrEnum):
     """A schedule of torch that can be planned for."""

@@ -11,8 +11,6 @@ from swift_ft.costs.layer_balance import Stage, balance
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.recovery.layout.stage_layers import StageLayers, layers_of
 
-__all__ = ["Paces", "balanced", "loads_of_pipelines", "parts", "slowest_ns", "worth_moving_to"]
-
 _ANY_BYTES = 1 << 60
 _WORTH = 0.95
 """A change has to bring the slowest machine down to this share of its time at least."""

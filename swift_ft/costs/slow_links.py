@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median_high
 
-__all__ = ["LinkSample", "SlowLinks"]
-
 _BUSY = 0.1
 """The least share of a worker's time that a link must take, for it to matter."""
 _FACTOR = 3.0

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median, median_low
 
-__all__ = ["Sample", "Stragglers", "least_of_peers"]
-
 _JUDGEMENTS = 3
 """In a row that have to agree, at least."""
 _APART = 3

@@ -18,9 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from swift_ft.data.random_numbers import draw_from, random_numbers_of
 
-__all__ = ["BatchKey", "BatchSource"]
-
-
 _PR_SET_PDEATHSIG = 1
 
 

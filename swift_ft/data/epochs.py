@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["samplers_of", "set_epoch"]
-
 
 def set_epoch(source: Any, epoch: int) -> None:
     """Tell a sampler, or what a loader draws its samples from, which epoch begins."""

@@ -26,8 +26,6 @@ from swift_ft.observe.waits import waiting
 from swift_ft.storage.digest import Digester
 from swift_ft.storage.store import Store
 
-__all__ = ["FetchedBytes", "FileCache", "Peers"]
-
 _logger = logging.getLogger(__name__)
 
 _COPY_BYTES = 4 << 20

@@ -18,8 +18,6 @@ from swift_ft.errors import UsageError
 from swift_ft.storage.digest import Digester, FileDigest, digest_of_json, sealed, unsealed
 from swift_ft.storage.store import Store
 
-__all__ = ["INDEX", "DataFile", "FileIndex", "read_index", "write_index"]
-
 INDEX = "samples.json"
 
 _VERSION = 1

@@ -18,8 +18,6 @@ from swift_ft.data.file_cache import FileCache
 from swift_ft.data.file_index import DataFile, read_index
 from swift_ft.storage.store import Store
 
-__all__ = ["FileSamples"]
-
 _OPEN = 4
 """Files that are kept open."""
 _TRIES = 3

@@ -19,8 +19,6 @@ from swift_ft.data.shares import Change, deal, shares_at
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 
-__all__ = ["GlobalBatches"]
-
 _logger = logging.getLogger(__name__)
 
 _AHEAD = 2

@@ -7,8 +7,6 @@ from typing import Any
 
 from swift_ft.errors import UsageError
 
-__all__ = ["check_same", "identity_of"]
-
 
 def identity_of(dataset: Any) -> str:
     """A data set's identity; empty if it tells none.

@@ -11,8 +11,6 @@ from swift_ft.data.epochs import set_epoch
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 
-__all__ = ["IndexedBatches"]
-
 
 class IndexedBatches:
     """The batches of a map-style dataset, counted on over all epochs.

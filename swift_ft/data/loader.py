@@ -15,8 +15,6 @@ from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 from swift_ft.torch_core.tensors import tensors_in, version_of
 
-__all__ = ["LoaderBatches"]
-
 _END = object()
 
 

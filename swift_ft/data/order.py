@@ -11,8 +11,6 @@ import torch
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 
-__all__ = ["SampleOrder", "shards_of"]
-
 
 class SampleOrder:
     """Every sample once in each epoch, and the epochs one after the other.

@@ -9,8 +9,6 @@ import torch
 
 from swift_ft.determinism import host_random_state, seed_host, set_host_random_state
 
-__all__ = ["draw_from", "random_numbers_of"]
-
 
 @contextmanager
 def random_numbers_of(seed: int) -> Iterator[None]:

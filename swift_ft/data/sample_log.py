@@ -11,8 +11,6 @@ from typing import Any
 
 import xxhash
 
-__all__ = ["SampleLog", "samples_by_iteration"]
-
 
 class SampleLog:
     """A line of JSON for each batch that a replica asks for, in a file of its own.

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from swift_ft.errors import UsageError
 
-__all__ = ["Change", "deal", "shares_at"]
-
 Change = tuple[int, tuple[int, ...]]
 """From an iteration on, so many samples for each replica."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-__all__ = ["Listener", "Point", "hit", "listen"]
-
 
 class Point(StrEnum):
     """A point in an iteration, or in a recovery."""

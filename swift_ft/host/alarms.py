@@ -14,8 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Alarm", "Alarms", "alarms"]
-
 _logger = logging.getLogger(__name__)
 
 _LONGEST_S = 3600.0

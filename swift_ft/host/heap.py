@@ -23,8 +23,6 @@ from typing import Any
 from swift_ft.host.memory import available_bytes
 from swift_ft.host.pages import populate
 
-__all__ = ["keep_freed_memory", "map_ahead"]
-
 _LARGEST_BYTES = 32 * 2**20
 """glibc takes no larger block from the heap, and learns from none that it is freed."""
 _BLOCK_BYTES = _LARGEST_BYTES - 64 * 2**10

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from swift_ft.host.memory import available_bytes
 
-__all__ = ["copy_shared", "populate"]
-
 _MADV_POPULATE_WRITE = 23
 _PROCESS = Path("/proc/self")
 _PRESENT, _EXCLUSIVE = 1 << 63, 1 << 56

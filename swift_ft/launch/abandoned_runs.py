@@ -26,8 +26,6 @@ from swift_ft.network import JobSecret, RefusedError
 from swift_ft.network import connect as reach
 from swift_ft.recovery.events import JobClosed
 
-__all__ = ["closer_of_abandoned_runs"]
-
 _logger = logging.getLogger(__name__)
 
 _SIGNS = 3

@@ -46,8 +46,6 @@ from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
 
-__all__ = ["MachineAgent"]
-
 _logger = logging.getLogger(__name__)
 
 

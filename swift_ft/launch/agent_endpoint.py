@@ -12,8 +12,6 @@ from swift_ft.network.page_server import Page, Pages, PageServer, metrics_page
 from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.plan import RecoveryMode
 
-__all__ = ["AgentCollector", "AgentEndpoint"]
-
 _logger = logging.getLogger(__name__)
 
 

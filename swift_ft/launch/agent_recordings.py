@@ -17,8 +17,6 @@ from swift_ft.errors import first_line
 from swift_ft.observe.spans import Recording
 from swift_ft.observe.waits import waiting
 
-__all__ = ["AgentRecordings"]
-
 _logger = logging.getLogger(__name__)
 
 _KEPT = 64

@@ -8,8 +8,6 @@ from swift_ft.config.run_config import RunConfig
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.network import JobSecret
 
-__all__ = ["AgentSettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:

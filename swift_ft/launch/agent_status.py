@@ -16,8 +16,6 @@ from swift_ft.recovery.protocol import step
 from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.recovery.timeline import Timeline
 
-__all__ = ["AgentStatus", "JobFacts", "WorkerFacts"]
-
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:

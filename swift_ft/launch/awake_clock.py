@@ -7,8 +7,6 @@ overloaded host cannot expect others on this host to be on time either.
 
 from __future__ import annotations
 
-__all__ = ["AwakeClock"]
-
 
 class AwakeClock:
     """Counts the seconds in which its process ran as it should, from 0.

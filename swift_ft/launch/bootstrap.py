@@ -21,8 +21,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore, serve_store
 
-__all__ = ["Bootstrap"]
-
 _POLL = timedelta(seconds=1)
 """Interval at which the wait for another machine's store checks whether that machine still is to serve it."""
 

@@ -42,8 +42,6 @@ from swift_ft.launch.store_service import StoreService, say_restarted
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Verdict
 
-__all__ = ["Cluster", "ClusterResult"]
-
 _logger = logging.getLogger(__name__)
 
 _GRACE_S = 5.0

@@ -13,8 +13,6 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-__all__ = ["argument_facts", "environment_facts"]
-
 _CHANGE_NUMBERS = (
     # How many threads share a sum, and by which code, decides in which order it is added up.
     "OMP_NUM_THREADS",

@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 from typing import TextIO
 
-__all__ = ["show_log"]
-
 
 def show_log(prefix: str) -> None:
     """Show records of INFO and above on stderr, as ``prefix: message``.

@@ -16,8 +16,6 @@ from typing import Any
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import NotLaunchedError
 
-__all__ = ["EventPipe"]
-
 _MAX_MESSAGE = 4000
 """Characters of a message, so that every packet fits into the socket's buffer."""
 _MAX_PACKET = 64 * 1024

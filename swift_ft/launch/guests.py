@@ -20,8 +20,6 @@ from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import State
 from swift_ft.units import format_bytes
 
-__all__ = ["Guests", "resident_bytes"]
-
 _TRIES = 3
 """The number of times that a guest which ends before it has joined is started again."""
 _ROOM = 1.2

@@ -13,8 +13,6 @@ from swift_ft.network import JobSecret
 from swift_ft.network.secret import token_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["agreed_secret", "found_secret", "given_secret"]
-
 _logger = logging.getLogger(__name__)
 
 _TOKEN_BYTES = 32

@@ -57,8 +57,6 @@ from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["MachineJob", "run_machine"]
-
 _logger = logging.getLogger(__name__)
 
 _FIRST_EVENT_S = 60.0

@@ -19,8 +19,6 @@ from types import CodeType, ModuleType, TracebackType
 from swift_ft.program.import_hook import KeptLoader
 from swift_ft.program.kept_sources import kept_sources
 
-__all__ = ["run_main", "search_path", "show_error"]
-
 _replaced: list[ModuleType] = []
 """What was ``__main__`` before: a module whose last reference goes loses its names."""
 

@@ -12,8 +12,6 @@ from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 
-__all__ = ["NeighbourWatch"]
-
 
 class NeighbourWatch:
     """Watches one machine's neighbours, and reports those that are lost.

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from swift_ft.units import format_bytes
 
-__all__ = ["OomKills"]
-
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 

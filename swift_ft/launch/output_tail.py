@@ -20,8 +20,6 @@ from typing import BinaryIO, TextIO
 from swift_ft.errors import first_line
 from swift_ft.observe.waits import waiting
 
-__all__ = ["OutputTail", "Shown"]
-
 _logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from swift_ft.launch.stop_signals import FOR_WORKERS, stop_signals
 
-__all__ = ["PassedSignals", "handles"]
-
 _logger = logging.getLogger(__name__)
 
 

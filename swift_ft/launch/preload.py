@@ -11,8 +11,6 @@ import torch
 
 from swift_ft.errors import UsageError
 
-__all__ = ["preload"]
-
 _MODULES = (
     "torch",
     "torch.distributed",

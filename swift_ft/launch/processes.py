@@ -23,8 +23,6 @@ from swift_ft.observe.spans import recorder
 from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 
-__all__ = ["StandbyContext", "is_stopped", "process_state"]
-
 _POLL_S = 0.01
 _KILL_S = 5.0
 

@@ -19,8 +19,6 @@ from swift_ft.host.heap import map_ahead
 from swift_ft.host.pages import copy_shared
 from swift_ft.launch.torch_threads import use_threads_of_environment
 
-__all__ = ["rehearse"]
-
 
 def rehearse(is_needed: Callable[[], bool]) -> None:
     """Make ready, and change nothing that a script could see.

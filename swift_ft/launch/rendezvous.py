@@ -45,8 +45,6 @@ from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.recovery.snapshot import Snapshot
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore
 
-__all__ = ["JournalRendezvous"]
-
 _OPENED_S = 5.0
 """For so long the others leave the first event of the journal to the machine with the first ticket."""
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import neighbours_of
 
-__all__ = ["Ring", "Watch"]
-
 _PAUSE_S = 0.001
 """Between two looks at a job that forms, for each machine in it."""
 

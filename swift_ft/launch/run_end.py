@@ -19,8 +19,6 @@ from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 from swift_ft.storage.store import TEMPORARY_SUFFIX, Store
 
-__all__ = ["RunEnd"]
-
 _logger = logging.getLogger(__name__)
 
 _TAIL = 4096

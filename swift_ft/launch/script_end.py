@@ -21,8 +21,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["finish"]
-
 _logger = logging.getLogger(__name__)
 
 _SAID_AFTER_S = 10.0

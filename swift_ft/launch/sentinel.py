@@ -21,8 +21,6 @@ from swift_ft.launch.watched_machine import FIRST_CONTACT, LostMachine, WatchedM
 from swift_ft.network import Channel, JobSecret, Port, connect
 from swift_ft.network.messages import encoded
 
-__all__ = ["BEAT", "WATCH", "Sentinel"]
-
 WATCH = "watch"
 """The purpose of a connection to an agent's port."""
 

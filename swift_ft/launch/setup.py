@@ -20,8 +20,6 @@ from swift_ft.program.discovery import environment_read_by, main_source
 from swift_ft.program.kept_sources import digest_of
 from swift_ft.recovery.events import JobOpened
 
-__all__ = ["COMMON_FLAGS", "is_readable_file", "setup_of"]
-
 _SHAPE = ("--nnodes", "--nproc-per-node", "--max-restarts")
 COMMON_FLAGS = frozenset(_SHAPE) | {
     flag_of(field.name) for field in dataclasses.fields(RunConfig) if field.metadata["option"].same_everywhere

@@ -8,8 +8,6 @@ import time
 
 from swift_ft.program.kept_sources import KeptSources, stat_of
 
-__all__ = ["SourceWatch"]
-
 _logger = logging.getLogger(__name__)
 
 _PAUSE_S = 2.0

@@ -35,8 +35,6 @@ from swift_ft.launch.strays import adopt_orphans, kill_strays
 from swift_ft.launch.worker import WorkerJob, run_worker
 from swift_ft.observe.spans import recorder
 
-__all__ = ["Standby"]
-
 _MAX_PACKET = 1 << 20
 _ANSWER_S = 120.0
 """Longer than any import of torch."""

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 
 from swift_ft.launch.processes import process_state
 
-__all__ = ["LOOKS", "StoppedWorkers"]
-
 LOOKS = 10
 """How often one looks, in the time for which a worker may be stopped, as long as one is."""
 

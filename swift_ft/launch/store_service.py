@@ -28,8 +28,6 @@ from swift_ft.network.addresses import endpoint, listen_address, split_endpoint
 from swift_ft.torch_adapters.connections import connections_to, tcp_connections
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore, serve_store
 
-__all__ = ["StoreService", "is_listening", "run_is_over", "say_restarted"]
-
 _logger = logging.getLogger(__name__)
 
 _LINGER_S = 10.0

@@ -17,8 +17,6 @@ from swift_ft.coordination.life_signs import SIGN_S, LifeSigns
 from swift_ft.errors import FencedError, RendezvousLostError, first_line
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["StoreWatch"]
-
 _logger = logging.getLogger(__name__)
 
 _NOTICE_S = 4 * SIGN_S

@@ -15,8 +15,6 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["adopt_orphans", "kill_strays"]
-
 _logger = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -6,8 +6,6 @@ import os
 
 import torch
 
-__all__ = ["use_threads_of_environment"]
-
 
 def use_threads_of_environment() -> None:
     """As many as ``OMP_NUM_THREADS`` says: torch was imported before that was set, in the standby."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["END_STEP_S", "FIRST_CONTACT", "SILENCE_SHARES", "LostMachine", "WatchedMachine"]
-
 SILENCE_SHARES = (0.95, 0.975, 1.0)
 """By turn: the share of the allowed silence after which a watcher reports. The first one leaves the others
 time to read its report, and all are done when the silence has lasted as long as allowed."""

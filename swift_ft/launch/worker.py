@@ -33,8 +33,6 @@ from swift_ft.torch_adapters.killed_children import killed_child
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.script_groups import be_given_own_objects, script_groups
 
-__all__ = ["WorkerJob", "run_worker"]
-
 _logger = logging.getLogger(__name__)
 
 _FAILED_ENDS_S = 30.0

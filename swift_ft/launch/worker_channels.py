@@ -12,8 +12,6 @@ from typing import Any
 
 from swift_ft.coordination.agent_channel import receive
 
-__all__ = ["WorkerChannels"]
-
 
 class WorkerChannels:
     """The agent's ends of its workers' channels, and what came through them. All maps are by local rank.

@@ -11,8 +11,6 @@ from swift_ft.config.worker_context import WorkerContext
 from swift_ft.launch.agent_settings import AgentSettings
 from swift_ft.launch.worker import WorkerJob
 
-__all__ = ["output_prefixes", "worker_job"]
-
 
 def worker_job(
     settings: AgentSettings,

@@ -15,8 +15,6 @@ from swift_ft.launch.worker_channels import WorkerChannels
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
 
-__all__ = ["WorkerWatch"]
-
 _logger = logging.getLogger(__name__)
 
 

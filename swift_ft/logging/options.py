@@ -8,8 +8,6 @@ from pathlib import Path
 
 from swift_ft.storage.store import Store
 
-__all__ = ["Compress", "LogBudget", "LogOptions", "Ship"]
-
 
 class Ship(StrEnum):
     """When segments are uploaded from the local disk to the store."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 
-__all__ = ["IterationStats", "LogStats", "LogWriterMetrics"]
-
 
 @dataclass(frozen=True, slots=True)
 class IterationStats:

@@ -6,16 +6,6 @@ import contextlib
 import ipaddress
 import socket
 
-__all__ = [
-    "create_server",
-    "endpoint",
-    "family_of",
-    "is_this_host",
-    "listen_address",
-    "own_address",
-    "split_endpoint",
-]
-
 _LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
 _LINK_LOCAL = "fe80:"
 """Such an address means nothing without the name of an interface, which each host has its own of."""

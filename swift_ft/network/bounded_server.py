@@ -20,8 +20,6 @@ from typing import Any
 from swift_ft.network.addresses import family_of
 from swift_ft.network.refusals import Refusals
 
-__all__ = ["BoundedServer", "Stranger"]
-
 
 @dataclass(slots=True, eq=False)
 class Stranger:

@@ -21,8 +21,6 @@ from swift_ft.network.frames import MAX_FRAME_BYTES, FrameBuffer, Opener, Sealer
 from swift_ft.network.handshake import Keys
 from swift_ft.network.messages import decoded, encoded
 
-__all__ = ["SEND_TIMEOUT_S", "Channel"]
-
 SEND_TIMEOUT_S = 30.0
 """The longest time that a message may take to leave for a side that reads slowly or not at all."""
 

@@ -15,8 +15,6 @@ from swift_ft.network.handshake import MAX_HANDSHAKE_BYTES, UNBOUND, ClientHands
 from swift_ft.network.secret import JobSecret
 from swift_ft.network.tls import binding_of
 
-__all__ = ["connect"]
-
 
 def connect(address: str, secret: JobSecret, purpose: str, *, timeout_s: float) -> Channel:
     """Connect to the port at ``host:port``, and prove to each other that both belong to the job.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from swift_ft.errors import SwiftError
 
-__all__ = ["BadFrameError", "RefusedError"]
-
 
 class BadFrameError(SwiftError, ConnectionError):
     """Bytes that no member of this job has sent, or not in this place."""

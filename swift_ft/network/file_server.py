@@ -24,8 +24,6 @@ from swift_ft.network import JobSecret
 from swift_ft.network.http_access import JobConnection
 from swift_ft.network.token_server import READ_TIMEOUT_S, TokenHandler, TokenServer
 
-__all__ = ["FileServer", "fetch_file"]
-
 _logger = logging.getLogger(__name__)
 
 _COPY_BYTES = 1 << 20

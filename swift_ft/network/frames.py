@@ -14,8 +14,6 @@ import struct
 
 from swift_ft.network.errors import BadFrameError
 
-__all__ = ["MAX_FRAME_BYTES", "FrameBuffer", "Opener", "Sealer", "frame"]
-
 MAX_FRAME_BYTES = 64 << 20
 """The longest frame of a member of the job: a snapshot of a large job's state."""
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from swift_ft.network.errors import RefusedError
 from swift_ft.network.secret import JobSecret
 
-__all__ = ["MAX_HANDSHAKE_BYTES", "UNBOUND", "ClientHandshake", "Keys", "ServerHandshake"]
-
 MAX_HANDSHAKE_BYTES = 256
 """The longest frame that a stranger may send."""
 

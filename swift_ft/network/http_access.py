@@ -20,8 +20,6 @@ from swift_ft.network.handshake import UNBOUND
 from swift_ft.network.secret import JobSecret
 from swift_ft.network.tls import binding_of
 
-__all__ = ["JobConnection", "RequestCheck"]
-
 _SCHEME = "Swift "
 _NONCE_BYTES = 32
 

@@ -10,8 +10,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["TEXT", "decoded", "encoded"]
-
 TEXT = "text"
 """The key under which a message has its long text, if it has one."""
 

@@ -14,8 +14,6 @@ from swift_ft.network.frames import FrameBuffer, frame
 from swift_ft.network.handshake import MAX_HANDSHAKE_BYTES, UNBOUND, ServerHandshake
 from swift_ft.network.secret import JobSecret
 
-__all__ = ["HANDSHAKE_S", "Newcomer"]
-
 HANDSHAKE_S = 5.0
 """The longest time that a newcomer may take to prove that it is a member."""
 

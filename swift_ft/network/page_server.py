@@ -13,8 +13,6 @@ from typing import Any
 from swift_ft.errors import first_line
 from swift_ft.network.bounded_server import BoundedServer
 
-__all__ = ["Page", "PageServer", "Pages", "metrics_page"]
-
 _logger = logging.getLogger(__name__)
 
 _MOST = 16  # connections at once

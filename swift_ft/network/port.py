@@ -22,8 +22,6 @@ from swift_ft.network.newcomer import HANDSHAKE_S, Newcomer
 from swift_ft.network.refusals import Refusals
 from swift_ft.network.secret import JobSecret
 
-__all__ = ["MAX_NEWCOMERS", "Handler", "Port"]
-
 _logger = logging.getLogger(__name__)
 
 Handler = Callable[[Channel], None]

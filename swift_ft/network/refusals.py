@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Refusals"]
-
 _logger = logging.getLogger(__name__)
 
 _LINES = 5

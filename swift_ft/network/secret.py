@@ -17,8 +17,6 @@ from pathlib import Path
 from swift_ft.errors import UsageError
 from swift_ft.network.tls import Certificates
 
-__all__ = ["TOKEN_VARIABLE", "JobSecret", "held_secret", "hold_secret", "secret_in", "token_of"]
-
 _logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "SWIFT_FT_TOKEN"

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from swift_ft.errors import UsageError
 
-__all__ = ["Certificates"]
-
 _TURNS = 2
 """In which both sides of a handshake have heard all that the other one says."""
 

@@ -16,8 +16,6 @@ from swift_ft.network.addresses import endpoint, listen_address
 from swift_ft.network.bounded_server import BoundedServer, Stranger
 from swift_ft.network.http_access import RequestCheck
 
-__all__ = ["READ_TIMEOUT_S", "TokenHandler", "TokenServer"]
-
 READ_TIMEOUT_S = 5.0
 """The time for which either side waits for the other's next bytes."""
 

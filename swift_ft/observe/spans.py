@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
 
-__all__ = ["FIRST_ITERATION", "Recorder", "Recording", "Span", "recorder"]
-
 FIRST_ITERATION = "first iteration"
 """The lap in which the first wait is for the first message, or the first collective, of the new group."""
 

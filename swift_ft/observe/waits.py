@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 
 from swift_ft.units import format_seconds
 
-__all__ = ["FIRST_S", "Announcements", "wait_in_words", "waiting"]
-
 _logger = logging.getLogger(__name__)
 
 FIRST_S = 10.0

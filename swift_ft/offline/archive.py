@@ -15,8 +15,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
 from swift_ft.storage.store import Store
 
-__all__ = ["ArchivedJournal", "read_journal"]
-
 _READERS = 16
 _LISTINGS = 5
 """A run that is alive replaces files now and then, so that one that was listed is gone."""

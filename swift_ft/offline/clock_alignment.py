@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from swift_ft.observe.spans import Recording
 
-__all__ = ["Clock", "align"]
-
 
 @dataclass(frozen=True, slots=True)
 class Clock:

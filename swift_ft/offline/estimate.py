@@ -11,8 +11,6 @@ from swift_ft.planning.costs import Costs, times
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.timeline import Recovery
 
-__all__ = ["Estimate", "EstimatedPart", "RunCosts"]
-
 
 @dataclass(frozen=True, slots=True)
 class EstimatedPart:

@@ -21,8 +21,6 @@ from swift_ft.offline.run_store import RunStore
 from swift_ft.recovery.timeline import recoveries
 from swift_ft.storage.store import Store
 
-__all__ = ["Bundle", "export_run"]
-
 _PACKAGES = ("swift-ft", "torch", "pyarrow", "fsspec", "s3fs", "hdfs-native", "numpy")
 _MARKER = "committed.json"
 _LARGEST_MARKER = 16 << 20

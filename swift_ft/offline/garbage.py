@@ -19,8 +19,6 @@ from swift_ft.storage.files import FileFacts
 from swift_ft.storage.store import Store
 from swift_ft.units import format_seconds
 
-__all__ = ["Garbage", "GarbageReport", "delete_garbage", "find_garbage"]
-
 _LOGS = "log"
 _HEADER_BYTES = 1 << 16
 """More than a segment's schema, which says who wrote it."""

@@ -16,8 +16,6 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State, Verdict
 
-__all__ = ["Gap", "Later", "find_gaps", "what_followed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Gap:

@@ -26,8 +26,6 @@ from swift_ft.observe.waits import waiting
 from swift_ft.offline.replay_coverage import Entry, ReplayCoverage
 from swift_ft.storage.store import TEMPORARY_SUFFIX, Store
 
-__all__ = ["CheckedLogs", "LogDamage", "check_logs", "read_ahead_threads"]
-
 _LOADED_BYTES = 1 << 30  # a larger segment gets a file of its own, if it is behind a network
 
 

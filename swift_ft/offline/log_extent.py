@@ -11,8 +11,6 @@ from swift_ft.logging.format.record import RecordKind
 from swift_ft.offline.replay_coverage import Boundary, Entry, ReplayCoverage
 from swift_ft.storage.store import Store
 
-__all__ = ["log_extent"]
-
 _NEWEST = (0, 0, 0)  # the reader has chosen among the copies of a message
 
 

@@ -24,8 +24,6 @@ from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.timeline import recoveries
 
-__all__ = ["LossPlan", "LossPlanner", "Outcome", "WorkerPart"]
-
 
 class Outcome(StrEnum):
     """The fate of the run."""

@@ -12,8 +12,6 @@ from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.occupancy import Occupancy, PhaseSpan
 from swift_ft.recovery.timeline import Recovery
 
-__all__ = ["Cause", "Goodput", "LostTime", "Works", "account", "regrouped"]
-
 Works = Mapping[int, Sequence[tuple[int, GenerationWork]]]
 """By generation, the rank and the work of each worker that noted any."""
 

@@ -19,8 +19,6 @@ from swift_ft.storage.digest import digest_of_json
 from swift_ft.storage.read_only import ReadOnlyStore
 from swift_ft.storage.store import Store
 
-__all__ = ["REPLAY_RECORD", "differences", "find_parts", "read_part"]
-
 REPLAY_RECORD = "replay.json"
 """What the folder of a replay says about it. It is written last: without it the replay did not succeed."""
 

@@ -20,15 +20,6 @@ from swift_ft.recovery.protocol import step
 from swift_ft.recovery.timeline import INTERRUPTIONS, interrupts
 from swift_ft.storage.store import Store
 
-__all__ = [
-    "Participant",
-    "PathSegment",
-    "PlacedSpan",
-    "TracedRecovery",
-    "read_recordings",
-    "trace_recoveries",
-]
-
 _READERS = 16
 _MS = 1e6
 

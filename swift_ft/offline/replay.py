@@ -34,8 +34,6 @@ from swift_ft.runtime.offline_replay import part_name
 from swift_ft.storage.digest import digest_of_json, sealed
 from swift_ft.storage.store import Store
 
-__all__ = ["OfflineReplayResult", "ReplayRequest", "replay_machine"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:

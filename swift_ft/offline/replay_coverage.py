@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from swift_ft.logging.format.record import Direction, MessageKey, RecordKind
 
-__all__ = ["Boundary", "Entry", "Hole", "Replay", "ReplayCoverage"]
-
 Order = tuple[int, int, int]
 """Generation, sequence of the segment, position in it: the newest copy of a message counts."""
 

@@ -17,8 +17,6 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.plan import make_plan
 from swift_ft.recovery.waits import named
 
-__all__ = ["GENERATION", "ReplayPlan", "machine_name", "machines_to_replay", "synthetic_journal"]
-
 GENERATION = 2
 """In the first one all machines join; in this one the lost ones have been replaced."""
 

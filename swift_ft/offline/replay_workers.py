@@ -29,8 +29,6 @@ from swift_ft.offline.replay_plan import GENERATION, ReplayPlan, machine_name, s
 from swift_ft.runtime.pipeline.published_shapes import PublishedShapes
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 
-__all__ = ["ReplayWorkers", "log_name"]
-
 _HOST = "127.0.0.1"
 
 

@@ -15,8 +15,6 @@ from swift_ft.errors import SwiftError, UsageError, first_line
 from swift_ft.storage.read_only import ReadOnlyStore
 from swift_ft.storage.store import Store
 
-__all__ = ["RunStore", "open_run_store", "store_errors"]
-
 _PATIENCE_S = 10.0
 """An operator waits: a store behind a network that does not answer in this time is reported."""
 

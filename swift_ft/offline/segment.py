@@ -16,8 +16,6 @@ from swift_ft.logging.format.record import Direction, Record, RecordKind, verify
 from swift_ft.logging.format.segment import parse_segment
 from swift_ft.storage.read_only import ReadOnlyStore
 
-__all__ = ["Boundary", "SegmentSummary", "inspect_segment"]
-
 
 @dataclass(frozen=True, slots=True)
 class Boundary:

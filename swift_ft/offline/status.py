@@ -20,8 +20,6 @@ from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.timeline import recoveries
 from swift_ft.storage.files import FileFacts
 
-__all__ = ["LogCoverage", "MachineStatus", "RunStatus", "WorkerLog", "newest_iteration", "run_status"]
-
 _WAYS = {
     RecoveryMode.REPLICA: "replica",
     RecoveryMode.REPLAY: "replay",

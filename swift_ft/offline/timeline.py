@@ -20,8 +20,6 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.occupancy import Occupancy, occupancy
 from swift_ft.recovery.timeline import Recovery, recoveries
 
-__all__ = ["CommittedCheckpoint", "RecoveryReport", "RunTimeline", "WorkerTotals", "run_timeline"]
-
 _READERS = 16
 
 

@@ -15,15 +15,6 @@ from swift_ft.offline.replay_coverage import Hole, Replay
 from swift_ft.offline.run_store import RunStore
 from swift_ft.storage.store import TEMPORARY_SUFFIX
 
-__all__ = [
-    "Finding",
-    "Verification",
-    "VerifiedCheckpoint",
-    "WorkerOutlook",
-    "bytes_to_verify",
-    "verify_store",
-]
-
 LOGS = "log/"
 CHECKPOINTS = "checkpoints/"
 

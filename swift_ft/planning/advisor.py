@@ -8,8 +8,6 @@ from typing import Any
 
 from swift_ft.errors import UsageError
 
-__all__ = ["Advice", "LoggingQuestion", "advise", "boundary_bytes", "bubble_ratio"]
-
 _FAR_EXCEEDS = 10.0  # "when the logging size far exceeds the model size" (§5.4): the paper gives no number
 
 

@@ -23,8 +23,6 @@ from swift_ft.planning.presets import Fact
 from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of
 from swift_ft.recovery.plan import Task
 
-__all__ = ["Costs", "times", "total"]
-
 _MANY = 64
 """Workers beyond which an iteration is bounded, and not computed action by action."""
 

@@ -11,8 +11,6 @@ from swift_ft.planning.simulation.expectation import expected_s
 from swift_ft.planning.simulation.failure_laws import FailureLaw, UniformCount
 from swift_ft.planning.simulation.strategies import Strategy
 
-__all__ = ["Curve", "best_intervals", "interval_curves", "mtbf_curves"]
-
 
 @dataclass(frozen=True)
 class Curve:

@@ -29,8 +29,6 @@ from swift_ft.errors import UsageError
 from swift_ft.planning.layout.throughput import iteration_by_nodes
 from swift_ft.planning.simulation.elastic import Change, ElasticJob
 
-__all__ = ["ELASTIC_PRESETS", "losing_every", "read_elastic_job", "read_spot_trace"]
-
 _MOST = 1e300  # beyond it are infinity, and whole numbers that are no float
 
 _BERT: tuple[float, ...] = (368.25, 362.22, 328.35, 327.78, 329.14, 307.21, 304.45, 278.53)

@@ -24,8 +24,6 @@ from swift_ft.recovery.plan import Plan, RecoveryMode, make_plan
 from swift_ft.recovery.waits import named
 from swift_ft.units import format_bytes, format_seconds
 
-__all__ = ["Forecast", "MachineForecast", "Protection", "ScriptGroupForecast", "forecast"]
-
 
 class Protection(StrEnum):
     """The way in which a machine's state is recovered (§3)."""

@@ -11,16 +11,6 @@ from swift_ft.planning.advisor import boundary_bytes
 from swift_ft.planning.simulation.failure_laws import Exponential, FailureLaw, UniformCount
 from swift_ft.planning.simulation.strategies import Cluster, Strategy
 
-__all__ = [
-    "PROFILE_PRESETS",
-    "WORKLOAD_PRESETS",
-    "Fact",
-    "Workload",
-    "cluster_workload",
-    "preset_profile",
-    "preset_workload",
-]
-
 HOUR = 3600.0
 
 

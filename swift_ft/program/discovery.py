@@ -17,8 +17,6 @@ from swift_ft.program.import_hook import KeptLoader, import_kept
 from swift_ft.program.kept_sources import KeptSource, KeptSources, kept_sources, start_keeping
 from swift_ft.program.own_code import is_own_file
 
-__all__ = ["environment_read_by", "keep_program", "main_source"]
-
 _MOST_BYTES = 4 << 20
 """Some 100,000 lines, which take seconds to read. The rest of a larger program is kept once it is loaded."""
 _MAIN = "__main__"

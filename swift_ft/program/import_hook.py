@@ -17,8 +17,6 @@ from types import CodeType, ModuleType
 from swift_ft.program.kept_sources import KeptSource, KeptSources
 from swift_ft.program.own_code import is_own_file
 
-__all__ = ["KeptLoader", "import_kept"]
-
 
 class KeptLoader(SourceFileLoader):
     """Loads a module from what is kept of its file.

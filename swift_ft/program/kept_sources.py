@@ -24,8 +24,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 
-__all__ = ["KeptSource", "KeptSources", "digest_of", "kept_sources", "start_keeping", "stat_of"]
-
 _LENGTH = struct.Struct("<Q")
 _SHOWN = 12
 """Digits of a digest: enough to tell two files apart."""

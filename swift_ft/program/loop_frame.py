@@ -10,8 +10,6 @@ from typing import Any
 
 from swift_ft.program.own_code import is_own_file
 
-__all__ = ["loop_frame", "set_variables"]
-
 _WRITES_THROUGH = sys.version_info >= (3, 13)
 """Whether ``f_locals`` is a view of the variables (PEP 667). Before, it is a copy, as debuggers know."""
 

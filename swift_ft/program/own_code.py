@@ -10,8 +10,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["is_own_class", "is_own_file", "is_own_module"]
-
 _LIBRARIES = tuple(
     f"{path}/"
     for path in (

@@ -18,8 +18,6 @@ from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.values import replace
 
-__all__ = ["COMMUNICATION", "DEADLINE", "MAX_TRIES", "STATE", "Attempts", "Way", "machine_in"]
-
 MAX_TRIES = 2
 """The number of times that a way back is tried for the same loss."""
 

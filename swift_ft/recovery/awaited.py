@@ -12,8 +12,6 @@ from typing import NamedTuple
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 
-__all__ = ["Told", "awaited", "is_known", "joins_awaited", "told"]
-
 
 class Told(NamedTuple):
     """What all workers tell once, to which an event belongs.

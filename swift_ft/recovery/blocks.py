@@ -24,8 +24,6 @@ from swift_ft.recovery.entries import Entry, event_class
 from swift_ft.recovery.events import EVENTS, Event
 from swift_ft.recovery.values import made
 
-__all__ = ["Block", "Sequencer", "Stamped", "block_from_text", "block_to_text"]
-
 
 class Stamped(NamedTuple):
     """An event on its way to the journal.

@@ -7,8 +7,6 @@ from collections import Counter
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import pipelines_in
 
-__all__ = ["AS_OTHERS", "device_of", "devices_of_stages", "pace_of", "shared_devices"]
-
 AS_OTHERS = 1000
 """The pace of a device that is not slow."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import State
 
-__all__ = ["why_incomplete", "why_steps_differ", "why_too_early"]
-
 
 def why_too_early(state: State) -> str:
     """Why the job cannot go on without the workers whose script has ended. Empty if there is none.

@@ -10,8 +10,6 @@ from typing import Any
 from swift_ft.errors import SwiftError
 from swift_ft.recovery.events import EVENTS, Event
 
-__all__ = ["Entry", "entry_from_dict", "event_class", "event_from_dict", "event_to_dict"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -9,41 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "EVENTS",
-    "OF_A_GENERATION",
-    "REQUESTED_AHEAD",
-    "CheckpointCommitted",
-    "CheckpointDamaged",
-    "CheckpointRequested",
-    "CommunicationFailed",
-    "DeadlinePassed",
-    "DrainRequested",
-    "Event",
-    "FaultInjected",
-    "GroupAwaited",
-    "GuestDeclined",
-    "HelpDeclined",
-    "JobClosed",
-    "JobOpened",
-    "LayoutBoundaryReached",
-    "LayoutDeclined",
-    "LayoutRequested",
-    "MachineJoined",
-    "MachineLost",
-    "PaceNoted",
-    "PartPersisted",
-    "ReplayFailed",
-    "ScriptExited",
-    "ScriptFailed",
-    "SessionlessWorkers",
-    "SharesRequested",
-    "StatusReported",
-    "WorkerCameBack",
-    "WorkerFinished",
-    "WorkerReady",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOpened:

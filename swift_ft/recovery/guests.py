@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from swift_ft.recovery.job_state import Phase, State
 
-__all__ = ["guests_of", "guests_wanted", "leaving", "possible_hosts"]
-
 
 def guests_of(state: State, machine: str) -> list[str]:
     """The guests on a machine that take part, as members or as spares."""

@@ -23,8 +23,6 @@ from collections.abc import Collection
 
 from swift_ft.recovery.job_state import State
 
-__all__ = ["FANOUT", "levels_of", "met_by", "served_by", "upstream_of"]
-
 FANOUT = 32
 """Machines in a group; as many go to the store themselves."""
 

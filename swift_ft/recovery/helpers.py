@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from swift_ft.recovery.events import StatusReported
 
-__all__ = ["ParallelReplay", "ReductionHop", "assign_helpers"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReductionHop:

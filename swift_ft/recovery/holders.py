@@ -10,8 +10,6 @@ import itertools
 
 from swift_ft.recovery.job_state import State
 
-__all__ = ["fenced_between", "holder_of"]
-
 
 def holder_of(state: State, machine: str) -> str | None:
     """The holder of a member's keys, or a spare's; None if there is no other machine.

@@ -20,21 +20,6 @@ from swift_ft.recovery.maps import Numbers
 from swift_ft.recovery.membership import Membership, base_of
 from swift_ft.recovery.plan import Plan
 
-__all__ = [
-    "MAX_PATIENCE",
-    "Checkpoints",
-    "JobShape",
-    "Layouts",
-    "PendingLayout",
-    "Phase",
-    "RecoveryRound",
-    "SavedPart",
-    "Shares",
-    "State",
-    "Tries",
-    "Verdict",
-]
-
 MAX_PATIENCE = 8
 """How far the deadline for heartbeats grows: a worker that hangs is found all the same."""
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.reconcile import Transfer
 
-__all__ = ["LayerReconciliation", "reconcile_layers", "why_no_layers"]
-
 
 @dataclass(frozen=True, slots=True)
 class LayerReconciliation:

@@ -18,8 +18,6 @@ from swift_ft.recovery.layout.stage_layers import (
 )
 from swift_ft.recovery.protocol import step
 
-__all__ = ["LayoutChange", "layout_changes"]
-
 
 @dataclass(slots=True)
 class LayoutChange:

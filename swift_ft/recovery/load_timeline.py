@@ -9,8 +9,6 @@ from typing import Any
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 
-__all__ = ["CheckpointLoad", "checkpoint_loads"]
-
 
 @dataclass(slots=True)
 class CheckpointLoad:

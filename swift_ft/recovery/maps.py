@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from immutables import Map
 
-__all__ = ["Numbers", "kept", "without"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

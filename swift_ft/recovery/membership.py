@@ -9,8 +9,6 @@ from immutables import Map
 from swift_ft.recovery.maps import Numbers, without
 from swift_ft.recovery.values import replace
 
-__all__ = ["Membership", "Spare", "base_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Spare:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from swift_ft.recovery.events import StatusReported
 
-__all__ = ["CopyPlacement", "MemoryCheckpoint", "holding_slots", "newest_in_memory"]
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheckpoint:

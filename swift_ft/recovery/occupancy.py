@@ -15,8 +15,6 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 
-__all__ = ["Doing", "Occupancy", "PhaseSpan", "Tenure", "WorkerSpan", "occupancy"]
-
 
 class Doing(StrEnum):
     """An activity of a worker."""

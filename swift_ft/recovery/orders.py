@@ -11,20 +11,6 @@ from swift_ft.recovery.guests import leaving
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.membership import base_of
 
-__all__ = [
-    "WATCHED_EACH",
-    "AgentOrder",
-    "AgentTodo",
-    "WorkerOrder",
-    "agent_order",
-    "commit_due",
-    "leaves_after_checkpoint",
-    "neighbours_of",
-    "saves_again",
-    "worker_order",
-]
-
-
 WATCHED_EACH = 3
 """Machines that each machine watches. Where one in sixteen is lost at once, one in 4,096 of these has lost
 all its watchers, and is found by the next ones."""

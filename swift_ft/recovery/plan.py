@@ -29,8 +29,6 @@ from swift_ft.recovery.reconcile import Transfer
 from swift_ft.recovery.targets import Target, choose_replays, reconcile
 from swift_ft.recovery.topology import Topology
 
-__all__ = ["Plan", "RecoveryMode", "Task", "make_plan"]
-
 
 class RecoveryMode(StrEnum):
     """The mode in which the job resumes training."""

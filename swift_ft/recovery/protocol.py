@@ -21,8 +21,6 @@ from swift_ft.recovery.handlers import checkpoints, guests, layouts, membership,
 from swift_ft.recovery.handlers.runs import NOTED_TOGETHER
 from swift_ft.recovery.job_state import Phase, State
 
-__all__ = ["TRANSITIONS", "step", "step_all"]
-
 FORMING, AGREEING, RECOVERING, LIVE, ENDED = Phase
 ANY = (FORMING, AGREEING, RECOVERING, LIVE)
 STAY = None

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 
 from swift_ft.recovery.events import StatusReported
 
-__all__ = ["Reconciliation", "Transfer", "reconcile_replicas", "roll_back_to"]
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

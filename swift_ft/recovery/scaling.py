@@ -5,8 +5,6 @@ from __future__ import annotations
 from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.job_state import State
 
-__all__ = ["leaves_next", "machines_of"]
-
 
 def machines_of(state: State) -> list[str]:
     """The machines of a run: those that fill a slot, in order of their slots, and then those that wait.

@@ -27,8 +27,6 @@ from swift_ft.recovery.blocks import Sequencer
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.values import made
 
-__all__ = ["Snapshot", "decoded", "encoded", "snapshot_from_text", "snapshot_to_text"]
-
 _FORMAT = 1
 
 

@@ -15,9 +15,6 @@ from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.reconcile import Reconciliation, Transfer, reconcile_replicas, roll_back_to
 from swift_ft.recovery.topology import Topology
 
-__all__ = ["Target", "choose_replays", "reconcile"]
-
-
 _Reconciled = tuple[Mapping[int, StatusReported], Reconciliation | None]
 """The reports of a part's replicas, and how they become equal; None if none of them is usable."""
 

@@ -13,8 +13,6 @@ from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.topology import replica_sets
 
-__all__ = ["INTERRUPTIONS", "Recovery", "Timeline", "interrupts", "lost_statistics", "recoveries"]
-
 
 @dataclass(slots=True)
 class Recovery:

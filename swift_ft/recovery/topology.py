@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from swift_ft.recovery.events import StatusReported
 
-__all__ = ["Topology", "checkpoint_owner", "replica_sets"]
-
 
 @dataclass(frozen=True, slots=True)
 class Topology:

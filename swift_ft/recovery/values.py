@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 from typing import Any, TypeVar
 
-__all__ = ["made", "replace"]
-
 T = TypeVar("T")
 
 

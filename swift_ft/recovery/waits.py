@@ -9,8 +9,6 @@ from enum import StrEnum
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
 
-__all__ = ["Limit", "Wait", "named", "waiting_for"]
-
 _MOST_NAMED = 8
 
 

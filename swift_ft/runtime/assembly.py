@@ -62,8 +62,6 @@ from swift_ft.torch_adapters.distribution import communicate_again
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.script_groups import script_groups
 
-__all__ = ["Assembly"]
-
 if TYPE_CHECKING:
     from swift_ft.planning.forecast import Forecast
 

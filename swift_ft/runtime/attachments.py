@@ -37,8 +37,6 @@ from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["Attachments"]
-
 
 @dataclass(kw_only=True, eq=False)
 class Attachments:

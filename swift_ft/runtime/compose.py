@@ -12,8 +12,6 @@ from swift_ft.runtime.settings import Settings
 from swift_ft.storage.read_only import ReadOnlyStore
 from swift_ft.storage.store import Store
 
-__all__ = ["assemble"]
-
 
 def assemble(
     context: WorkerContext, url: str | os.PathLike[str], state: TrainingState, settings: Settings

@@ -9,8 +9,6 @@ from swift_ft.runtime.worker.part import Part, StepInfo
 from swift_ft.torch_adapters.device_waits import DeviceWaits
 from swift_ft.torch_adapters.step_failures import step_failures
 
-__all__ = ["Device"]
-
 
 class Device(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`.

@@ -21,8 +21,6 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.worker.status import WorkerStatus
 
-__all__ = ["FaultInjector", "InjectedError", "inject_faults"]
-
 _LIVE_ONLY = {
     Point.FORWARD,
     Point.BACKWARD,

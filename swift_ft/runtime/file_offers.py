@@ -15,8 +15,6 @@ from swift_ft.config.worker_context import WorkerContext
 from swift_ft.network.file_server import FileServer
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["FileOffers"]
-
 
 class FileOffers:
     """The offers of this worker, and those of others.

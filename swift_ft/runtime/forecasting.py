@@ -12,8 +12,6 @@ from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.runtime.pipeline.script_partners import groups_of_script
 
-__all__ = ["forecast_now"]
-
 
 def forecast_now(
     attached: Attachments,

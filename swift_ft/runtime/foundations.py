@@ -55,8 +55,6 @@ from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.fsdp import ShardedModels
 from swift_ft.torch_adapters.process_group import GenerationGroup
 
-__all__ = ["Foundations"]
-
 
 class Foundations:
     """What a worker's runtime stands on: there from the start, whatever the script attaches.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.replicas.replicas import Replicas
 
-__all__ = ["held_by"]
-
 
 def held_by(
     pipeline: LoggedPipeline | None, replicas: Replicas, world_size: int, shards: str

@@ -12,8 +12,6 @@ from swift_ft.runtime.worker.core import WorkerCore
 from swift_ft.runtime.worker.flow import perform
 from swift_ft.runtime.worker.ports import Links, Replays
 
-__all__ = ["Iterations"]
-
 
 class Iterations:
     """Runs iteration after iteration, and recovers in between.

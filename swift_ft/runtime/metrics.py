@@ -10,8 +10,6 @@ from typing import Any
 from swift_ft.logging import IterationStats, LogWriterMetrics
 from swift_ft.network.page_server import PageServer, metrics_page
 
-__all__ = ["LogMetrics", "MetricsCollector", "SessionMetrics", "serve_worker_metrics"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -33,8 +33,6 @@ from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import staged, write_part
 
-__all__ = ["OfflineAssembly", "part_name"]
-
 
 def part_name(rank: int) -> str:
     """The folder of a worker's rebuilt state, a DCP checkpoint of its own."""

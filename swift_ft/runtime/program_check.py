@@ -23,8 +23,6 @@ from swift_ft.program.own_code import is_own_file
 from swift_ft.runtime.settings import Settings
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["check_program", "source_digests"]
-
 _OF_ALL = (
     "checkpoint_every",
     "keep_checkpoints",

@@ -25,19 +25,6 @@ from swift_ft.torch_adapters.fsdp import refuse_wrapped_shards
 from swift_ft.torch_adapters.wrappers import unwrapped_model
 from swift_ft.units import parse_bytes
 
-__all__ = [
-    "Settings",
-    "check_at_least_one",
-    "check_state",
-    "check_store",
-    "choice",
-    "log_options",
-    "recovery_groups",
-    "script_log_limit",
-    "snapshot_interval",
-    "with_named_arguments",
-]
-
 E = TypeVar("E", bound=StrEnum)
 P = ParamSpec("P")
 R = TypeVar("R")

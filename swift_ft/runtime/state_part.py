@@ -9,8 +9,6 @@ from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.fsdp import ShardedModels
 
-__all__ = ["LocalState"]
-
 
 class LocalState(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`.

@@ -31,8 +31,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.topology import checkpoint_owner
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["StateProof", "Verify"]
-
 
 class Verify(StrEnum):
     """The choice of whether the training state is compared with what it should be."""

@@ -13,8 +13,6 @@ from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
 from swift_ft.torch_adapters.step_failures import step_failures
 
-__all__ = ["Step", "steps"]
-
 
 class Step:
     """One iteration. ``with step:`` suppresses the errors of a peer's death and no others.

@@ -16,8 +16,6 @@ from swift_ft.runtime.elastic.reshare import Reshare, ShareMicrobatches
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["new_layer_costs", "new_rebalance", "new_reshare"]
-
 _logger = logging.getLogger(__name__)
 
 

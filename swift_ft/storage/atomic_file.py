@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from swift_ft.storage.files import Files
 
-__all__ = ["AtomicFile"]
-
 _WRITE_BUFFER_BYTES = 1 << 16
 _RESERVED_BYTES = 8 << 20
 

@@ -13,8 +13,6 @@ from typing import IO, Any
 
 import xxhash
 
-__all__ = ["Digester", "FileDigest", "digest_of_file", "digest_of_json", "sealed", "unsealed"]
-
 _CHUNK_BYTES = 1 << 20  # stays in a core's cache between the copy and the hash
 _SEAL = "digest"
 

@@ -21,8 +21,6 @@ import pyarrow as pa
 from swift_ft.storage.local_source import LocalSource
 from swift_ft.storage.mapped import map_part
 
-__all__ = ["FileFacts", "Files", "LocalFiles"]
-
 # Errors of filesystems without hard links (FUSE mounts of object stores, some network shares).
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import fsspec
 
-__all__ = ["hdfs_class"]
-
 # If a NameNode does not answer, the client's default of 15 attempts takes three minutes. Store retries
 # anyway.
 _DEFAULTS = {"dfs.client.failover.max.attempts": "2"}

@@ -18,8 +18,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-__all__ = ["LocalSource"]
-
 _PIECE_BYTES = 1 << 20  # stays in a core's cache until its digest is computed
 
 

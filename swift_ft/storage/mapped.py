@@ -15,8 +15,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["map_part"]
-
 _MADV_POPULATE_READ = 22  # of Linux 5.14 and newer; Python has no name for it yet
 
 

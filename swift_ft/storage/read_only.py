@@ -11,8 +11,6 @@ from swift_ft.errors import StoreNotWritableError
 from swift_ft.storage.atomic_file import AtomicFile
 from swift_ft.storage.store import Store
 
-__all__ = ["ReadOnlyStore"]
-
 
 class ReadOnlyStore(Store):
     """A store of which nothing changes. Takes the arguments of :class:`Store`."""

@@ -19,8 +19,6 @@ from swift_ft.storage.hdfs import hdfs_class
 from swift_ft.storage.local_source import LocalSource
 from swift_ft.storage.s3_keys import take_new_keys
 
-__all__ = ["HdfsFiles", "RemoteFiles", "S3Files", "remote_files"]
-
 _SMALL_BYTES = 1 << 20
 _PART_BYTES = 8 << 20  # of an upload; a part is sent again when its connection breaks
 _PARTS_AT_ONCE = 4

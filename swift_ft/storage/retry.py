@@ -10,8 +10,6 @@ import tenacity
 
 from swift_ft.observe.waits import waiting
 
-__all__ = ["is_outage", "is_refusal", "is_transient", "remedy", "retry"]
-
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
 # Waiting does not help: a file is absent or exists already, permission is missing, or the call was wrong.

@@ -13,8 +13,6 @@ from typing import Any
 
 from fsspec.asyn import sync
 
-__all__ = ["take_new_keys"]
-
 _logger = logging.getLogger(__name__)
 
 _BEGAN_BEFORE_S = 10.0

@@ -32,8 +32,6 @@ from swift_ft.storage.retry import is_outage, is_refusal, is_transient, remedy, 
 from swift_ft.storage.store_errors import StoreGoneError, not_writable
 from swift_ft.storage.store_url import StoreUrl
 
-__all__ = ["Store"]
-
 _logger = logging.getLogger(__name__)
 
 TEMPORARY_SUFFIX = ".tmp"

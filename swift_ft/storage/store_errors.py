@@ -8,8 +8,6 @@ from swift_ft.errors import StoreNotWritableError
 from swift_ft.storage.retry import is_refusal, remedy
 from swift_ft.storage.store_url import StoreUrl
 
-__all__ = ["StoreGoneError", "not_writable"]
-
 
 class StoreGoneError(OSError):
     """The folder of a store that was in use is empty or gone, as after a lost mount."""

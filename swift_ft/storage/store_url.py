@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["StoreUrl"]
-
 _CREATE = "?create=true"
 
 

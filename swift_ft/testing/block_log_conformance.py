@@ -18,8 +18,6 @@ import pytest
 
 from swift_ft.coordination.block_log import BlockGoneError, BlockLog
 
-__all__ = ["BlockLogConformanceTests"]
-
 _LONG_S = 60.0
 _WRITERS = 4
 _BLOCKS = 12

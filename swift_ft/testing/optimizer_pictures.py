@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["Picture", "assert_same_bits", "bits", "params_of", "picture", "randoms", "set_grads"]
-
 Picture = dict[str, Any]
 
 

@@ -23,8 +23,6 @@ from torch.distributed import DistError
 
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore
 
-__all__ = ["RendezvousConformanceTests"]
-
 _LONG = timedelta(seconds=60)
 _SHORT = timedelta(milliseconds=300)
 _THREADS = 8

@@ -34,8 +34,6 @@ from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.reader import PartReader
 from swift_ft.torch_adapters.dcp.writer import write_part
 
-__all__ = ["StoreConformanceTests"]
-
 _LOG = "log/rank-00000"
 _DEADLINE_S = 120.0
 

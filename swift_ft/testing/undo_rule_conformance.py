@@ -26,8 +26,6 @@ from swift_ft.optim import UndoableOptimizer, wrap_optimizer
 from swift_ft.testing.optimizer_pictures import assert_same_bits, params_of, picture, randoms, set_grads
 from swift_ft.undo.registry import rule_for
 
-__all__ = ["UndoRuleConformanceTests"]
-
 _SHAPES = ((33,), (7, 5), (1,), (2, 3, 4))
 _SCALES = (1.0, 1e-3, 30.0)
 """Of the gradients of three steps."""

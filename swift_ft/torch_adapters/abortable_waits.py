@@ -23,8 +23,6 @@ from swift_ft.host.alarms import alarms
 from swift_ft.observe.spans import recorder
 from swift_ft.torch_adapters.step_failures import step_failures
 
-__all__ = ["AbortableWaits"]
-
 _GRACE_S = 0.1
 """The longest time that a wait may take to end by itself after an abort, with the transport's own message."""
 

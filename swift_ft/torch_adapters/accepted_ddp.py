@@ -18,8 +18,6 @@ from swift_ft.errors import UnsupportedError
 from swift_ft.torch_adapters.fsdp import is_sharded
 from swift_ft.torch_adapters.wrappers import unwrapped_model
 
-__all__ = ["accepted_ddp", "synchronised_norms"]
-
 
 def accepted_ddp(model: Any) -> DistributedDataParallel:
     """The model itself, or the one that another library has wrapped.

@@ -17,8 +17,6 @@ import torch.distributed as dist
 from swift_ft.torch_adapters import lasting_group
 from swift_ft.torch_adapters.step_failures import TRANSPORTS
 
-__all__ = ["hide_broken_schedules", "is_broken_communication", "is_communication"]
-
 _COLLECTIVES = (Path(dist.__file__).parent / "distributed_c10d.py", Path(lasting_group.__file__))
 _WAITS = frozenset(
     {

@@ -19,8 +19,6 @@ from torch.distributed.pipelining import schedules
 from swift_ft.torch_adapters.device_waits import wait_for_devices
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 
-__all__ = ["backend_name", "begin", "device_of", "travels_in_place", "wait_for", "wait_on_host"]
-
 
 def begin(operations: Sequence[dist.P2POp]) -> list[dist.Work]:
     """Begin sends and receives together."""

@@ -17,17 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "connections_to",
-    "exempt",
-    "keep_alive",
-    "keep_socket_alive",
-    "new_connections",
-    "open_connections",
-    "shut_down",
-    "tcp_connections",
-]
-
 _DESCRIPTORS = "/proc/self/fd"
 
 _PROBES = 4

@@ -43,14 +43,6 @@ from swift_ft.torch_adapters.lasting_group import note_begin
 from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.transports import aborts_in_silence
 
-__all__ = [
-    "DataParallelHook",
-    "Layout",
-    "OnReduced",
-    "end_backward",
-    "trial_forward",
-]
-
 _torch: Any = dist  # with the private names that DDP itself looks up there
 
 _abandoned: list[dist.ProcessGroup] = []

@@ -21,8 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from swift_ft.torch_adapters.versions.buffer_sync import keeps_buffers_equal
 from swift_ft.torch_core.buffers import copy_all
 
-__all__ = ["BufferSync"]
-
 
 class BufferSync:
     """Takes the first replica's buffers to all others, once in each backward that averages gradients.

@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["Averaged", "averaged", "construct_within", "constructed", "join_without_sync"]
-
 
 @dataclass(frozen=True)
 class Averaged:

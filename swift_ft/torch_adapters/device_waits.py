@@ -24,8 +24,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.step_failures import step_failures
 
-__all__ = ["DeviceWaits", "wait_for_devices"]
-
 Wait = Callable[[], object]
 
 

@@ -30,8 +30,6 @@ from swift_ft.torch_adapters.lasting_group import note_begin
 from swift_ft.torch_adapters.script_operations import ALIKE, PERSONAL
 from swift_ft.torch_adapters.versions.group_methods import those_of
 
-__all__ = ["DirectedGroup"]
-
 _ProcessGroup: Any = dist.ProcessGroup
 """Its stub has several forms of each method, and lacks the constructor."""
 

@@ -20,8 +20,6 @@ from typing import Any
 
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
-__all__ = ["communicate_again", "distribute_within"]
-
 _replaced: list[tuple[type, str, Any]] = []
 
 

@@ -16,8 +16,6 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, PContext
 
-__all__ = ["ElasticAgent", "MachineLogs"]
-
 
 class ElasticAgent(LocalElasticAgent):
     """Runs one machine's workers; a subclass says when they start and stop, and what runs them.

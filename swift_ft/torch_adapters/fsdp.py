@@ -29,8 +29,6 @@ from swift_ft.errors import UnsupportedError
 from swift_ft.torch_adapters.versions.fsdp_groups import groups_of
 from swift_ft.torch_adapters.versions.fsdp_reset import reset_iteration
 
-__all__ = ["ShardedModels", "is_sharded", "place_of", "refuse_wrapped_shards", "replicas_of"]
-
 _SWITCHES = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
 """The switches that a script sets when it accumulates gradients."""
 

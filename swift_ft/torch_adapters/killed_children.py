@@ -15,8 +15,6 @@ from multiprocessing.connection import wait
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-__all__ = ["killed_child"]
-
 _KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: (?P<signal>[^.]+)")
 _FOUND_DEAD = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
 _ENDS_WITHIN_S = 1.0

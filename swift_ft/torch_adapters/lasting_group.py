@@ -38,18 +38,6 @@ from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.versions.group_hooks import WHEN, GroupHooks
 from swift_ft.torch_adapters.versions.group_methods import those_of
 
-__all__ = [
-    "FORWARDED",
-    "OF_WORK",
-    "REFUSED",
-    "LastingGroup",
-    "LastingWork",
-    "beneath",
-    "messenger",
-    "note_begin",
-    "unintercepted",
-]
-
 FORWARDED = (
     *("_enable_collectives_timing", "_has_hooks"),
     *("_backend_id", "_register_backend", "_get_backend_name", "_id"),

@@ -20,9 +20,6 @@ from swift_ft.determinism import derive_seed, random_state, seed_torch, set_rand
 from swift_ft.errors import UsageError
 from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of, even_layout, layers_of
 
-__all__ = ["LayerStack", "StageModule", "stack_of", "stack_of_pipeline"]
-
-
 _SEEDS = (1 << 63) - 1
 """Torch has unsigned seeds, and ours are signed."""
 

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 
 from swift_ft.torch_adapters.connections import open_connections
 
-__all__ = ["LinkTimes", "LinkUse"]
-
 _ACKED, _NETWORK = struct.Struct("=Q"), struct.Struct("=QQQ")
 _ACKED_AT, _NETWORK_AT, _LENGTH = 120, 168, 192
 """``tcpi_bytes_acked``; ``tcpi_busy_time``, ``tcpi_rwnd_limited``, ``tcpi_sndbuf_limited`` (µs)."""

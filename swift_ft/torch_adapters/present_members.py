@@ -14,8 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["PresentMembers"]
-
 
 class PresentMembers:
     """Stands for a group of torch, for messages and batches of them.

@@ -32,8 +32,6 @@ from swift_ft.torch_adapters.transports import (
     aborts_in_silence,
 )
 
-__all__ = ["GenerationGroup"]
-
 _SHORT_TIMEOUT_S = 30.0
 """The longest time that a collective may take in a step that one worker replays alone."""
 

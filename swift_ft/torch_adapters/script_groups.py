@@ -30,8 +30,6 @@ from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.rendezvous_store import Store
 from swift_ft.torch_adapters.versions.coalescing import coalesce_on_all_groups
 
-__all__ = ["ScriptGroups", "be_given_own_objects", "forget", "script_groups"]
-
 _c10d: Any = dist.distributed_c10d
 
 _REGISTERS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "pg_coalesce_state")

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["ALIKE", "PERSONAL", "POINT_TO_POINT", "Operation", "OperationInterceptor"]
-
 ALIKE = (
     *("allreduce", "allreduce_coalesced", "broadcast", "barrier", "monitored_barrier"),
     *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),

@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-__all__ = ["SEAMS", "TESTED", "Seam", "is_newer_than_tested", "missing", "unprotected", "warn_if_newer"]
-
 _logger = logging.getLogger(__name__)
 
 TESTED = ("2.11", "2.14")

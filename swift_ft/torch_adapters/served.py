@@ -9,8 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["NoBackend", "ServedWork"]
-
 
 class NoBackend:
     """Of a group that has ended. Messages of a batch begin one by one: each is served, or fails.

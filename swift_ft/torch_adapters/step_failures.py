@@ -15,8 +15,6 @@ import torch.distributed as dist
 
 from swift_ft.errors import SwiftError, first_line
 
-__all__ = ["TRANSPORTS", "StepFailures", "step_failures"]
-
 TRANSPORTS = ("gloo/transport/", "NCCL")
 """In the text of an error, they say that a connection broke, and that no argument is wrong."""
 

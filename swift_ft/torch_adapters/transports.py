@@ -37,8 +37,6 @@ from swift_ft.torch_adapters.comm_errors import is_communication
 from swift_ft.torch_adapters.communication import device_of
 from swift_ft.torch_adapters.connections import new_connections, shut_down, tcp_connections
 
-__all__ = ["STUCK_S", "AbortedCommunicators", "GlooConnections", "Transport", "aborts_in_silence"]
-
 _logger = logging.getLogger(__name__)
 
 STUCK_S = 10.0

@@ -13,8 +13,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-__all__ = ["is_torchs_wrapper", "unwrapped_model", "unwrapped_optimizer"]
-
 
 def is_torchs_wrapper(module: nn.Module) -> bool:
     """Whether a module is one of torch that communicates for the module in it, such as DDP.

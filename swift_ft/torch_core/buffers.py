@@ -19,8 +19,6 @@ from torch import nn
 
 from swift_ft.torch_core.tensors import same_bits
 
-__all__ = ["BufferCopies", "copy_all"]
-
 _LARGE_BYTES = 2**20
 """Larger ones are masks and tables, as a rule: they are compared, and copied only when they have changed."""
 

@@ -14,8 +14,6 @@ import torch
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import version_of
 
-__all__ = ["Fingerprint", "Sampler"]
-
 _ELEMENTS = 16
 """Of each tensor, evenly spread. Each is a cache line to read."""
 

@@ -22,8 +22,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from swift_ft.torch_core.shards import local
 
-__all__ = ["is_extra", "load_model_state", "model_state"]
-
 _Keys = tuple[str, ...]
 
 _names: weakref.WeakKeyDictionary[nn.Module, tuple[_Keys, _Keys]] = weakref.WeakKeyDictionary()

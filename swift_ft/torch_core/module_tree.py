@@ -14,8 +14,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["ModuleTree", "all_within"]
-
 
 class ModuleTree:
     """The content of some modules.

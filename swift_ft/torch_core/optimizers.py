@@ -23,19 +23,6 @@ import torch
 from torch.optim import Optimizer, _muon
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
-__all__ = [
-    "BOOKKEEPING",
-    "is_patched_by_scheduler",
-    "makes_same_state",
-    "mark_as_patched_by_scheduler",
-    "note_step_called",
-    "orthogonalized",
-    "orthogonalized_step_size",
-    "picks_foreach",
-    "plain_step",
-    "with_step_hooks",
-]
-
 BOOKKEEPING = frozenset({"step", "_opt_called", "_zero_grad_profile_name", "grad_scale", "found_inf"})
 """Attributes of an optimizer that schedulers, scalers and profilers set, and its step does not change."""
 

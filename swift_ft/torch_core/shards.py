@@ -28,8 +28,6 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from swift_ft.errors import UnsupportedError
 
-__all__ = ["Description", "describe", "laid_out_as", "local", "note_changed", "rebuilt"]
-
 Description = dict[str, Any]
 """``shape`` of the whole tensor, ``offset`` of the worker's part, ``placements`` by mesh dimension.
 

@@ -18,17 +18,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "bits_of",
-    "distinct_storages",
-    "same_bits",
-    "sparse_indices",
-    "sparse_values",
-    "storage_id",
-    "tensors_in",
-    "version_of",
-]
-
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element."""
 

@@ -25,8 +25,6 @@ from swift_ft.undo.residual import NOT_A_BYTE, bits
 from swift_ft.undo.rules.rule import PARAM, Rule, Tensors
 from swift_ft.undo.slices import ParamSlice, ParamTensors, packed, slice_elements
 
-__all__ = ["Kernel", "Workspace", "invert_compiled", "is_compilable", "record"]
-
 _logger = logging.getLogger(__name__)
 
 _FORMULAS: dict[str, Callable[..., Any]] = {

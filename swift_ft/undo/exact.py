@@ -27,8 +27,6 @@ would take too long."""
 _FEW = 1 / 16
 """The share of listed residuals up to which a list is shorter: it takes 8 bytes for one."""
 
-__all__ = ["BUCKET_BYTES", "Residuals", "step_with_residuals"]
-
 BUCKET_BYTES = 25 * 2**20
 """Bytes of values before the step that are held at a time; a larger parameter makes its own bucket."""
 

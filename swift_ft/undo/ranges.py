@@ -17,8 +17,6 @@ from swift_ft.undo.rules.rule import Rule
 from swift_ft.undo.slices import slice_elements
 from swift_ft.undo.update import ParamUpdate
 
-__all__ = ["can_be_cut", "counters_of", "ranges_of", "step_range"]
-
 
 def can_be_cut(rule: Rule, entry: ParamUpdate) -> bool:
     """Whether ranges of a parameter can be updated, and are worth it: on a CPU, and larger than a slice."""

@@ -21,8 +21,6 @@ from swift_ft.undo.rules.muon import MuonRule
 from swift_ft.undo.rules.rule import Rule, Tensors
 from swift_ft.undo.rules.sgd import SGDRule
 
-__all__ = ["ENTRY_POINTS", "SparseAdamRule", "register_rule", "rule_for"]
-
 ENTRY_POINTS = "swift_ft.undo_rules"
 """The group of entry points with which packages bring rules: functions that call :func:`register_rule`."""
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from swift_ft.undo.snapshot import size_bytes
 
-__all__ = ["NOT_A_BYTE", "Residual", "bits"]
-
 NOT_A_BYTE = -128
 """In place of a difference that one byte cannot hold."""
 

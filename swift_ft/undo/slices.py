@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["ParamSlice", "ParamTensors", "local", "packed", "slice_elements", "sliced"]
-
 CPU_ELEMENTS = 2**18
 """Elements of all parameters in one list on a CPU: with state and temporaries about the size of its cache."""
 

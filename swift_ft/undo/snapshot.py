@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 
 from swift_ft.torch_core.tensors import sparse_indices, sparse_values
 
-__all__ = ["AnySnapshot", "Hyper", "RowSnapshot", "Snapshot", "WholeState", "size_bytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -13,8 +13,6 @@ from swift_ft.undo.registry import rule_for
 from swift_ft.undo.rules.rule import PARAM, Rule
 from swift_ft.undo.snapshot import size_bytes
 
-__all__ = ["UndoSupport", "undo_support"]
-
 
 @dataclass(frozen=True)
 class UndoSupport:

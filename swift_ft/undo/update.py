@@ -20,9 +20,6 @@ from swift_ft.undo.rules.rule import GRADIENT, PARAM, Rule, Tensors, number
 from swift_ft.undo.slices import ParamSlice, ParamTensors, local, sliced
 from swift_ft.undo.snapshot import AnySnapshot, Hyper, RowSnapshot, Snapshot
 
-__all__ = ["GroupUpdate", "ParamUpdate", "buckets", "invert", "split_by_kernel"]
-
-
 _NOTHING: dict[str, Any] = {}
 """Shared by all updates without snapshots or notes, because a step must cost little; never written to."""
 

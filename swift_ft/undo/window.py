@@ -13,8 +13,6 @@ from swift_ft.torch_core.tensors import version_of
 from swift_ft.undo.snapshot import WholeState, size_bytes
 from swift_ft.undo.update import GroupUpdate, ParamUpdate
 
-__all__ = ["Window"]
-
 
 @dataclass
 class Window:

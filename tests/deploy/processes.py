@@ -14,8 +14,6 @@ from pathlib import Path
 from tests.support.cluster import processes_of
 from tests.support.waiting import wait_until
 
-__all__ = ["environment", "leaves_nothing", "module", "start"]
-
 
 def module(name: str, folder: Path) -> str:
     """A command line for a module of the package, as recipes take it, also behind an ssh."""

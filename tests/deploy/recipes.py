@@ -11,8 +11,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["DEPLOY", "MANIFESTS", "PAGES", "flags_in", "manifests", "scripts"]
-
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))

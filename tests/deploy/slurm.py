@@ -16,8 +16,6 @@ from benchmarks.lib.ports import free_port
 from tests.support.missing import skip_for_missing
 from tests.support.waiting import wait_until
 
-__all__ = ["Slurm"]
-
 NODES = 4
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 

@@ -23,8 +23,6 @@ from tests.support.cluster import (
 from tests.support.nccl_members import GPU, Statements
 from tests.support.nccl_statements import expected_codes
 
-__all__ = ["KINDS", "REHEARSED", "Kind", "OnOneGpu", "check_members"]
-
 REHEARSED = "SWIFT_GPU_TESTS"
 
 

@@ -11,8 +11,6 @@ import torch.distributed as dist
 import swift_ft
 from tests.support.waiting import wait_until
 
-__all__ = ["Session", "wait_until_begun"]
-
 
 class Session(swift_ft.Session):
     """Notes each step that it yields."""

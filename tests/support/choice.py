@@ -33,8 +33,6 @@ import pytest
 
 from tests.support.durations import of_file
 
-__all__ = ["BUDGET_S", "MARK", "chosen", "in_order_of_files"]
-
 MARK = "thorough"
 BUDGET_S = 3200
 """Seconds of tests of clusters and stores that are run by default: 27 minutes of two workers.

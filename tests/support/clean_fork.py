@@ -8,7 +8,5 @@ from __future__ import annotations
 
 import multiprocessing
 
-__all__ = ["CLEAN_FORK"]
-
 CLEAN_FORK = multiprocessing.get_context("forkserver")
 CLEAN_FORK.set_forkserver_preload(["torch.distributed.pipelining", "swift_ft.runtime.helpers.member"])

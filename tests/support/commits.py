@@ -5,8 +5,6 @@ from __future__ import annotations
 import swift_ft
 from swift_ft.recovery.job_state import State
 
-__all__ = ["wait_for_commit", "wait_for_spare"]
-
 _COMMIT_S = 20.0
 _SPARE_S = 20.0
 

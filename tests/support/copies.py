@@ -6,8 +6,6 @@ import swift_ft
 from swift_ft.recovery.job_state import Phase
 from tests.support.waiting import wait_until
 
-__all__ = ["wait_for_copy"]
-
 
 def wait_for_copy(session: swift_ft.Session, completed: int) -> None:
     """Wait until the memory checkpoint of so many iterations is complete, or a loss is known.

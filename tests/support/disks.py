@@ -12,8 +12,6 @@ import pytest
 
 from tests.support.missing import skip_for_missing
 
-__all__ = ["mounted_disk"]
-
 
 @contextmanager
 def mounted_disk(parent: Path, size: str) -> Iterator[Path]:

@@ -18,8 +18,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["DURATIONS", "Recorder", "durations_in", "merged", "of_file", "text_of"]
-
 DURATIONS = Path(__file__).parents[1] / "durations.json"
 _RECORDED = ("cluster", "stores", "deploy", "gpu")
 """Folders of tests/. All others have tests of one process only, of which all are run."""

@@ -16,8 +16,6 @@ import torch
 from tests.support.cluster import ClusterRun, one_line, run_cluster
 from tests.support.integrations import assert_same_files
 
-__all__ = ["assert_put_back", "leave", "refusal", "run_habit"]
-
 
 def run_habit(
     folder: Path,

@@ -11,8 +11,6 @@ from benchmarks.lib.ports import free_port
 from tests.support.cluster import over_backend, processes_of, training
 from tests.support.waiting import wait_until
 
-__all__ = ["Hosts"]
-
 
 class Hosts:
     """Launchers of a run on several hosts, each with its output in a file.

@@ -13,8 +13,6 @@ import torch
 from swift_ft.offline.part_comparison import differences, find_parts, read_part
 from tests.support.cluster import EXAMPLES, ClusterRun, run_cluster
 
-__all__ = ["CHECKPOINT_EVERY", "ITERATIONS", "assert_same_files", "assert_same_state", "needs", "train"]
-
 ITERATIONS, CHECKPOINT_EVERY = 8, 4
 
 

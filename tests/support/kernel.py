@@ -5,8 +5,6 @@ from __future__ import annotations
 import platform
 import sys
 
-__all__ = ["populates_pages"]
-
 
 def populates_pages() -> bool:
     """Whether it makes pages writable before they are written to: Linux 5.14 or later."""

@@ -10,8 +10,6 @@ from typing import NoReturn
 
 from swift_ft.config.worker_context import WorkerContext
 
-__all__ = ["die", "kill_once", "note_machine", "note_store", "store_process"]
-
 STORE = "store"
 """The victim that is the rendezvous store."""
 

@@ -21,16 +21,6 @@ from swift_ft.torch_adapters.script_groups import script_groups
 from swift_ft.torch_adapters.script_operations import Operation
 from tests.support.nccl_members import Member, ends
 
-__all__ = [
-    "all_receive_first",
-    "batch_is_aborted",
-    "batch_is_served",
-    "batch_raises",
-    "batch_without_an_absent_member",
-    "messages_by_direction",
-    "no_pair_forms_once_it_is_left",
-]
-
 
 class Noted:
     """An interceptor that notes what begins and what ends.

@@ -24,8 +24,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-__all__ = ["GPU", "LIKE_NCCL", "Backend", "Ended", "Member", "Statements"]
-
 DEADLINE_S = 60.0
 PATIENCE_S = 0.3
 """How long a test looks at what must not happen."""

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from tests.support.missing import skip_for_missing
 
-__all__ = ["Host", "cut", "slow_down", "speed_up", "swallowed", "two_hosts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Host:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["node_sets"]
-
 
 def node_sets(sizes: Sequence[int], nodes: int, fewest: int) -> Iterator[tuple[int, ...]]:
     """All sets that ``count_sets`` counts, each ascending."""

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from swift_ft.testing.optimizer_pictures import Picture
 
-__all__ = ["assert_close", "ulps"]
-
 
 def ulps(now: Tensor, then: Tensor, *others: Tensor) -> float:
     """The largest error, in units in the last place of the largest of the values concerned."""

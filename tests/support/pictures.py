@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["texts_of"]
-
 
 def texts_of(picture: Path) -> set[str]:
     """The texts of an SVG drawing, which matplotlib keeps as comments beside the letters' paths."""

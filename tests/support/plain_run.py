@@ -20,8 +20,6 @@ from benchmarks.lib.ports import free_port
 from swift_ft.launch.preload import preload
 from tests.support.cluster import ClusterRun
 
-__all__ = ["Job", "run_plain"]
-
 _DEADLINE_S = 500
 
 

@@ -16,8 +16,6 @@ from swift_ft.determinism import seed_step
 from swift_ft.torch_adapters.ddp import trial_forward
 from tests.support import copies
 
-__all__ = ["PlainSession", "PlainStep", "put_in_place"]
-
 
 class PlainStep(contextlib.nullcontext[None]):
     """An iteration that nothing can interrupt."""

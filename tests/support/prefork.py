@@ -21,8 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Launched", "LauncherProcess", "descendants", "launch"]
-
 _IMPORTED_S = 120.0
 
 

@@ -25,8 +25,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
 
-__all__ = ["MemoryLog", "RelayedJob", "RelayedMachine"]
-
 
 class MemoryLog:
     """A :class:`BlockLog` in memory, which counts what is asked of it."""

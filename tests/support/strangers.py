@@ -10,8 +10,6 @@ from pathlib import Path
 
 from swift_ft.network import Certificates
 
-__all__ = ["Wire", "is_refused", "issue", "new_authority", "stranger"]
-
 DEADLINE_S = 30.0
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CASES", "FEATURES", "PARALLELISMS", "TOGETHER", "TORCH_SAYS", "Case"]
-
 FEATURES = {
     "compile": "`torch.compile` of the module (backend `aot_eager`)",
     "inductor": "`torch.compile` of the module (backend `inductor`)",

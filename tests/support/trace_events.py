@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["assert_is_trace"]
-
 _NAMES = ("process_name", "thread_name")
 
 

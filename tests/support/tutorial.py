@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Block", "blocks_of", "pattern_of"]
-
 _FENCE = re.compile(
     r"(?P<skip><!-- not run[^>]*-->\n)?```(?P<info>\w+[^\n]*)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE
 )

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["wait_until"]
-
 _TICK_S = 0.02
 
 

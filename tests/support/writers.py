@@ -7,8 +7,6 @@ from typing import Any
 
 from swift_ft.coordination.background_writer import BackgroundWriter
 
-__all__ = ["AtOnce"]
-
 
 class AtOnce(BackgroundWriter):
     """Writes in the thread that asks for it.

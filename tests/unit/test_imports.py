@@ -33,6 +33,19 @@ def files_of(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
+def test_lists_of_names_hand_on_what_others_define() -> None:
+    """An underscore says already what a module keeps to itself. Packages, and what users import, list their names."""
+    for path in files_of("swift_ft", "benchmarks", "docs"):
+        tree = ast.parse(path.read_text())
+        lists = [node for node in tree.body if ast.unparse(node).startswith("__all__ = ")]
+        if not lists or path.name == "__init__.py" or path.parent == ROOT / "swift_ft":
+            continue
+        taken = {a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names}
+        assert taken & set(ast.literal_eval(ast.unparse(lists[0]).removeprefix("__all__ = "))), (
+            f"{path.relative_to(ROOT)}: its list repeats its underscores"
+        )
+
+
 def test_examples_import_nothing_of_the_project_but_the_package() -> None:
     for path in files_of("examples"):
         others = {name for name in imports_of(path) if name.split(".")[0] in ("benchmarks", "tests")}

@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Checkpoint", "JobConfig", "Model", "Parallelism", "Training", "Validation"]
-
 
 @dataclass(frozen=True)
 class Model:

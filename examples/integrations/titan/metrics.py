@@ -7,8 +7,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["Metrics"]
-
 
 class Metrics:
     """Of one worker. What was said so far is a state, so a resumed job continues the curves.

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from titan.config import Model
 
-__all__ = ["Stage", "build_stage", "loss_fn"]
-
 VOCABULARY = 256  # bytes
 
 

@@ -23,8 +23,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from titan.config import Parallelism
 from titan.model import Stage
 
-__all__ = ["build_mesh", "clip_grad_norm_", "mean_of_last_stage", "shard", "split"]
-
 DATA = ("dp_replicate", "dp_shard")
 
 

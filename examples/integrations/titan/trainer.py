@@ -22,8 +22,6 @@ from titan.metrics import Metrics
 from titan.model import Stage, build_stage, loss_fn
 from titan.parallel import DATA, build_mesh, clip_grad_norm_, mean_of_last_stage, shard, split
 
-__all__ = ["Trainer"]
-
 
 class Trainer:
     """One worker's part of a job.

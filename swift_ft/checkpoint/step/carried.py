@@ -34,8 +34,6 @@ from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.program.loop_frame import loop_frame, set_variables
 from swift_ft.torch_core.tensors import same_bits
 
-__all__ = ["CarriedVariables", "Place"]
-
 _logger = logging.getLogger(__name__)
 
 _UNKNOWN: Any = object()

@@ -20,8 +20,6 @@ from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import sparse_values
 
-__all__ = ["CarriedGradients"]
-
 _SAMPLE = 64
 
 

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-__all__ = ["HyperParameters"]
-
 
 class HyperParameters:
     """The groups of some optimizers at one moment.

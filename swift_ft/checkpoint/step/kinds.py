@@ -20,19 +20,6 @@ from torch.optim import Optimizer
 
 from swift_ft.program.own_code import is_own_class, is_own_module
 
-__all__ = [
-    "CONTAINERS",
-    "FIXED_EXACTLY",
-    "GENERATORS",
-    "MOST_ELEMENTS",
-    "is_copied",
-    "is_fixed",
-    "is_namespace",
-    "is_understood",
-    "read_state",
-    "write_state",
-]
-
 _FIXED: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, slice, frozenset),
     *(

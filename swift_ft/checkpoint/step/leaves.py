@@ -18,8 +18,6 @@ from swift_ft.checkpoint.step.kinds import (
     write_state,
 )
 
-__all__ = ["MOST_BYTES", "Leaf", "leaf_of"]
-
 MOST_BYTES = 2**20
 """Of a tensor or an array that is copied."""
 

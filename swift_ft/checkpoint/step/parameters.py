@@ -25,8 +25,6 @@ from swift_ft.torch_core.buffers import copy_all
 from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
 from swift_ft.torch_core.shards import local, note_changed
 
-__all__ = ["ParameterCopies", "ParameterWatch"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -25,8 +25,6 @@ from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, MOST_ELEMENTS
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
 from swift_ft.torch_core.optimizers import BOOKKEEPING
 
-__all__ = ["MISSING", "Namespace", "Reach", "reach"]
-
 MISSING: Any = object()
 """The value of a variable that does not exist."""
 

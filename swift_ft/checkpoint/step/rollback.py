@@ -28,8 +28,6 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import BufferCopies
 
-__all__ = ["CheckStep", "Rollback"]
-
 _FIRST_STEPS = 3
 
 

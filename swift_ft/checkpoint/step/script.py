@@ -22,8 +22,6 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import loop_frame, set_variables
 from swift_ft.torch_core.tensors import storage_id, tensors_in
 
-__all__ = ["NotedVariables", "ScriptVariables"]
-
 _OPAQUE: Any = object()
 """In the place of a value that is of no kind that could be put back."""
 _OF_LOOP_BYTES = 2**16

@@ -15,17 +15,6 @@ from swift_ft.planning.layout.pipeline_template import Template, TemplateOptions
 from swift_ft.planning.layout.templates import node_counts, smallest_pipeline, templates_for
 from swift_ft.units import parse_bytes, parse_seconds
 
-__all__ = [
-    "MOST_NODES",
-    "at_most",
-    "costs_of",
-    "declare_cluster",
-    "declare_model",
-    "microbatches",
-    "options_of",
-    "templates_of",
-]
-
 MOST_NODES = 4_096
 _MOST_MICROBATCHES = 65_536
 _MOST_STAGES = 64

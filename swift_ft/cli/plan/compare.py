@@ -25,8 +25,6 @@ from swift_ft.planning.layout.pipeline_template import Template, TemplateOptions
 from swift_ft.planning.layout.templates import best_template
 from swift_ft.units import format_seconds
 
-__all__ = ["VERB"]
-
 
 class _Pipeline(NamedTuple):
     """A schedule, and the cut that it runs."""

@@ -16,8 +16,6 @@ from swift_ft.planning.layout.cluster import read_cluster
 from swift_ft.planning.layout.devices import DevicePlan, Pipeline, plan_devices
 from swift_ft.units import format_seconds
 
-__all__ = ["VERB"]
-
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", type=Path, required=True, help="cluster.json: the nodes")

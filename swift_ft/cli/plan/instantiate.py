@@ -18,8 +18,6 @@ from swift_ft.planning.layout.pipeline_template import Template
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.units import format_seconds
 
-__all__ = ["VERB"]
-
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     declare_cluster(parser)

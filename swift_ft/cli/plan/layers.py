@@ -17,8 +17,6 @@ from swift_ft.errors import UsageError
 from swift_ft.planning.layout.shapes import Shapes, from_powers, transformer_layers
 from swift_ft.units import format_bytes, format_seconds, parse_seconds
 
-__all__ = ["VERB"]
-
 _MOST_BLOCKS = 10_000
 _MOST = 1 << 24  # words, or tokens of a sample: more than any model has
 

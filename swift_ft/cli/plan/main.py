@@ -9,8 +9,6 @@ from swift_ft.cli.common import OneLineParser
 from swift_ft.cli.plan import compare, devices, instantiate, layers, reconfigure, reshard, size, templates
 from swift_ft.cli.verb import Verb, add_verbs, run_verb
 
-__all__ = ["VERBS", "main", "parser"]
-
 VERBS: tuple[Verb, ...] = (
     layers.VERB,
     templates.VERB,

@@ -11,8 +11,6 @@ from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.search import Stage
 from swift_ft.units import format_seconds
 
-__all__ = ["STAGE_SECONDS", "draw_bars", "draw_stages", "named"]
-
 STAGE_SECONDS = "seconds of a microbatch, forward and backward; in the bars, layers"
 
 _COLOURS = ("#4c78a8", "#9ecae9")

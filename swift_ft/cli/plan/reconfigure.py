@@ -25,8 +25,6 @@ from swift_ft.recovery.layout.growth import moved, reform
 from swift_ft.recovery.layout.losses import Pipelines, reconfigure
 from swift_ft.units import format_seconds, parse_seconds
 
-__all__ = ["VERB", "parse_nodes", "parse_pipelines"]
-
 
 def parse_pipelines(text: str) -> Pipelines:
     """Pipelines from ``[[0, 1], [2, 3, 4]]``.

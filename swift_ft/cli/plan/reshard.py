@@ -20,8 +20,6 @@ from swift_ft.recovery.moves.plan import MovePlan, plan_moves
 from swift_ft.recovery.moves.sources import Location
 from swift_ft.units import format_bytes
 
-__all__ = ["VERB", "parse_degrees"]
-
 _DEGREES = ("dp", "pp", "ep", "sp", "tp")
 _MOST = 65_536
 _DISTANCES = {0: "from the same node", 1: "from another node"}

@@ -19,8 +19,6 @@ from swift_ft.planning.layout.machine_kinds import read_kinds
 from swift_ft.planning.layout.sizing import Goal, MachineKind, Size, Work, knee, recommended, sizes
 from swift_ft.units import format_seconds, parse_bandwidth, parse_bytes, parse_seconds
 
-__all__ = ["VERB"]
-
 _LARGEST_BATCH = 1 << 30
 _ROWS = 24
 """Sizes of a kind that are shown; of more, some of each range."""

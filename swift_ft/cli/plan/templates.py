@@ -17,8 +17,6 @@ from swift_ft.planning.layout.instantiate import count_sets
 from swift_ft.planning.layout.pipeline_template import Template
 from swift_ft.units import format_seconds
 
-__all__ = ["VERB", "add_template_rows", "console"]
-
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     declare_cluster(parser)

@@ -21,8 +21,6 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import leaves_after_checkpoint
 from swift_ft.units import format_seconds
 
-__all__ = ["LEFT", "VERB", "leave"]
-
 LEFT = "left"
 """The outcome that was asked for."""
 

@@ -13,8 +13,6 @@ from swift_ft.offline.export import export_run
 from swift_ft.offline.run_store import open_run_store
 from swift_ft.units import format_bytes
 
-__all__ = ["VERB"]
-
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="STORE", help="the store that the script gave to swift_ft.Session")

@@ -20,8 +20,6 @@ from swift_ft.offline.garbage import GarbageReport, delete_garbage, find_garbage
 from swift_ft.offline.run_store import open_run_store, store_errors
 from swift_ft.units import format_bytes, format_seconds
 
-__all__ = ["VERB"]
-
 _RESTS_S = 3600.0
 """So long after its end a run stays in etcd: a machine that was frozen then has to read that it is over."""
 

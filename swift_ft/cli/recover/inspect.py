@@ -11,8 +11,6 @@ from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.offline.segment import SegmentSummary, inspect_segment
 from swift_ft.units import format_bytes
 
-__all__ = ["VERB"]
-
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("segment", metavar="SEGMENT", help="path or URL of the file")

@@ -12,8 +12,6 @@ from swift_ft.cli.verb import ExitCode, Verb
 from swift_ft.errors import UsageError
 from swift_ft.launch.setup import COMMON_FLAGS
 
-__all__ = ["VERB"]
-
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     declare_run(parser)

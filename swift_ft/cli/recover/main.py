@@ -24,8 +24,6 @@ from swift_ft.cli.recover import (
 )
 from swift_ft.cli.verb import Verb, add_verbs, run_verb
 
-__all__ = ["main", "parser"]
-
 VERBS: tuple[Verb, ...] = (
     status.VERB,
     verify.VERB,

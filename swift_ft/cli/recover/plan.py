@@ -17,8 +17,6 @@ from swift_ft.offline.run_store import open_run_store
 from swift_ft.offline.status import newest_iteration
 from swift_ft.units import format_seconds
 
-__all__ = ["VERB"]
-
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="STORE", help="the store that the script gave to swift_ft.Session")

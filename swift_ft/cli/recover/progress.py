@@ -21,8 +21,6 @@ from rich.progress import (
 from swift_ft.offline.estimate import Estimate
 from swift_ft.units import format_seconds
 
-__all__ = ["file_progress", "in_all", "progress", "step_progress"]
-
 
 def in_all(estimate: Estimate) -> str:
     """The length of a recovery in words."""

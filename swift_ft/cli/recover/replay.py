@@ -12,8 +12,6 @@ from swift_ft.errors import CheckpointError, RecoveryError, UsageError, first_li
 from swift_ft.offline.replay import OfflineReplayResult, ReplayRequest, replay_machine
 from swift_ft.recovery.waits import named
 
-__all__ = ["VERB"]
-
 _DESCRIPTION = """\
 Rebuild the workers of one machine on this host, from their checkpoint and the logs of the others, and save
 their state as DCP checkpoints: DIR/rank-00003 of worker 3. The store is only read. SCRIPT and its arguments

@@ -18,8 +18,6 @@ from swift_ft.errors import RendezvousLostError, UsageError
 from swift_ft.recovery.job_state import Phase
 from swift_ft.torch_adapters.connections import shut_down, tcp_connections
 
-__all__ = ["declare_run", "following", "who_asks"]
-
 _CONNECT_S = 10.0
 _TRIES, _TRY_S = 100, 0.1
 

@@ -12,8 +12,6 @@ from swift_ft.coordination.follower import Follower
 from swift_ft.errors import UsageError
 from swift_ft.recovery.scaling import leaves_next, machines_of
 
-__all__ = ["VERB"]
-
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("machines", type=int, metavar="MACHINES", help="with which the job goes on")

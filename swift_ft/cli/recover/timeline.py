@@ -29,8 +29,6 @@ from swift_ft.offline.run_store import open_run_store
 from swift_ft.offline.timeline import RunTimeline, run_timeline
 from swift_ft.units import format_bytes, format_seconds
 
-__all__ = ["VERB"]
-
 _PAGE = ".html"
 _PICTURES = (".png", ".svg", ".pdf")
 

@@ -13,8 +13,6 @@ from swift_ft.offline.run_store import open_run_store, store_errors
 from swift_ft.offline.verification import Verification, WorkerOutlook, bytes_to_verify, verify_store
 from swift_ft.units import format_bytes
 
-__all__ = ["VERB"]
-
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="STORE", help="path or URL of the store")

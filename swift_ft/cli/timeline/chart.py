@@ -10,8 +10,6 @@ from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.recovery.occupancy import Doing, WorkerSpan
 from swift_ft.units import format_seconds
 
-__all__ = ["MEANINGS", "Bar", "Chart", "Mark", "Row", "in_words", "recovery_chart", "run_chart", "ticks"]
-
 MEANINGS: dict[Doing, str] = {
     Doing.TRAINS: "trains",
     Doing.WAITS: "waits, keeps its state",

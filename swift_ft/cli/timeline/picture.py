@@ -13,8 +13,6 @@ from swift_ft.offline.timeline import RunTimeline
 from swift_ft.recovery.occupancy import Doing
 from swift_ft.units import format_seconds
 
-__all__ = ["COLOURS", "draw"]
-
 COLOURS: dict[Doing, str] = {
     Doing.TRAINS: "#3f9a70",
     Doing.WAITS: "#ddd3b4",

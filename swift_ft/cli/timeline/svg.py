@@ -7,8 +7,6 @@ from html import escape
 
 from swift_ft.cli.timeline.chart import Chart, Mark, ticks
 
-__all__ = ["svg_of"]
-
 _WIDTH, _LABELS, _RIGHT, _TOP = 1000, 190, 12, 24
 _ROW, _BAR, _AXIS = 24, 17, 44
 _LEAST = 1.5

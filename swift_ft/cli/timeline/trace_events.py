@@ -11,8 +11,6 @@ from typing import Any
 
 from swift_ft.offline.recovery_spans import TracedRecovery
 
-__all__ = ["trace_events"]
-
 _PATH = 0
 """The process that shows what recoveries waited for. Machine 0 is process 1."""
 _SPARES = 1 << 20

@@ -12,16 +12,6 @@ from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.recovery.occupancy import Doing, Tenure
 from swift_ft.units import format_seconds
 
-__all__ = [
-    "EXPLAINED",
-    "goodput_in_words",
-    "in_seconds",
-    "lost_in_words",
-    "outcome",
-    "path_in_words",
-    "place_in_words",
-]
-
 _LONGEST = 4
 _WORTH_MS = 1.0
 """What of a part of a recovery a line names: so many spans at most, and none that is shorter."""

@@ -22,8 +22,6 @@ from swift_ft.coordination.block_log import BlockGoneError
 from swift_ft.coordination.etcd.client import Compacted, EtcdClient, decoded, encoded, prefix_end
 from swift_ft.errors import RendezvousLostError, first_line
 
-__all__ = ["EtcdBlockLog"]
-
 _DELETED_AT_ONCE = 100
 """Blocks that one transaction deletes: etcd takes 128 operations."""
 _READ_AT_ONCE = 512

@@ -31,17 +31,6 @@ from swift_ft.observe.waits import waiting
 if TYPE_CHECKING:
     from etcd3gw.client import Etcd3Client
 
-__all__ = [
-    "Compacted",
-    "EtcdClient",
-    "Event",
-    "Refused",
-    "decoded",
-    "encoded",
-    "import_etcd3gw",
-    "prefix_end",
-]
-
 _ATTEMPT_S = 2.0
 """The longest time that one member may take to answer in the first round; twice that in each further one."""
 _LONGEST_ATTEMPT_S = 10.0

@@ -28,8 +28,6 @@ from swift_ft.coordination.etcd.block_log import EtcdBlockLog
 from swift_ft.coordination.etcd.client import Compacted, EtcdClient, decoded, encoded
 from swift_ft.torch_adapters.rendezvous_store import Store
 
-__all__ = ["EtcdStore", "KeyValue"]
-
 _AT_ONCE = 100
 """Operations in one transaction: etcd takes 128."""
 

@@ -23,8 +23,6 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase
 
-__all__ = ["StoredRun", "delete_run", "stored_runs"]
-
 _RUN = re.compile(r"(.*)\.\d+-[0-9a-f]{8}", re.DOTALL)
 _PLACE = re.compile(r".*?(?:\.\d+-[0-9a-f]{8}|/runs)(?=/)", re.DOTALL)
 """What stands in the place of a run's name in a key. The name that a user gave may hold any character."""

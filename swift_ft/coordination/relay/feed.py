@@ -11,8 +11,6 @@ from swift_ft.coordination.relay.lines import Line
 from swift_ft.network.messages import TEXT
 from swift_ft.recovery.blocks import Block, block_to_text
 
-__all__ = ["Feed", "LineEndedError", "NotHereError", "SilentError"]
-
 
 class LineEndedError(ConnectionError):
     """The other side has closed the line."""

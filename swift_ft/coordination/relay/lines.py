@@ -17,8 +17,6 @@ from typing import Any, Protocol
 
 from swift_ft.network.messages import decoded, encoded
 
-__all__ = ["RELAY", "Line", "LocalLine", "local_pair", "set_line_of_worker", "take_line_of_worker"]
-
 RELAY = "relay"
 """The purpose of a line between the relays of two machines, at the port of an agent."""
 

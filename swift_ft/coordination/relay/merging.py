@@ -28,15 +28,6 @@ from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.heads import FANOUT, levels_of
 from swift_ft.recovery.job_state import State
 
-__all__ = [
-    "LINGER_S",
-    "LONGEST_LINGER_S",
-    "LONGEST_LOSSES_LINGER_S",
-    "LOSSES_LINGER_S",
-    "PARTS_LINGER_S",
-    "Merging",
-]
-
 LINGER_S = 0.1
 """The time for which events of a phase, and joins of a job that forms, are held after the newest one came."""
 LONGEST_LINGER_S = 0.4

@@ -21,8 +21,6 @@ from swift_ft.observe.waits import waiting
 from swift_ft.recovery.heads import FANOUT, levels_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["MOST_KEYS", "Facts", "Notes", "NotesReader", "write_notes"]
-
 MOST_KEYS = 64
 """With 16,384 machines of eight workers a key has 2,048 notes, some 0.3 MB. An etcd takes 1.5 MB."""
 

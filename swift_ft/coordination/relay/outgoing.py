@@ -17,8 +17,6 @@ from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.events import Event, PartPersisted
 from swift_ft.recovery.snapshot import Snapshot
 
-__all__ = ["Outgoing", "Stamper"]
-
 _ALLOWED_S = 2.5
 """Each relay on the way may hold an event for 0.4 s (`merging.py`), and the longest way has four."""
 _PARTS_ALLOWED_S = 3.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-__all__ = ["RecentBlocks"]
-
 _MOST_BLOCKS = 4096
 _MOST_CHARACTERS = 16 << 20
 

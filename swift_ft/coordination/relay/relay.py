@@ -38,8 +38,6 @@ from swift_ft.recovery.heads import FANOUT, served_by
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.snapshot import Snapshot
 
-__all__ = ["Relay"]
-
 _logger = logging.getLogger(__name__)
 
 NOTES_S = 1.0

@@ -7,8 +7,6 @@ from collections import deque
 
 from swift_ft.coordination.relay.lines import Line
 
-__all__ = ["Subscriber"]
-
 _AT_ONCE = 64 * 1024
 """Bytes of a message that fit into what a socket buffers when it says that it has room."""
 _MOST_WAITING = 8192

@@ -32,8 +32,6 @@ from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.heads import FANOUT, upstream_of
 from swift_ft.recovery.job_state import State
 
-__all__ = ["HEAD_SILENCE_S", "Upstream"]
-
 _logger = logging.getLogger(__name__)
 
 HEAD_SILENCE_S = 1.0

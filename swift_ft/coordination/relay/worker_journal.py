@@ -22,8 +22,6 @@ from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
 from swift_ft.recovery.snapshot import Snapshot
 
-__all__ = ["AGENT_SILENCE_S", "WorkerJournal", "journal_of_worker"]
-
 AGENT_SILENCE_S = 2.0
 """An agent that sends nothing for so long does not keep its workers from the journal."""
 

@@ -20,8 +20,6 @@ import torch
 from swift_ft.errors import LogCorruptError
 from swift_ft.logging.format.record import Record
 
-__all__ = ["Codec", "codec_for", "pack", "unpack"]
-
 MAX_PACKED_MESSAGE_BYTES = 16 << 30
 """A header that claims more than this is rejected."""
 

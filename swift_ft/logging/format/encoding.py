@@ -13,20 +13,6 @@ import xxhash
 
 from swift_ft.logging.format.record import Direction, MessageKey, Record, RecordKind
 
-__all__ = [
-    "FORMAT_VERSION",
-    "SCHEMA",
-    "Footer",
-    "Seal",
-    "SegmentIdentity",
-    "batches",
-    "decode",
-    "decode_all",
-    "encode",
-    "identity_of",
-    "schema_of",
-]
-
 FORMAT_VERSION = 2
 SCHEMA = pa.schema(
     [

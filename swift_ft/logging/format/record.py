@@ -17,22 +17,6 @@ import xxhash
 
 from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError, UsageError
 
-__all__ = [
-    "THROUGH_PIPELINE",
-    "Direction",
-    "MessageKey",
-    "Record",
-    "RecordKind",
-    "bytes_to_fill",
-    "changed_in_place_error",
-    "checksum_of",
-    "compare",
-    "copy_into",
-    "dtype_name",
-    "tensor_bytes",
-    "verify",
-]
-
 
 class Direction(StrEnum):
     """The direction of a message through the pipeline, or that it is none of the pipeline's."""

@@ -13,8 +13,6 @@ from swift_ft.logging.format.codec import unpack
 from swift_ft.logging.format.record import Record, compare, verify
 from swift_ft.storage.local_source import LocalSource
 
-__all__ = ["read_payload", "read_unpacked"]
-
 
 def read_payload(source: pa.NativeFile, record: Record, buffer: memoryview, *, path: str) -> None:
     """Fill a buffer with a payload that is not packed.

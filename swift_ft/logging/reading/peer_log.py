@@ -10,8 +10,6 @@ from swift_ft.network import JobSecret
 from swift_ft.network.file_server import fetch_file
 from swift_ft.storage.local_source import LocalSource
 
-__all__ = ["PeerLog"]
-
 
 class PeerLog:
     """The log of a living worker, as it offers it.

@@ -8,8 +8,6 @@ from typing import Generic, TypeVar
 
 from swift_ft.observe.waits import waiting
 
-__all__ = ["Prefetcher"]
-
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 

@@ -27,8 +27,6 @@ from swift_ft.logging.reading.segment_provider import FetchStats, Opened, PeerSo
 from swift_ft.observe.spans import recorder
 from swift_ft.storage.store import Store
 
-__all__ = ["LogReader"]
-
 _MESSAGES_AHEAD = 8
 _SEGMENTS_AHEAD = 4
 # A download keeps a core busy, and holds the interpreter: parallel downloads pay off on many cores only.

@@ -17,8 +17,6 @@ from swift_ft.storage.local_source import LocalSource
 from swift_ft.storage.retry import retry
 from swift_ft.storage.store import Store
 
-__all__ = ["FetchStats", "Opened", "PeerSources", "SegmentProvider", "SegmentSource"]
-
 _LONGEST_WAIT_S = 0.5  # a replay whose peer was lost is cancelled soon
 
 _logger = logging.getLogger(__name__)

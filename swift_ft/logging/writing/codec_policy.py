@@ -8,8 +8,6 @@ from statistics import median
 from swift_ft.logging.format.codec import Codec, codec_for
 from swift_ft.logging.options import Compress
 
-__all__ = ["CodecPolicy"]
-
 _UPLOADS = 8  # the median of the last uploads counts: one slow upload changes nothing
 
 

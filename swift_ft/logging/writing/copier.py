@@ -24,8 +24,6 @@ from swift_ft.logging.writing.uploader import LogTimeoutError
 from swift_ft.observe.waits import waiting
 from swift_ft.torch_core.tensors import version_of
 
-__all__ = ["Copier", "Device", "Mark"]
-
 _PAUSE_S = 0.0002  # between two polls of a copy: events have no wait with a deadline
 
 

@@ -8,8 +8,6 @@ import torch
 
 from swift_ft.logging.writing.copier import Mark
 
-__all__ = ["CudaDevice"]
-
 
 class _Event:
     """A timed event."""

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 
 from swift_ft.errors import UsageError
 
-__all__ = ["DiskBudget"]
-
 _SOFT = 0.8
 """Share of the budget above which an early checkpoint is requested."""
 

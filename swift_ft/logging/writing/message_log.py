@@ -15,8 +15,6 @@ from swift_ft.logging.writing.copier import Copier, Device
 from swift_ft.logging.writing.cuda_device import CudaDevice
 from swift_ft.logging.writing.writer import LogWriter
 
-__all__ = ["MessageLog", "device_of"]
-
 _WORTH_WAKING_BYTES = 2**20
 """Least to wake the writer for while training waits: threads that take turns cost more (decision 43)."""
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Buffer", "BufferPool"]
-
 
 @dataclass(frozen=True, slots=True)
 class Buffer:

@@ -16,8 +16,6 @@ from swift_ft.logging.format.record import (
     tensor_bytes,
 )
 
-__all__ = ["QueueItem", "QueuedReceipt", "QueuedTensor", "Roll"]
-
 
 class Roll:
     """Closes the segment that is open when its turn comes."""

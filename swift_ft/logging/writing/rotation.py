@@ -25,8 +25,6 @@ from swift_ft.observe.waits import waiting
 from swift_ft.storage.retry import is_outage, retry
 from swift_ft.storage.store import Store
 
-__all__ = ["SegmentRotation"]
-
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)

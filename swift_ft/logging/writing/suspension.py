@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from swift_ft.logging.writing.queue_items import QueueItem
 
-__all__ = ["SuspendedError", "Suspension"]
-
 
 class SuspendedError(Exception):
     """The log was suspended while the thread wrote a record."""

@@ -30,8 +30,6 @@ from swift_ft.logging.writing.disk_budget import DiskBudget
 from swift_ft.observe.waits import waiting
 from swift_ft.storage.store import Store
 
-__all__ = ["LogTimeoutError", "SegmentUploader", "Spool"]
-
 _PREFIX = "swift-ft-spool-"
 _RETRY_S = 1.0  # the store's own retries come before this wait
 

@@ -20,8 +20,6 @@ import numpy.typing as npt
 from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.errors import UsageError
 
-__all__ = ["Chain", "FloatArray", "IntArray"]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 

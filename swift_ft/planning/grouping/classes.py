@@ -16,8 +16,6 @@ import numpy as np
 from swift_ft.planning.grouping.chain import Chain, FloatArray, IntArray
 from swift_ft.planning.grouping.lagrange import Partition, PricedChain
 
-__all__ = ["ClassBound", "Classes", "rank_of_path", "ranks"]
-
 _ROUNDS = 60
 
 

@@ -25,8 +25,6 @@ from swift_ft.planning.grouping.classes import ClassBound, Classes, rank_of_path
 from swift_ft.planning.grouping.frontier import Dive, Found, Limits, TooManyLabelsError, search
 from swift_ft.planning.grouping.lagrange import Dual, Partition, PricedChain, solve_dual
 
-__all__ = ["Optimum", "optimal_partition"]
-
 _ROUNDING = 1e-12  # relative: what sums of 10,000 float64 terms may be off by
 _FIRST_SLACK, _GROWTH = 1e-4, 4.0  # of the known gap
 _NARROW, _REACH = 256, 256  # labels at one place of a dive, but for so many places around its middle

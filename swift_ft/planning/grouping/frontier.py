@@ -19,8 +19,6 @@ import numpy.typing as npt
 from swift_ft.planning.grouping.chain import FloatArray, IntArray
 from swift_ft.planning.grouping.lagrange import PricedChain
 
-__all__ = ["Found", "Limits", "TooManyLabelsError", "search"]
-
 _ROUNDING = 1e-14  # relative: what two sums along the chain may differ by
 
 Int32Array = npt.NDArray[np.int32]

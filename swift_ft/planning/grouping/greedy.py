@@ -11,8 +11,6 @@ import numpy as np
 from swift_ft.errors import UsageError
 from swift_ft.planning.grouping.chain import Chain
 
-__all__ = ["Merge", "balanced_partition", "greedy_merges", "greedy_partition"]
-
 
 @dataclass(frozen=True)
 class Merge:

@@ -16,16 +16,6 @@ from swift_ft.planning.grouping.chain import Chain
 from swift_ft.planning.grouping.exact import optimal_partition
 from swift_ft.planning.grouping.greedy import balanced_partition, greedy_merges, greedy_partition
 
-__all__ = [
-    "METHODS",
-    "GroupPlan",
-    "SweepPoint",
-    "evaluate_groups",
-    "plan_groups",
-    "sweep_budgets",
-    "write_groups",
-]
-
 METHODS = ("optimal", "greedy", "balanced")
 
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from swift_ft.planning.grouping.chain import Chain, FloatArray, IntArray
 
-__all__ = ["Dual", "Partition", "PricedChain", "solve_dual"]
-
 
 @dataclass(frozen=True)
 class Partition:

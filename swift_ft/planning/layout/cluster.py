@@ -20,8 +20,6 @@ from typing import Any
 from swift_ft.costs.json_files import load_object, read_text, whole
 from swift_ft.errors import UsageError
 
-__all__ = ["POWER_UNIT", "Cluster", "Node", "cluster_from_json", "read_cluster"]
-
 POWER_UNIT = 1_000_000
 """Whole units of power in a TFLOP/s."""
 

@@ -10,8 +10,6 @@ from swift_ft.costs.schedule_orders import Schedule, in_flight
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.makespan import StageTime
 
-__all__ = ["StageCosts"]
-
 _WHOLE = 1000  # overheads are per mille, so that all numbers stay whole
 
 

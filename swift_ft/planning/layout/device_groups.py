@@ -20,8 +20,6 @@ from swift_ft.planning.layout.group_bound import product_bound
 from swift_ft.planning.layout.group_packing import Groups, Packing
 from swift_ft.planning.layout.group_tables import Kind, Task, smallest_groups
 
-__all__ = ["Grouping", "group_devices", "power_of"]
-
 _OPERATIONS = 1_500_000_000  # of the exact search: some seconds
 _FAST = 96  # devices that are searched in less than a second
 

@@ -22,8 +22,6 @@ from swift_ft.planning.layout.group_tables import Kind, Task
 from swift_ft.planning.layout.timed_groups import can_time_all, fastest_groups
 from swift_ft.units import format_bytes
 
-__all__ = ["DevicePlan", "Pipeline", "plan_devices"]
-
 _WHOLE = 1000
 _MOST_GROUPINGS = 20  # of which the layers are dealt
 _GRADIENTS = 8  # 2 of the 16 bytes per parameter of mixed-precision Adam are gradients

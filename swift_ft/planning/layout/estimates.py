@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 from swift_ft.planning.layout.makespan import StageTime
 
-__all__ = ["autohet_ns", "lower_bound_ns", "oobleck_ns", "own_bound_ns"]
-
 
 def oobleck_ns(stages: Sequence[StageTime], microbatches: int) -> int:
     """Oobleck (SOSP '23), equations 1 to 4, with all stages' times in T1 and T3.

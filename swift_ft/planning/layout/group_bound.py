@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from swift_ft.planning.layout.group_tables import NONE, Kind, Task, smallest_groups
 
-__all__ = ["product_bound"]
-
 _PRICES = 2000  # combinations that are tried, about
 _RANGES = 200  # of powers that are looked at, fewer where tables are large
 _ENTRIES = 40_000_000  # of all tables together

@@ -13,8 +13,6 @@ import numpy as np
 
 from swift_ft.planning.layout.group_tables import NONE, Table, frontier
 
-__all__ = ["Groups", "Packing"]
-
 Groups = tuple[tuple[int, ...], ...]
 """For each group the count of each kind."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NONE", "Kind", "Table", "Task", "frontier", "smallest_groups"]
-
 Table = npt.NDArray[np.int64]
 NONE = 2**60
 """Stands in a table where no group is."""

@@ -22,8 +22,6 @@ from swift_ft.errors import UsageError
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.planning.layout.rounds import best_dealt
 
-__all__ = ["Instantiation", "best_instantiation", "count_sets", "deal"]
-
 
 @dataclass(frozen=True, slots=True)
 class Instantiation:

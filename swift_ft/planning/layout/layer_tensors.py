@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.recovery.layout.tensors import StateTensor
 
-__all__ = ["layer_tensors"]
-
 
 def layer_tensors(layers: Sequence[LayerProfile]) -> list[StateTensor]:
     """One tensor per layer that has state, cut by tensor parallelism, and held where a layer shares it."""

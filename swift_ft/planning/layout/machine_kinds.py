@@ -18,8 +18,6 @@ from swift_ft.costs.json_files import load_object, read_text, whole
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.sizing import MachineKind
 
-__all__ = ["read_kinds"]
-
 _NUMBERS = ("speed", "price_per_hour", "memory_bytes")
 _COUNTS = ("most", "devices")
 _LARGEST = 4096

@@ -15,8 +15,6 @@ from functools import lru_cache
 from swift_ft.costs.schedule_orders import Action, Kind, Schedule, check_size, stages_of, worker_order
 from swift_ft.errors import UsageError
 
-__all__ = ["PipelineRun", "Span", "StageTime", "makespan_ns", "one_f_one_b_ns", "orders_of", "spans"]
-
 
 @dataclass(frozen=True, slots=True)
 class StageTime:

@@ -7,8 +7,6 @@ from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.units import format_bytes
 
-__all__ = ["least_memory", "least_nodes", "why_not"]
-
 
 def why_not(costs: StageCosts, nodes: int, microbatches: int | None, schedule: Schedule) -> str:
     """What keeps a model from being cut for some nodes, in one line.

@@ -26,8 +26,6 @@ from swift_ft.planning.layout.pipeline_template import PER_WORKER, Template, Tem
 from swift_ft.planning.layout.search import Stage
 from swift_ft.units import format_bytes
 
-__all__ = ["best_multi_stage"]
-
 _MOST_TRIED = 200_000
 """Stages that a search tries. In steps and not in seconds, so that all machines find the same."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from swift_ft.costs.schedule_orders import Schedule, check_size
 from swift_ft.planning.layout.search import Stage
 
-__all__ = ["PER_WORKER", "Template", "TemplateOptions"]
-
 PER_WORKER = 4
 """Microbatches per worker while templates are made: the bubble is small then, says the paper."""
 

@@ -10,8 +10,6 @@ from swift_ft.planning.layout.estimates import lower_bound_ns
 from swift_ft.planning.layout.makespan import StageTime, makespan_ns, one_f_one_b_ns
 from swift_ft.planning.layout.pipeline_template import Template
 
-__all__ = ["PipelineTime"]
-
 
 @dataclass(slots=True)
 class PipelineTime:

@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 
-__all__ = ["best_dealt"]
-
 _MOST_SHIFTS = 5_000_000
 """Shifts of 640 bits of one knapsack: about a second."""
 

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.planning.layout.costs import StageCosts
 
-__all__ = ["Budget", "Cut", "Question", "Stage", "best_cut", "cuts_below", "root_bound_ns"]
-
 
 class Stage(NamedTuple):
     """Layers ``first`` to ``end - 1`` on some devices of a node."""

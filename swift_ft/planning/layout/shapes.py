@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile
 from swift_ft.errors import UsageError
 
-__all__ = ["Shapes", "from_powers", "transformer_layers"]
-
 _KEPT = 34
 """Bytes of activations per token and hidden unit that a block keeps in 16 bits, without attention scores."""
 

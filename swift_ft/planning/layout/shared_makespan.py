@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from swift_ft.costs.schedule_orders import Action, Schedule, stages_of
 from swift_ft.planning.layout.makespan import PipelineRun, StageTime, orders_of
 
-__all__ = ["shared_makespan_ns"]
-
 
 def shared_makespan_ns(
     stages: Sequence[StageTime],

@@ -19,8 +19,6 @@ from swift_ft.planning.layout.misfit import why_not
 from swift_ft.planning.layout.pipeline_template import PER_WORKER, Template, TemplateOptions
 from swift_ft.planning.layout.search import Budget, Cut, Question, Stage, best_cut, cuts_below, root_bound_ns
 
-__all__ = ["best_single_stage"]
-
 _TOLERANCES = (0, 20)
 """Per mille of the best time known by which a cut must be better to count: the next where too many are."""
 

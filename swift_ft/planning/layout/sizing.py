@@ -21,8 +21,6 @@ from swift_ft.planning.layout.pipeline_template import TemplateOptions
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.planning.layout.templates import node_counts, smallest_pipeline, templates_for
 
-__all__ = ["Goal", "MachineKind", "Size", "Work", "knee", "recommended", "sizes"]
-
 _OF_STATE = 4
 """The state of a layer trained by Adam: weights, gradients, and two averages. Gradients are a quarter."""
 

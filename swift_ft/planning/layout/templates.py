@@ -15,8 +15,6 @@ from swift_ft.planning.layout.multi_stage import best_multi_stage
 from swift_ft.planning.layout.pipeline_template import Template, TemplateOptions
 from swift_ft.planning.layout.single_stage import best_single_stage
 
-__all__ = ["best_template", "node_counts", "smallest_pipeline", "templates_for"]
-
 
 def node_counts(nodes: int, tolerate: int, min_nodes: int, layers: int) -> range:
     """Numbers of nodes for which templates are made (Oobleck §4.1.1).

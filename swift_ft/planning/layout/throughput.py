@@ -13,8 +13,6 @@ from swift_ft.planning.layout.pipeline_template import TemplateOptions
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.planning.layout.templates import node_counts, templates_for
 
-__all__ = ["iteration_by_nodes"]
-
 
 def iteration_by_nodes(
     layers: Sequence[LayerProfile], nodes: int, *, min_nodes: int, tolerate: int, microbatches: int

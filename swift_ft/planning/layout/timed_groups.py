@@ -16,8 +16,6 @@ import numpy as np
 from swift_ft.planning.layout.group_packing import Groups, Packing
 from swift_ft.planning.layout.group_tables import NONE, Table, frontier
 
-__all__ = ["can_time_all", "fastest_groups"]
-
 _MOST_GROUPS = 120
 _OPERATIONS = 100_000_000  # well below a second
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from swift_ft.errors import UsageError
 from swift_ft.planning.simulation.strategies import Cluster, Strategy
 
-__all__ = ["MeasuredRecovery", "calibrate"]
-
 
 @dataclass(frozen=True)
 class MeasuredRecovery:

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from swift_ft.errors import UsageError
 
-__all__ = ["WAYS", "Change", "ElasticJob", "ElasticOutcome", "simulate_elastic"]
-
 
 class Change(NamedTuple):
     """Nodes that come (positive) or go (negative).

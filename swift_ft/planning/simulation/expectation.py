@@ -14,8 +14,6 @@ import math
 from swift_ft.planning.simulation.failure_laws import FailureLaw
 from swift_ft.planning.simulation.strategies import Cluster, Strategy
 
-__all__ = ["expected_s"]
-
 
 def expected_s(strategy: Strategy, work_s: float, cluster: Cluster, law: FailureLaw) -> float:
     """Expected wall-clock seconds of a run; inf on overflow."""

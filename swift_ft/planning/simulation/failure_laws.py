@@ -12,8 +12,6 @@ import numpy as np
 
 from swift_ft.errors import UsageError
 
-__all__ = ["Exponential", "FailureLaw", "Stream", "Trace", "UniformCount", "Weibull"]
-
 Failure = tuple[float, int]  # seconds, machine
 
 

@@ -10,8 +10,6 @@ from swift_ft.costs.json_files import load_object, read_text
 from swift_ft.errors import UsageError
 from swift_ft.planning.simulation.calibration import MeasuredRecovery
 
-__all__ = ["read_calibration", "read_failure_trace"]
-
 
 def read_failure_trace(path: Path) -> tuple[tuple[float, int], ...]:
     """Failures from a CSV file with the columns ``time`` (seconds from the start of the run) and ``machine``.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from swift_ft.errors import UsageError
 
-__all__ = ["Cluster", "Strategy"]
-
 
 @dataclass(frozen=True)
 class Strategy:

@@ -16,8 +16,6 @@ from swift_ft.planning.simulation.expectation import expected_s
 from swift_ft.planning.simulation.failure_laws import FailureLaw, Stream
 from swift_ft.planning.simulation.strategies import Cluster, Strategy
 
-__all__ = ["Outcome", "Run", "simulate"]
-
 _PATIENCE = 50.0  # a run that exceeds this multiple of its failure-free time counts as never finished
 
 

@@ -11,15 +11,6 @@ from swift_ft.recovery.maps import kept
 from swift_ft.recovery.membership import Membership, base_of
 from swift_ft.recovery.values import replace
 
-__all__ = [
-    "checkpoint_committed",
-    "checkpoint_damaged",
-    "checkpoint_requested",
-    "give_up_checkpoint",
-    "part_persisted",
-    "part_that_counts",
-]
-
 
 def part_persisted(state: State, event: ev.PartPersisted) -> State:
     """Note a part of a checkpoint, if it counts."""

@@ -6,8 +6,6 @@ from swift_ft.recovery.attempts import machine_in
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.values import replace
 
-__all__ = ["note_failure", "note_machine"]
-
 
 def note_failure(state: State, part: str, reason: str) -> State:
     """Note that a part that is not a machine has failed. In a recovery it had a task."""

@@ -13,8 +13,6 @@ from swift_ft.recovery.maps import without
 from swift_ft.recovery.membership import Membership, Spare
 from swift_ft.recovery.values import replace
 
-__all__ = ["end_job", "end_too_early", "fill_slots", "open_generation", "restart_all", "vacate"]
-
 
 def fill_slots(state: State) -> State:
     """Fill all empty slots at once, as soon as there are spares for all of them."""

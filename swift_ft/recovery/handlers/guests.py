@@ -6,8 +6,6 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.values import replace
 
-__all__ = ["guest_declined", "relieve_guests"]
-
 
 def guest_declined(state: State, event: ev.GuestDeclined) -> State:
     """Note that a machine takes no guest, until all are live and another one is lost."""

@@ -27,16 +27,6 @@ from swift_ft.recovery.layout.stage_layers import (
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.values import replace
 
-__all__ = [
-    "in_layout",
-    "layout_boundary_reached",
-    "layout_declined",
-    "layout_requested",
-    "placed",
-    "shares_requested",
-    "with_new_layout",
-]
-
 
 def layout_requested(state: State, event: ev.LayoutRequested) -> State:
     """Accept a request, if there is none, and the layout is another one that can be."""

@@ -23,19 +23,6 @@ from swift_ft.recovery.job_state import JobShape, Layouts, Phase, State, Verdict
 from swift_ft.recovery.membership import Spare, base_of
 from swift_ft.recovery.values import replace
 
-__all__ = [
-    "deadline_passed",
-    "fault_injected",
-    "job_closed",
-    "job_opened",
-    "machine_joined",
-    "machine_lost",
-    "script_exited",
-    "script_failed",
-    "sessionless_workers",
-    "worker_came_back",
-]
-
 
 def job_opened(state: State, event: ev.JobOpened) -> State:
     """Fix the job's shape. All slots are empty."""

@@ -12,17 +12,6 @@ from swift_ft.recovery.handlers.generations import end_job, fill_slots, vacate
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.values import replace
 
-__all__ = [
-    "MAX_STRANGERS",
-    "differs_from_the_start",
-    "is_newcomer",
-    "refuse",
-    "refuse_other_steps",
-    "refuse_strange_script",
-    "refuse_stranger",
-    "why_refused",
-]
-
 MAX_STRANGERS = 1
 """How many machines in a row may be refused because they compute something else. If a second one does, it is
 the script that cannot repeat what it has done."""

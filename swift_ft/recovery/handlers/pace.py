@@ -7,8 +7,6 @@ from swift_ft.recovery.devices import device_of
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.values import replace
 
-__all__ = ["pace_noted"]
-
 _AS_OTHERS = 1000
 
 

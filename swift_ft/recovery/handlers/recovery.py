@@ -26,18 +26,6 @@ from swift_ft.recovery.plan import Plan, RecoveryMode, make_plan
 from swift_ft.recovery.topology import replica_sets
 from swift_ft.recovery.values import replace
 
-__all__ = [
-    "communication_failed",
-    "group_awaited",
-    "help_declined",
-    "replay_failed",
-    "report_counts",
-    "status_reported",
-    "status_that_counts",
-    "worker_finished",
-    "worker_ready",
-]
-
 
 def status_reported(state: State, event: ev.StatusReported) -> State:
     """Note a worker's status. The last one leads to the plan."""

@@ -19,8 +19,6 @@ from swift_ft.recovery.job_state import Phase, SavedPart, State
 from swift_ft.recovery.membership import Spare, base_of
 from swift_ft.recovery.values import replace
 
-__all__ = ["NOTED_TOGETHER"]
-
 
 def _statuses(state: State, run: Sequence[ev.StatusReported]) -> tuple[State, int]:
     if state.membership.ended:  # each report may end the job

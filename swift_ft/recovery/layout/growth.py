@@ -13,8 +13,6 @@ from collections.abc import Iterable, Sequence
 from swift_ft.errors import UsageError
 from swift_ft.recovery.layout.losses import Pipelines, check_pipelines, in_order
 
-__all__ = ["moved", "reform"]
-
 
 def reform(pipelines: Sequence[Sequence[int]], sizes: Sequence[int], added: Iterable[int] = ()) -> Pipelines:
     """Pipelines of given sizes, of all nodes.

@@ -15,8 +15,6 @@ from collections.abc import Collection, Sequence
 
 from swift_ft.errors import UsageError
 
-__all__ = ["Pipelines", "check_pipelines", "in_order", "reconfigure"]
-
 Pipelines = tuple[tuple[int, ...], ...]
 """The nodes of each pipeline, in the order of its stages."""
 

@@ -16,8 +16,6 @@ from typing import NamedTuple
 from swift_ft.errors import UsageError
 from swift_ft.recovery.layout.tensors import Ranges, StateTensor, count
 
-__all__ = ["Layout", "Slot", "Tiles", "even_layout", "even_stages", "held_by", "tiles_of"]
-
 Stages = tuple[tuple[int, int], ...]
 """First and last layer of each stage, in order."""
 

@@ -13,22 +13,6 @@ from typing import NamedTuple, TypeVar
 
 from swift_ft.recovery.events import StatusReported
 
-__all__ = [
-    "LayerMove",
-    "StageLayers",
-    "cut_of",
-    "cuts_in",
-    "even_layout",
-    "layers_by_rank",
-    "layers_of",
-    "moves_between",
-    "pipelines_in",
-    "present_layout",
-    "replicated_layers",
-    "stages_in",
-    "why_no_layout",
-]
-
 _Of = TypeVar("_Of")
 StageLayers = tuple[int, ...]
 """The number of layers of each stage, of all pipelines one after the other."""

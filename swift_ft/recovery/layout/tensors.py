@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from swift_ft.errors import UsageError
 
-__all__ = ["AXES", "Ranges", "StateTensor", "clipped", "count", "kept_for", "overlap", "relative"]
-
 Ranges = tuple[tuple[int, int], ...]
 """One half-open range per dimension. A scalar has none."""
 

@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from swift_ft.errors import UsageError
 
-__all__ = ["assign", "fill", "gaining"]
-
 Matrix = npt.NDArray[np.int64]
 _LARGEST = 2**62
 

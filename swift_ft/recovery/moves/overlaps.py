@@ -10,8 +10,6 @@ import numpy as np
 from swift_ft.recovery.layout.mesh import Tiles
 from swift_ft.recovery.layout.tensors import Ranges, StateTensor, clipped, overlap
 
-__all__ = ["Group", "Overlap", "groups_of", "overlaps"]
-
 
 class Overlap(NamedTuple):
     """What one old and one new slice of a tensor share.

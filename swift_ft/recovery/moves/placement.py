@@ -10,8 +10,6 @@ from swift_ft.recovery.moves.assignment import Matrix, fill, gaining
 from swift_ft.recovery.moves.overlaps import Group
 from swift_ft.recovery.moves.sources import Location
 
-__all__ = ["place"]
-
 
 def place(
     groups: Sequence[Group], devices: Sequence[int], slots: int, locations: Mapping[int, Location]

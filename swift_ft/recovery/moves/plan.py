@@ -19,9 +19,6 @@ from swift_ft.recovery.moves.overlaps import Group, groups_of
 from swift_ft.recovery.moves.placement import place
 from swift_ft.recovery.moves.sources import Location, Sources, distance
 
-__all__ = ["Move", "MovePlan", "plan_moves"]
-
-
 _SENDERS = 8
 """What a device receives of tensors that are cut alike comes from so many senders at most."""
 

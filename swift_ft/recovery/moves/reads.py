@@ -13,8 +13,6 @@ from typing import Generic, TypeVar
 
 from swift_ft.recovery.layout.tensors import Ranges, count, overlap
 
-__all__ = ["FilesOfPart", "PlannedBytes", "ReadPlan", "plan_reads", "planned_bytes"]
-
 K = TypeVar("K", bound=Hashable)
 """The name of a tensor in a state."""
 

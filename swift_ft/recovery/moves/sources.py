@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from heapq import heapify, heapreplace
 
-__all__ = ["Location", "Sources", "distance"]
-
 Location = tuple[int, ...]
 """The place of a device, outermost level first: ``(rack, machine)``."""
 

@@ -20,8 +20,6 @@ from swift_ft.runtime.checkpoints.commits import Commits
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.state_proof import StateProof
 
-__all__ = ["Saver"]
-
 _POLL_S = 0.1
 """Between two looks whether a machine was lost, while a part is being written."""
 

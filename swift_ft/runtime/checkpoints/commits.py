@@ -16,8 +16,6 @@ from swift_ft.recovery.orders import WorkerOrder, commit_due
 from swift_ft.recovery.topology import replica_sets
 from swift_ft.storage.retry import is_outage, is_transient, retry
 
-__all__ = ["Commits"]
-
 _logger = logging.getLogger(__name__)
 
 _COMMIT_S = 600.0

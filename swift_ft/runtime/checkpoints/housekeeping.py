@@ -16,8 +16,6 @@ from swift_ft.observe.waits import waiting
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 
-__all__ = ["Housekeeper", "Housekeeping", "KeepLogs"]
-
 _logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")

@@ -25,8 +25,6 @@ from swift_ft.runtime.worker.failures import failure_event
 from swift_ft.runtime.worker.part import Part, Round
 from swift_ft.runtime.worker.status import WorkerStatus
 
-__all__ = ["CheckpointsPart", "Elsewhere"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from swift_ft.network.file_server import fetch_file
 from swift_ft.runtime.file_offers import FileOffers
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["PartPeers"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["BatchBoard", "FirstBatch"]
-
 _CHUNK = 64
 """Iterations under one key of the rendezvous store."""
 

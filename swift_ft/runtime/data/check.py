@@ -15,8 +15,6 @@ from swift_ft.errors import ChangedBatchError
 from swift_ft.runtime.data.board import BatchBoard
 from swift_ft.runtime.data.digest import BatchDigest
 
-__all__ = ["BatchCheck"]
-
 _logger = logging.getLogger(__name__)
 
 _REMEDY = (

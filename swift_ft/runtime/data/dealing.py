@@ -11,8 +11,6 @@ from swift_ft.errors import UsageError
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 
-__all__ = ["DealtBatches"]
-
 
 class DealtBatches:
     """Those of the session's state, and what compares them when an iteration is repeated.

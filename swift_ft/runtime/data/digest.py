@@ -18,8 +18,6 @@ from torch.distributed.tensor import DTensor
 from swift_ft.checkpoint.state_digest import weighted_sum
 from swift_ft.logging.format.record import tensor_bytes
 
-__all__ = ["BatchDigest"]
-
 _BLOCK_BYTES = 4096
 _BLOCKS = 256
 _WHOLE_BYTES = _BLOCKS * _BLOCK_BYTES

@@ -26,8 +26,6 @@ from swift_ft.network.file_server import FileServer, fetch_file
 from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["FilePeers", "share_files"]
-
 _logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 20.0

@@ -8,8 +8,6 @@ from swift_ft.runtime.data.file_peers import FilePeers
 from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.runtime.worker.ports import Job
 
-__all__ = ["DataPart"]
-
 
 class DataPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`.

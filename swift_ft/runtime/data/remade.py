@@ -15,8 +15,6 @@ from swift_ft.errors import IncompleteStateError
 from swift_ft.runtime.data.digest import BatchDigest
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["check_remade"]
-
 _logger = logging.getLogger(__name__)
 
 

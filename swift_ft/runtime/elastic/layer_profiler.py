@@ -22,8 +22,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.runtime.elastic.layer_times import LayerTimes
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["LayerCosts", "LayerProfiler", "layer_keys"]
-
 _logger = logging.getLogger(__name__)
 
 _WARM_UP = 2  # iterations: caches, lazy initialisation, the optimizer's state

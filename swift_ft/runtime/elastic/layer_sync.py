@@ -20,8 +20,6 @@ from swift_ft.runtime.elastic.repartition import Repartition
 from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.runtime.worker.status import WorkerStatus
 
-__all__ = ["LayerSync"]
-
 
 class LayerSync:
     """One worker's part in the transfers of a plan.

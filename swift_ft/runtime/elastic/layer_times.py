@@ -15,8 +15,6 @@ from torch.utils.hooks import RemovableHandle
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.torch_adapters.layer_stack import stack_of
 
-__all__ = ["LayerTimes", "layers_of"]
-
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 

@@ -23,8 +23,6 @@ from swift_ft.recovery.layout.stage_layers import (
 )
 from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 
-__all__ = ["Rebalance", "may_change"]
-
 _PATIENCE = 64
 """Iterations after a change: the longest time in which no other one follows it."""
 _TOO_LATE = 4

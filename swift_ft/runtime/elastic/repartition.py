@@ -41,8 +41,6 @@ from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.units import format_bytes
 
-__all__ = ["Repartition"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ from swift_ft.runtime.elastic.reshare import Reshare, ShareMicrobatches
 from swift_ft.runtime.worker.part import Part, StepInfo
 from swift_ft.runtime.worker.ports import Job
 
-__all__ = ["Requests"]
-
 
 class Requests(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`.

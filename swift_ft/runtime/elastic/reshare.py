@@ -21,8 +21,6 @@ from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.runtime.elastic.rebalance import may_change
 from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 
-__all__ = ["Reshare", "ShareMicrobatches"]
-
 _GAIN = 1.05
 """By how much an iteration must become shorter."""
 

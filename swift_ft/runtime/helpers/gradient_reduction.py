@@ -27,8 +27,6 @@ from swift_ft.torch_adapters.communication import wait_for, wait_on_host
 from swift_ft.torch_adapters.pipelining.microbatch import Gradients
 from swift_ft.torch_core.tensors import version_of
 
-__all__ = ["EarlySum", "StageGradients", "begins_in_order", "has_all_gradients"]
-
 
 def begins_in_order(hops: Sequence[ReductionHop], rank: int, computed: Sequence[int], *, begun: bool) -> bool:
     """Whether a sum begins with all microbatches of a member, in the order in which it computes them.

@@ -33,8 +33,6 @@ from swift_ft.torch_adapters.communication import wait_on_host
 from swift_ft.torch_adapters.pipelining.microbatch import Computed, Gradients, Inputs, StageChain
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route
 
-__all__ = ["GradientReduction", "Member"]
-
 
 class GradientReduction(StrEnum):
     """The order in which the gradients of microbatches are added up."""

@@ -12,8 +12,6 @@ import torch
 
 from swift_ft.torch_core.tensors import distinct_storages
 
-__all__ = ["offload"]
-
 _PIECE_BYTES = 1 << 22
 
 

@@ -23,8 +23,6 @@ from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.torch_adapters.communication import device_of, wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Inputs, StageChain
 
-__all__ = ["OwnersState"]
-
 _TRAINED = "parameter"
 _CONSTANT = "constant"
 

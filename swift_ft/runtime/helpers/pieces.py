@@ -18,8 +18,6 @@ from torch.autograd.graph import increment_version
 from swift_ft.runtime.replicas.buckets import in_buckets
 from swift_ft.torch_adapters.communication import travels_in_place
 
-__all__ = ["Piece", "as_it_travels", "pieces_of"]
-
 Key = TypeVar("Key", bound=Hashable)
 
 

@@ -11,8 +11,6 @@ import torch.distributed as dist
 from swift_ft.runtime.replicas.transfer import Link
 from swift_ft.torch_adapters.communication import wait_on_host
 
-__all__ = ["Arriving", "send_plain"]
-
 _LEAD_BYTES = 16 * 2**10
 """What travels with the length. A small message costs the time of one, not of its bytes."""
 _LENGTH_BYTES = 8

@@ -23,8 +23,6 @@ from swift_ft.torch_adapters.communication import wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Computed
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route
 
-__all__ = ["ArrivingResults", "send_messages", "send_others"]
-
 
 def send_messages(result: Computed, link: Link) -> list[dist.Work]:
     """Begin to send the messages of a microbatch to their owner, who logs them."""

@@ -32,8 +32,6 @@ from swift_ft.runtime.hooks.between_state import ChangeableState, FixedState, Mo
 from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["Between", "OnLoss", "Part", "Stop"]
-
 _SKIPPED = "skipped"
 _ANSWER_S = 60.0
 """The rendezvous store answers at once, or is gone."""

@@ -19,8 +19,6 @@ from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_core.buffers import BufferCopies
 from swift_ft.torch_core.tensors import same_bits, version_of
 
-__all__ = ["ChangeableState", "FixedState", "ModuleModes"]
-
 
 class ModuleModes:
     """Whether each module trains or is evaluated, its buffers, and the host's random state.

@@ -11,8 +11,6 @@ from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
 from swift_ft.runtime.worker.part import Interruption, Part, Round
 from swift_ft.runtime.worker.status import WorkerStatus
 
-__all__ = ["HooksPart"]
-
 
 class HooksPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part` and :class:`swift_ft.runtime.worker.ports.Hooks`.

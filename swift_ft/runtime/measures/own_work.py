@@ -10,8 +10,6 @@ from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.replicas.replicas import Replicas
 
-__all__ = ["OwnWork"]
-
 _REMEMBERED = 5
 """Iterations whose median says how long this worker takes."""
 

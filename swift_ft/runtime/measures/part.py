@@ -20,8 +20,6 @@ from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.runtime.worker.ports import Job
 from swift_ft.runtime.worker.status import WorkerStatus
 
-__all__ = ["MeasuresPart"]
-
 
 class MeasuresPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`.

@@ -32,8 +32,6 @@ from swift_ft.torch_adapters.communication import begin, device_of, wait_for
 from swift_ft.torch_adapters.layer_stack import stack_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["Profiler"]
-
 _logger = logging.getLogger(__name__)
 
 _WARM_UP = 2  # iterations: caches, lazy initialisation

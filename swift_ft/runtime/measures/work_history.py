@@ -11,8 +11,6 @@ from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.logging import IterationStats
 
-__all__ = ["WorkHistory"]
-
 
 class WorkHistory:
     """The history of this worker, by generation. Owner: the training thread.

@@ -13,8 +13,6 @@ from swift_ft.checkpoint.worker_record import WorkerRecord, write_record
 from swift_ft.costs.job import Worker
 from swift_ft.storage.store import Store
 
-__all__ = ["WorkerRecords"]
-
 _logger = logging.getLogger(__name__)
 
 

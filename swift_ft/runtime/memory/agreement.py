@@ -9,8 +9,6 @@ from __future__ import annotations
 from swift_ft.config import store_keys
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["COMPLETE", "SKIPPED", "Agreement"]
-
 COMPLETE, SKIPPED = "complete", "skipped"
 
 

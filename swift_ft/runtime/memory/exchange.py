@@ -16,8 +16,6 @@ from swift_ft.network.http_access import JobConnection
 from swift_ft.network.token_server import READ_TIMEOUT_S
 from swift_ft.runtime.memory.holder import DIGEST, Held
 
-__all__ = ["fetch_copy", "send_copy"]
-
 _PIECE = 1 << 20
 
 

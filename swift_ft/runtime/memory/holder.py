@@ -26,8 +26,6 @@ from swift_ft.checkpoint.memory_copy import Block, digest_of
 from swift_ft.network import JobSecret
 from swift_ft.network.token_server import TokenHandler, TokenServer
 
-__all__ = ["DIGEST", "CopyServer", "Held", "HeldCopies"]
-
 DIGEST = "X-Digest"
 
 _logger = logging.getLogger(__name__)

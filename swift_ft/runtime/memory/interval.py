@@ -16,8 +16,6 @@ from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["AUTO", "Interval"]
-
 AUTO = "auto"
 
 _FIRST = 10

@@ -8,8 +8,6 @@ from swift_ft.recovery.events import StatusReported
 from swift_ft.runtime.memory.snapshots import Snapshots
 from swift_ft.runtime.worker.part import Part, Round, StepInfo
 
-__all__ = ["MemoryPart"]
-
 
 class MemoryPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`.

@@ -36,8 +36,6 @@ from swift_ft.runtime.memory.interval import Interval
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.units import format_bytes
 
-__all__ = ["Snapshots"]
-
 _logger = logging.getLogger(__name__)
 
 _COPIES = 4

@@ -8,8 +8,6 @@ from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.torch_adapters.layer_stack import LayerStack
 
-__all__ = ["check_replicas"]
-
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 

@@ -21,8 +21,6 @@ from swift_ft.logging import (
 from swift_ft.torch_adapters.pipelining.interceptor import Message
 from swift_ft.torch_core.tensors import version_of
 
-__all__ = ["LogInterceptor", "RetainedSends"]
-
 _LAYER = -2
 """In seeds, where the ones of stages have a stage."""
 

@@ -11,8 +11,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
 
-__all__ = ["LogPart"]
-
 
 class LogPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`.

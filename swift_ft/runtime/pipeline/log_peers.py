@@ -16,8 +16,6 @@ from swift_ft.logging import PeerLog, SegmentUploader
 from swift_ft.runtime.file_offers import FileOffers
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["PeerDirectory"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -35,8 +35,6 @@ from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["LoggedPipeline"]
-
 
 class LoggedPipeline:
     """A schedule whose messages are logged and can be read again.

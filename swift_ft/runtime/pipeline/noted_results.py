@@ -15,8 +15,6 @@ from swift_ft.errors import LogMissingError
 from swift_ft.logging import Direction, MessageKey, MessageLog
 from swift_ft.runtime.pipeline.script_communication import Absence
 
-__all__ = ["NotedResults"]
-
 _PLACE = xxhash.xxh3_64_intdigest(b"between two steps") >> 1
 """Where a key names the group of an operation; an int64."""
 

@@ -14,8 +14,6 @@ from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.pipelining.stage_metadata import Undo
 
-__all__ = ["PipelinePart"]
-
 _logger = logging.getLogger(__name__)
 
 

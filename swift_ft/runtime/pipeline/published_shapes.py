@@ -12,8 +12,6 @@ from swift_ft.errors import RecoveryError
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["PublishedShapes"]
-
 
 @dataclass(slots=True)
 class PublishedShapes:

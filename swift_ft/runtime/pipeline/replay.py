@@ -23,8 +23,6 @@ from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 
-__all__ = ["Replays"]
-
 T = TypeVar("T")
 
 

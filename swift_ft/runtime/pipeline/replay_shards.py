@@ -16,8 +16,6 @@ from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["ReplayShards", "most_shards", "note_several_calls"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReplayShards:

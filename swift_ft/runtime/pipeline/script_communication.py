@@ -25,8 +25,6 @@ from swift_ft.runtime.script.script_line import script_line
 from swift_ft.torch_adapters.script_operations import PERSONAL, Operation
 from swift_ft.units import format_bytes
 
-__all__ = ["LIMIT_BYTES", "Absence", "GroupUse", "ScriptCommunication"]
-
 LIMIT_BYTES = 1 << 20
 """Default limit of what a group may give to a worker in one iteration and still be logged."""
 

@@ -14,8 +14,6 @@ from swift_ft.observe.waits import waiting
 from swift_ft.runtime.pipeline.script_communication import GroupUse
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["ScriptPartners", "groups_of_script"]
-
 _logger = logging.getLogger(__name__)
 
 

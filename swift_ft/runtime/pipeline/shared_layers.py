@@ -16,8 +16,6 @@ from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.pipelining.schedule_kind import kind_of
 from swift_ft.torch_adapters.process_group import GenerationGroup
 
-__all__ = ["SharedLayers"]
-
 
 class SharedLayers:
     """One worker's part.

@@ -38,8 +38,6 @@ from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.microbatch import StageChain
 from swift_ft.torch_adapters.process_group import GenerationGroup
 
-__all__ = ["Helping", "SharedReplay"]
-
 
 @dataclass(frozen=True, slots=True)
 class Helping:

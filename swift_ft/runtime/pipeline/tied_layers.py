@@ -9,8 +9,6 @@ from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, laye
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.tied_parameters import Place, TiedParameters
 
-__all__ = ["TiedLayers"]
-
 
 class TiedLayers:
     """Pairs of parameters of two layers each.

@@ -27,8 +27,6 @@ from swift_ft.runtime.metrics import LogMetrics
 from swift_ft.runtime.pipeline.log_peers import PeerDirectory
 from swift_ft.storage.store import Store
 
-__all__ = ["WorkerLog"]
-
 _logger = logging.getLogger(__name__)
 
 

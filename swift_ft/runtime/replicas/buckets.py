@@ -8,8 +8,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["LARGE_BYTES", "in_buckets"]
-
 LARGE_BYTES = 256 * 2**10
 """A tensor of this size travels by itself."""
 _BUCKET_BYTES = 4 * 2**20

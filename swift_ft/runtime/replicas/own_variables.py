@@ -18,8 +18,6 @@ from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
-__all__ = ["OwnVariables"]
-
 _NOTED_AT = 3
 """As the third step begins, two have changed what steps change."""
 _LOOKS = 32

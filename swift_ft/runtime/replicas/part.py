@@ -17,8 +17,6 @@ from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
 
-__all__ = ["ReplicasPart", "Sync"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from swift_ft.checkpoint.state_payload import StatePath, StatePayload, tensors_i
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.torch_core.shards import describe, local, note_changed, rebuilt
 
-__all__ = ["parameters_payload", "put_parameters", "whole_payload"]
-
 
 def whole_payload(own: TrainingState) -> StatePayload:
     """All that the session protects.

@@ -11,8 +11,6 @@ from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.worker.part import Part, Round
 from swift_ft.runtime.worker.status import WorkerStatus
 
-__all__ = ["PreparedState"]
-
 
 class PreparedState(Part):
     """The whole state of one worker, as it is sent first of all.

@@ -38,8 +38,6 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_core.tensors import version_of
 
-__all__ = ["Replicas"]
-
 _DRAIN_S = 2.0
 """For an all-reduce to notice that its connections are closed."""
 

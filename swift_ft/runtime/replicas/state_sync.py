@@ -15,8 +15,6 @@ from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.worker.status import WorkerStatus
 
-__all__ = ["StateSync"]
-
 
 class StateSync:
     """Sends and receives state, in the plan's order.

@@ -28,8 +28,6 @@ from swift_ft.faults.failpoints import Point, hit
 from swift_ft.runtime.replicas.buckets import in_buckets
 from swift_ft.torch_adapters.communication import device_of, travels_in_place, wait_for, wait_on_host
 
-__all__ = ["Link", "receive", "send"]
-
 _IN_FLIGHT = 32
 _COPIES_IN_FLIGHT = 4
 """Buckets in flight at a time, and how many of these may be copies: some are made while others travel."""

@@ -11,8 +11,6 @@ import sys
 
 from swift_ft.errors import UnsupportedError
 
-__all__ = ["refuse_loaders_that_communicate"]
-
 _ACCELERATE = "accelerate.data_loader"
 
 

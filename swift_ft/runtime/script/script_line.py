@@ -10,8 +10,6 @@ from types import FrameType
 
 from swift_ft.program.own_code import is_own_file
 
-__all__ = ["frames_of", "line_in", "place_of", "script_line"]
-
 
 def script_line() -> str:
     """The line that the calling thread has reached: ``train.py:31 (main)``, for example."""

@@ -11,8 +11,6 @@ from swift_ft.errors import UsageError
 from swift_ft.runtime.script.script_line import script_line
 from swift_ft.torch_adapters.script_operations import Operation, OperationInterceptor
 
-__all__ = ["Phase", "ScriptPhases"]
-
 
 class Phase(StrEnum):
     """A part of the script's loop."""

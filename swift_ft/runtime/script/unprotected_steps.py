@@ -10,8 +10,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from swift_ft.errors import UsageError
 from swift_ft.runtime.script.script_line import script_line
 
-__all__ = ["UnprotectedSteps"]
-
 _ALLOWED = 2
 """Steps of an optimizer before the loop: some scripts make its state so."""
 

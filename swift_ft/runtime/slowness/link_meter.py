@@ -8,8 +8,6 @@ import threading
 from swift_ft.costs.slow_links import LinkSample
 from swift_ft.torch_adapters.link_times import LinkTimes
 
-__all__ = ["LinkMeter"]
-
 _logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0

@@ -9,8 +9,6 @@ from swift_ft.runtime.slowness.link_meter import LinkMeter
 from swift_ft.runtime.slowness.stall_watch import StallWatch
 from swift_ft.runtime.worker.part import Part, StepInfo
 
-__all__ = ["SlownessPart"]
-
 
 class SlownessPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`. To be made in the thread that trains.

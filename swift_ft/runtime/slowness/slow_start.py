@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-__all__ = ["say_if_slow"]
-
 _logger = logging.getLogger(__name__)
 
 _SLOW_S = 1.0

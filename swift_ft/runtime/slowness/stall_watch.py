@@ -18,8 +18,6 @@ from swift_ft.runtime.script.script_line import frames_of, place_of
 from swift_ft.torch_adapters.comm_errors import is_communication
 from swift_ft.units import format_seconds
 
-__all__ = ["StallWatch"]
-
 _logger = logging.getLogger(__name__)
 
 _FIRST_ITERATION_S = 60.0

@@ -28,8 +28,6 @@ from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.units import format_bytes
 
-__all__ = ["StragglerWatch"]
-
 _logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5

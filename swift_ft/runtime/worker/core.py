@@ -25,8 +25,6 @@ from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.runtime.worker.ports import Checkpoints, Hooks, Job, Layers, Links, Replays
 from swift_ft.runtime.worker.status import WorkerStatus
 
-__all__ = ["Ports", "WorkerCore"]
-
 _WAITS_FOR = {
     WorkerOrder.REPORT: "wait for a generation",
     WorkerOrder.EXECUTE: "wait for the plan",

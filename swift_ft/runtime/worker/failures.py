@@ -5,8 +5,6 @@ from __future__ import annotations
 from swift_ft.errors import CannotHelpError, DamagedCheckpointError, DivergenceError, SwiftError
 from swift_ft.recovery.events import CheckpointDamaged, HelpDeclined, ReplayFailed
 
-__all__ = ["failure_event"]
-
 
 def failure_event(
     error: SwiftError, rank: int, generation: int, unverified: int | None

@@ -10,8 +10,6 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-__all__ = ["Call", "Flow", "perform"]
-
 T = TypeVar("T")
 
 Call = partial

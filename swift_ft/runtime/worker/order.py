@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["BACKWARDS", "BEFORE", "ORDER", "Pair", "place_of"]
-
 ORDER = (
     "data",
     "device",

@@ -22,8 +22,6 @@ from swift_ft.recovery.plan import Plan, Task
 if TYPE_CHECKING:  # its room needs torch, and the core of a worker does not
     from swift_ft.logging.stats import IterationStats
 
-__all__ = ["Interruption", "Part", "Round", "StepInfo"]
-
 
 @dataclass(slots=True)
 class StepInfo:

@@ -9,8 +9,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.runtime.worker.order import place_of
 from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 
-__all__ = ["Parts"]
-
 
 class Parts(Part):
     """The parts of one worker.

@@ -14,8 +14,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Task
 
-__all__ = ["Checkpoints", "Hooks", "Job", "Layers", "Links", "NoLayers", "NoReplays", "Replays"]
-
 
 class Job(Protocol):
     """The job as this worker knows it. `Participant` is one."""

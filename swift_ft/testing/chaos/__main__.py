@@ -23,8 +23,6 @@ from swift_ft.testing.chaos.campaign import Campaign
 from swift_ft.testing.chaos.plans import Shape
 from swift_ft.testing.chaos.trial import Outcome, Training
 
-__all__ = ["main", "parser"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code: 0 if no run was wrong, hung or crashed."""

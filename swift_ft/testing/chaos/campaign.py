@@ -13,8 +13,6 @@ from swift_ft.testing.chaos.habits import Habit, random_habits
 from swift_ft.testing.chaos.plans import Shape, random_plan
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial, run_trial
 
-__all__ = ["Campaign"]
-
 
 @dataclass(frozen=True, slots=True)
 class Campaign:

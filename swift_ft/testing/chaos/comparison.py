@@ -15,8 +15,6 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.storage.store import Store
 
-__all__ = ["last_state"]
-
 
 def last_state(url: str) -> dict[str, str]:
     """A digest of each value in the last checkpoint of a store, by rank and name. Empty without a checkpoint.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from enum import StrEnum
 
-__all__ = ["Habit", "random_habits"]
-
 _MOST = 2
 
 

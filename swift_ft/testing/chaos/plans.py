@@ -9,8 +9,6 @@ from typing import TypeVar
 from swift_ft.faults import Action, Fault, Target
 from swift_ft.faults.failpoints import Point
 
-__all__ = ["Shape", "random_plan"]
-
 _T = TypeVar("_T")
 
 _IN_A_STEP = (Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER, Point.BETWEEN)

@@ -21,8 +21,6 @@ from torch.optim import Optimizer
 import swift_ft
 from swift_ft.testing.chaos.habits import Habit
 
-__all__ = ["Plant", "PlantedStep", "planted"]
-
 _BOUND = 0.1
 _DECAY = 0.97
 

@@ -16,8 +16,6 @@ from swift_ft.faults import Fault
 from swift_ft.testing.chaos.comparison import last_state
 from swift_ft.testing.chaos.habits import Habit
 
-__all__ = ["Outcome", "Training", "Trial", "run_trial"]
-
 _GRACE_S = 20.0
 _MARK = "SWIFT_CHAOS_FOLDER"
 _PLANTED = str(Path(__file__).with_name("planted.py"))

@@ -11,8 +11,6 @@ import torch.distributed as dist
 
 from swift_ft.testing.nccl_like.mesh import Mesh
 
-__all__ = ["Member", "transfer"]
-
 Tensors = Sequence[torch.Tensor]
 
 _REDUCE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

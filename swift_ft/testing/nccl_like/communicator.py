@@ -14,8 +14,6 @@ import torch.distributed as dist
 
 from swift_ft.testing.nccl_like.mesh import Aborted, Interrupt, Mesh
 
-__all__ = ["Communicator", "NcclLikeWork", "StreamOperation"]
-
 StreamOperation = Callable[[Mesh], None]
 """What a communicator does when its turn has come."""
 

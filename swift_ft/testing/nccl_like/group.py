@@ -16,8 +16,6 @@ from swift_ft.testing.nccl_like.collectives import Member, transfer
 from swift_ft.testing.nccl_like.communicator import Communicator, NcclLikeWork, StreamOperation
 from swift_ft.testing.nccl_like.mesh import Aborted, Interrupt, Mesh
 
-__all__ = ["NAME", "NcclLikeGroup"]
-
 NAME = "nccl_like"
 """What a script gives to ``init_process_group``."""
 

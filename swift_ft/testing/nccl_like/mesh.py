@@ -13,8 +13,6 @@ import socket
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Aborted", "Interrupt", "Mesh"]
-
 _NUMBER = 8
 """Bytes of a rank, and of the size of a message."""
 _LOOK_MS = 2

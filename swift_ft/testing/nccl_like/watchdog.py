@@ -13,8 +13,6 @@ import time
 import weakref
 from typing import Protocol
 
-__all__ = ["HANDLING", "watch"]
-
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """The variable of torch for NCCL. It counts when a group is made; 0 switches the watchdog off."""
 

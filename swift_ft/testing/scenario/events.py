@@ -9,8 +9,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.testing.scenario.line import NOTHING, Line, ScenarioError, numbers
 from swift_ft.testing.scenario.participants import ranks_of, started_in_of
 
-__all__ = ["read_events"]
-
 
 def read_events(name: str, line: Line, state: State) -> Sequence[ev.Event]:
     """The events of a line, one for each rank or machine that it names.

@@ -18,8 +18,6 @@ from swift_ft.recovery.reconcile import Transfer
 from swift_ft.testing.scenario.line import NOTHING, Line, ScenarioError, number_or_none, numbers
 from swift_ft.testing.scenario.participants import ranks_of, started_in_of
 
-__all__ = ["check"]
-
 
 def check(what: str, line: Line, state: State) -> None:
     """Check one expectation.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-__all__ = ["NOTHING", "Line", "ScenarioError", "number_or_none", "numbers"]
-
 NOTHING = "nothing"
 """Where a line could name something, it says that there is nothing."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from swift_ft.recovery.job_state import State
 
-__all__ = ["ranks_of", "started_in_of"]
-
 
 def ranks_of(state: State, word: str) -> list[int]:
     """One rank, several with commas between them, or ``all``."""

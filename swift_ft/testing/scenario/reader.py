@@ -11,8 +11,6 @@ from swift_ft.testing.scenario.events import read_events
 from swift_ft.testing.scenario.expectations import check
 from swift_ft.testing.scenario.line import Line, ScenarioError
 
-__all__ = ["Scenario"]
-
 
 class Scenario:
     """Runs the lines of a scenario; the package's docstring lists them.

@@ -19,8 +19,6 @@ from swift_ft.recovery.job_state import Phase
 from swift_ft.testing.simulation.seeds import JobKind, simulate
 from swift_ft.testing.simulation.store import Violation
 
-__all__ = ["main", "parser"]
-
 _SHOWN_VIOLATIONS = 10
 
 

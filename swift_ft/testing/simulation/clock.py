@@ -13,8 +13,6 @@ from swift_ft.testing.simulation.machine import Machine
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import Host
 
-__all__ = ["Clock"]
-
 _FREEZE_RATES = {
     ev.PartPersisted: 0.003,
     ev.CheckpointCommitted: 0.003,

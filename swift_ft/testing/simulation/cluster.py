@@ -11,8 +11,6 @@ from swift_ft.testing.simulation.store import Logged
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import World
 
-__all__ = ["Cluster"]
-
 
 class Cluster(World):
     """A world with machines and workers in it.

@@ -18,8 +18,6 @@ from swift_ft.runtime.worker.core import WorkerCore
 from swift_ft.testing.simulation.process import Process
 from swift_ft.testing.simulation.store import Violation
 
-__all__ = ["ConnectedProcess", "Mode", "Pending", "Ticks"]
-
 
 class Mode(Enum):
     """Where the training thread is."""

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Excuses", "FaultTiming"]
-
 
 class FaultTiming:
     """The number of faults, and their times.

@@ -14,8 +14,6 @@ from swift_ft.testing.simulation.machine import Machine
 from swift_ft.testing.simulation.store import Violation
 from swift_ft.testing.simulation.worker import Worker
 
-__all__ = ["FAULTS", "Faults"]
-
 FAULTS = {
     "kill_machine": 8,
     "kill_two": 2,

@@ -18,8 +18,6 @@ from typing import Protocol
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Stamped
 
-__all__ = ["Client", "Heads"]
-
 _ROUTES = 3
 _FLUSHES, _STALLS, _DIES = 85, 10, 5
 """What a head does when it acts, in percent."""

@@ -11,15 +11,6 @@ from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.testing.simulation.store import Content, Violation, advance
 from swift_ft.testing.simulation.worker import Worker
 
-__all__ = [
-    "check_contents",
-    "check_plan",
-    "check_reports",
-    "check_requested_checkpoint",
-    "check_step",
-    "kinds_of_replays",
-]
-
 
 def check_step(before: State, after: State, event: ev.Event) -> None:
     """What the protocol guarantees for any event."""

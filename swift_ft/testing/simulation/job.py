@@ -32,8 +32,6 @@ from swift_ft.testing.simulation.ways_back import WaysBack
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import Host
 
-__all__ = ["Outcome", "SimulatedJob"]
-
 MAX_TICKS = 30_000
 """Runs take a few hundred; a run that takes this many makes no progress."""
 

@@ -12,8 +12,6 @@ from swift_ft.testing.simulation.process import FENCED
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import World
 
-__all__ = ["Machine"]
-
 
 class Machine:
     """One launcher agent with its workers. It knows the journal up to ``position`` only.

@@ -12,8 +12,6 @@ from swift_ft.recovery.protocol import step
 from swift_ft.recovery.snapshot import Snapshot, snapshot_from_text, snapshot_to_text
 from swift_ft.testing.simulation.store import Violation
 
-__all__ = ["Newcomers"]
-
 _RATE = 0.02
 _FOLLOWS = 25
 """Events that a newcomer follows."""

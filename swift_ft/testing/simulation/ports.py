@@ -16,8 +16,6 @@ from swift_ft.runtime.worker.failures import failure_event
 from swift_ft.testing.simulation.connection import Mode, Pending, Ticks
 from swift_ft.testing.simulation.replay import ReplayingProcess
 
-__all__ = ["ports_of"]
-
 
 def ports_of(worker: ReplayingProcess) -> Ports:
     """The surroundings of a worker. What takes several steps of the simulation is :data:`Ticks`."""

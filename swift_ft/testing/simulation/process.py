@@ -12,8 +12,6 @@ from swift_ft.recovery.topology import checkpoint_owner
 from swift_ft.testing.simulation.store import Content, Logged, advance
 from swift_ft.testing.simulation.world import Group, Host, World
 
-__all__ = ["FENCED", "Process", "Save"]
-
 FENCED = 117
 """Exit code of a worker that was replaced."""
 

@@ -16,8 +16,6 @@ from swift_ft.recovery.plan import Task
 from swift_ft.testing.simulation.connection import ConnectedProcess, Mode, Ticks
 from swift_ft.testing.simulation.store import Content, Violation
 
-__all__ = ["ReplayingProcess"]
-
 
 class ReplayingProcess(ConnectedProcess):
     """What a worker does with its task of a plan.

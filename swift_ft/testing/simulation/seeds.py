@@ -14,8 +14,6 @@ from swift_ft.testing.simulation.jobs.replicated import ReplicatedJob
 from swift_ft.testing.simulation.jobs.staged import StagedJob
 from swift_ft.testing.simulation.store import Violation
 
-__all__ = ["JobKind", "make_job", "simulate"]
-
 
 class JobKind(StrEnum):
     """What a simulated job trains, and how it fails."""

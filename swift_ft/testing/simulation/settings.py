@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-__all__ = ["Settings"]
-
 
 @dataclass(slots=True)
 class Settings:

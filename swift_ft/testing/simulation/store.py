@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["GENESIS", "Content", "Logged", "SharedStore", "Violation", "advance"]
-
 
 class Violation(AssertionError):
     """The simulated job did something that must never happen."""

@@ -12,8 +12,6 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.testing.simulation.store import Violation
 
-__all__ = ["WaysBack"]
-
 _MAX_TRIES = 2
 
 

@@ -28,8 +28,6 @@ from swift_ft.testing.simulation.replay import ReplayingProcess
 from swift_ft.testing.simulation.store import GENESIS, Content, Violation
 from swift_ft.testing.simulation.world import Host, World
 
-__all__ = ["Worker"]
-
 T = TypeVar("T")
 
 

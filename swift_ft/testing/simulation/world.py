@@ -24,8 +24,6 @@ from swift_ft.testing.simulation.newcomers import Newcomers
 from swift_ft.testing.simulation.settings import Settings
 from swift_ft.testing.simulation.store import Content, Logged, SharedStore
 
-__all__ = ["Group", "Host", "World"]
-
 
 @dataclass(slots=True)
 class Group:

@@ -9,8 +9,6 @@ import warnings
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-__all__ = ["cause_of"]
-
 # DCP warns in threads, which no context manager reaches. Here it works without a group on purpose, and the
 # next attempt overwrites what a failed one left.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

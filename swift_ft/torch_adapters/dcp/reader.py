@@ -37,8 +37,6 @@ from swift_ft.torch_adapters.dcp.errors import cause_of
 from swift_ft.torch_adapters.dcp.saved_tensors import read_into
 from swift_ft.torch_adapters.dcp.verified_files import NearFiles, VerifiedFiles
 
-__all__ = ["PartReader"]
-
 torch.serialization.add_safe_globals([io.BytesIO])  # DCP stores a state's bytes as one
 
 _METADATA = ".metadata"

@@ -22,9 +22,6 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-__all__ = ["read_into"]
-
-
 _DTYPES = {storage: dtype for dtype, storage in torch.storage._dtype_to_storage_type_map().items()}
 
 

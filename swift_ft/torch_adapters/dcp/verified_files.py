@@ -18,8 +18,6 @@ from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
 from swift_ft.errors import DamagedCheckpointError
 from swift_ft.storage.digest import FileDigest, digest_of_file
 
-__all__ = ["NearFiles", "VerifiedFiles", "check_digest"]
-
 
 class NearFiles(Protocol):
     """Copies of files that are nearer than the store."""

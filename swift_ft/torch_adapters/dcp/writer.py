@@ -34,8 +34,6 @@ from swift_ft.storage.digest import Digester, FileDigest
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.errors import cause_of
 
-__all__ = ["FileOf", "staged", "write_part"]
-
 _DRAFT = ".tmp"
 
 

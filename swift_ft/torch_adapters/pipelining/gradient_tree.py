@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["GradientTree", "Node", "nodes_of"]
-
 
 class Node(NamedTuple):
     """A node: the leaves ``number << level`` to ``((number + 1) << level) - 1``, as far as there are any."""

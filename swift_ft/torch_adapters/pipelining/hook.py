@@ -43,8 +43,6 @@ from swift_ft.torch_adapters.pipelining.shared_step import gradients_of, inputs_
 from swift_ft.torch_adapters.pipelining.stage_metadata import ShapeExchange, prepare_stage
 from swift_ft.torch_adapters.step_failures import step_failures
 
-__all__ = ["PipelineHook"]
-
 
 class PipelineHook:
     """Attaches to a schedule and its stages.

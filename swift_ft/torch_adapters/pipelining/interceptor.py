@@ -9,8 +9,6 @@ import torch
 
 from swift_ft.logging import Direction, MessageKey
 
-__all__ = ["Message", "MessageInterceptor"]
-
 
 @dataclass(frozen=True, slots=True)
 class Message:

@@ -35,9 +35,6 @@ from swift_ft.torch_adapters.communication import begin, device_of, wait_for
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.gradient_tree import GradientTree, Node, nodes_of
 
-__all__ = ["LayerAverages"]
-
-
 Sums = Sequence[torch.Tensor]
 """Gradients of a layer, added up: one for each parameter or, on their way, a flat tensor for each dtype."""
 

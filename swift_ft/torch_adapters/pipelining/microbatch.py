@@ -36,18 +36,6 @@ from swift_ft.torch_adapters.pipelining.schedule_order import ComputeOrder
 from swift_ft.torch_core.buffers import BufferCopies
 from swift_ft.torch_core.module_tree import all_within
 
-__all__ = [
-    "Computed",
-    "Gradients",
-    "Inputs",
-    "SharedSteps",
-    "StageChain",
-    "autocast_here",
-    "evaluating",
-    "why_not_apart",
-]
-
-
 _AUTOCAST = ("cpu", "cuda")
 
 

@@ -19,8 +19,6 @@ from torch.distributed.pipelining.stage import _PipelineStage, _PipelineStageBas
 from swift_ft.logging import Direction, MessageKey
 from swift_ft.torch_adapters.versions.gradient_sends import gradient_destinations
 
-__all__ = ["Route", "receives", "sends", "skips"]
-
 
 @dataclass(frozen=True, slots=True)
 class Route:

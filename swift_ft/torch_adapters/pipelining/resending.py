@@ -14,8 +14,6 @@ from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInter
 from swift_ft.torch_adapters.pipelining.p2p_routes import receives, sends
 from swift_ft.torch_adapters.pipelining.schedule_order import communication
 
-__all__ = ["resend"]
-
 
 def resend(
     hook: PipelineHook,

@@ -6,8 +6,6 @@ from typing import Any
 
 from swift_ft.costs.schedule_orders import Schedule
 
-__all__ = ["kind_of"]
-
 _KINDS = {
     "ScheduleGPipe": Schedule.GPIPE,
     "Schedule1F1B": Schedule.ONE_F_ONE_B,

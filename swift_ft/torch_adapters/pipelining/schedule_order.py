@@ -16,8 +16,6 @@ from torch.distributed.pipelining.schedules import (
 
 from swift_ft.logging import THROUGH_PIPELINE, Direction
 
-__all__ = ["ComputeOrder", "communication"]
-
 _COMMUNICATION = {
     _ComputationType.SEND_F: (True, Direction.FORWARD),
     _ComputationType.SEND_B: (True, Direction.BACKWARD),

@@ -19,8 +19,6 @@ from swift_ft.torch_adapters.pipelining.microbatch import (
     evaluating,
 )
 
-__all__ = ["gradients_of", "inputs_of", "leave"]
-
 Split = tuple[list[Any] | None, list[Any] | None, list[Any] | None]
 """Arguments, keyword arguments and targets by microbatch, as a schedule splits them."""
 

@@ -27,8 +27,6 @@ from swift_ft.torch_adapters.versions.stage_shapes import described, fresh, prep
 from swift_ft.torch_core.buffers import BufferCopies
 from swift_ft.torch_core.module_tree import all_within
 
-__all__ = ["ShapeExchange", "Undo", "prepare_stage", "shapes_of"]
-
 Undo = Callable[[], None]
 """Puts something back."""
 

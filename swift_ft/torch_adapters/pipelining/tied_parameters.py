@@ -23,8 +23,6 @@ from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInterceptor
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route
 
-__all__ = ["Place", "TiedParameters"]
-
 Place = tuple[Callable[[], nn.Parameter], int]
 """Finds the copy of a parameter, if it is on this worker; and its stage."""
 

@@ -9,8 +9,6 @@ import inspect
 
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["BUFFER_SYNC", "keeps_buffers_equal"]
-
 BUFFER_SYNC = next(
     name
     for name in ("forward_sync_buffers", "broadcast_buffers")

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["COALESCES_ITSELF", "coalesce_on_all_groups"]
-
 _c10d: Any = dist.distributed_c10d
 
 COALESCES_ITSELF = "isinstance" in inspect.unwrap(dist.batch_isend_irecv).__code__.co_names

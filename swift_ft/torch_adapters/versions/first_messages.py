@@ -14,8 +14,6 @@ from typing import Any
 
 from torch.distributed.pipelining.stage import PipelineStage
 
-__all__ = ["connect_to_others_only"]
-
 
 def _leave_out_itself(stage: Any) -> None:
     original = stage._get_init_p2p_neighbors_ops

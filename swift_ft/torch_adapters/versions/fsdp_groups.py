@@ -13,8 +13,6 @@ from typing import Any
 
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-__all__ = ["groups_of", "take_reductions"]
-
 
 def _all(state: Any) -> list[Any]:
     return [*state._fsdp_param_groups]

@@ -18,8 +18,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from swift_ft.torch_adapters.versions.fsdp_groups import groups_of, take_reductions
 
-__all__ = ["reset_iteration"]
-
 
 def _by_torch(root: Any) -> None:
     root.reset_iter_state()

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-__all__ = ["gradient_destinations"]
-
 
 def _with_room(stage: _PipelineStageBase, destinations: list[int | None]) -> list[int]:
     return [

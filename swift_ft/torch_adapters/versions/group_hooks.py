@@ -7,8 +7,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["WHEN", "GroupHooks"]
-
 WHEN = tuple(when for when in ("pre", "post", "abort") if hasattr(dist.ProcessGroup, f"register_{when}_hook"))
 """The kinds of hooks that the installed torch has: before a collective, after it, before an abort."""
 

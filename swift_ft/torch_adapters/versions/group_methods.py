@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["NOT_IN_ALL", "those_of"]
-
 NOT_IN_ALL = frozenset(
     {
         *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single"),

@@ -6,8 +6,6 @@ from argparse import ArgumentParser
 
 from torch.distributed.argparse_util import env
 
-__all__ = ["add_missing_options"]
-
 
 def add_missing_options(parser: ArgumentParser) -> None:
     """Give torchrun's parser the options that this project relies on, where it lacks them."""

@@ -16,8 +16,6 @@ import torch
 from torch.distributed.pipelining._utils import InferenceMode, _StageMeta, _TensorMeta
 from torch.distributed.pipelining.stage import PipelineStage
 
-__all__ = ["described", "fresh", "prepare"]
-
 _FIELDS = ("inputs", "outputs", "input_grads", "output_grads")
 
 

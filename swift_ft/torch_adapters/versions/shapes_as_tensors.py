@@ -13,8 +13,6 @@ import torch
 from torch.distributed.pipelining.stage import PipelineStage
 from torch.distributed.tensor import DTensor
 
-__all__ = ["described", "fresh", "prepare"]
-
 
 def described(stage: Any) -> dict[str, Any] | None:
     """See `stage_shapes`. Gradients have the shapes of what they belong to."""

@@ -11,8 +11,6 @@ from torch import Tensor
 from swift_ft.undo.rules.operations import undo_decay
 from swift_ft.undo.rules.rule import PARAM, Rule, Tensors, is_lost, number, signed
 
-__all__ = ["AdafactorRule"]
-
 _STATISTICS = ("row_var", "col_var", "variance")
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from swift_ft.undo.rules.operations import corrections, decayed, directed, undo_decay, undo_lerp, undo_square
 from swift_ft.undo.rules.rule import PARAM, Rule, Tensors, is_lost, number, signed
 
-__all__ = ["AdamRule", "AdamaxRule", "NAdamRule", "RAdamRule"]
-
 _FIRST, _SECOND, _LARGEST, _NORM = "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf"
 
 

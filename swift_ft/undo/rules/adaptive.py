@@ -11,8 +11,6 @@ from torch import Tensor
 from swift_ft.undo.rules.operations import decayed, directed, undo_lerp, undo_square
 from swift_ft.undo.rules.rule import PARAM, Rule, Tensors, is_lost, number, signed
 
-__all__ = ["AdadeltaRule", "AdagradRule", "RMSpropRule", "RpropRule"]
-
 
 def _coupled(hyper: Mapping[str, Any]) -> bool:
     return number(hyper["weight_decay"]) != 0

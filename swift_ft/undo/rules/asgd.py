@@ -12,8 +12,6 @@ from swift_ft.torch_core.shards import local
 from swift_ft.undo.rules.operations import directed, undo_decay
 from swift_ft.undo.rules.rule import PARAM, Rule, Tensors, is_lost, number, signed
 
-__all__ = ["ASGDRule"]
-
 
 class ASGDRule(Rule):
     """Inverts :class:`torch.optim.ASGD`.

@@ -13,8 +13,6 @@ from swift_ft.errors import UndoError, UsageError
 from swift_ft.undo.rules.operations import directed, undo_decay, undo_lerp, undo_square
 from swift_ft.undo.rules.rule import PARAM, SMALLEST_FACTOR, Rule, Tensors, is_lost, number, signed
 
-__all__ = ["Lamb", "LambRule"]
-
 
 class Lamb(Optimizer):
     """Layer-wise adaptive moments (You et al., 2020): AdamW whose step is scaled by a trust ratio.

@@ -12,8 +12,6 @@ from swift_ft.torch_core.optimizers import orthogonalized, orthogonalized_step_s
 from swift_ft.undo.rules.operations import undo_decay, undo_lerp
 from swift_ft.undo.rules.rule import PARAM, Rule, Tensors, is_lost, number
 
-__all__ = ["MuonRule"]
-
 _BUFFER = "momentum_buffer"
 
 

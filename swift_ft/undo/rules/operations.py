@@ -10,8 +10,6 @@ from torch import Tensor
 
 from swift_ft.undo.rules.rule import Tensors
 
-__all__ = ["corrections", "decayed", "directed", "undo_decay", "undo_lerp", "undo_square"]
-
 
 def directed(grads: list[Tensor], sign: float) -> list[Tensor]:
     """Gradients as the update uses them: negated copies where it maximizes."""

@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-__all__ = ["GRADIENT", "PARAM", "SMALLEST_FACTOR", "Rule", "Tensors", "is_lost", "number", "signed"]
-
 PARAM = "param"
 """The name of the parameter itself among the parts that a step changes."""
 

@@ -10,8 +10,6 @@ import torch
 from swift_ft.undo.rules.operations import decayed, directed, undo_decay
 from swift_ft.undo.rules.rule import PARAM, Rule, Tensors, is_lost, number, signed
 
-__all__ = ["SGDRule"]
-
 _BUFFER = "momentum_buffer"
 
 

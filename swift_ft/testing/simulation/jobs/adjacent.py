@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 
 from swift_ft.testing.simulation.job import SimulatedJob
 
-__all__ = ["AdjacentLossesJob"]
-
 _FAULTS = {
     "kill_neighbours": 8,
     "kill_machine": 4,

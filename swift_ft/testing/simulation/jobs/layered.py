@@ -21,8 +21,6 @@ from swift_ft.testing.simulation.store import Violation
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import Host, World
 
-__all__ = ["LayeredJob", "LayeredWorker"]
-
 _LAYERS_PER_STAGE = 3
 _REQUESTS = 0.08
 """How often a worker asks for another layout after an iteration: now and then so late that others go on.

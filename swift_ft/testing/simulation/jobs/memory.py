@@ -25,8 +25,6 @@ from swift_ft.testing.simulation.store import Content, Violation
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import Host
 
-__all__ = ["MemoryJob", "MemoryWorker"]
-
 _FAULTS = FAULTS | {"corrupt_log": 0, "lose_log": 0, "kill_neighbours": 2, "kill_two": 2, "break_update": 2}
 
 

@@ -18,8 +18,6 @@ from swift_ft.testing.simulation.store import Violation
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import Host, World
 
-__all__ = ["PipelineWorker", "PipelinesJob"]
-
 _PIPELINES, _LAYERS_PER_STAGE = 2, 2
 _FAULTS = FAULTS | {
     "kill_neighbours": 2,

@@ -13,8 +13,6 @@ from enum import Enum
 
 from swift_ft.testing.simulation.store import Violation
 
-__all__ = ["BUCKETS", "LOSS_BUCKET", "PARAMETERS", "Optimizer", "ParameterValue", "ReplicaState"]
-
 BUCKETS = ((3,), (1, 2), (0,))
 """Parameters by bucket, in the order in which backward fills the buckets."""
 

@@ -23,8 +23,6 @@ from swift_ft.testing.simulation.store import Violation
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import Group, Host, World
 
-__all__ = ["ReplicaWorker", "Replicas"]
-
 _HOLDS = ("the model",)
 
 

@@ -15,8 +15,6 @@ from swift_ft.testing.simulation.machine import Machine
 from swift_ft.testing.simulation.store import Violation
 from swift_ft.testing.simulation.worker import Worker
 
-__all__ = ["ReplicatedJob"]
-
 _FAULTS = FAULTS | {
     "kill_neighbours": 0,
     "corrupt_log": 0,

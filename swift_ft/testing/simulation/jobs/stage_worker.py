@@ -17,8 +17,6 @@ from swift_ft.testing.simulation.store import GENESIS, Content, Logged, SharedSt
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import Host, World
 
-__all__ = ["STAGES", "StageReplicas", "StageStore", "StageWorker"]
-
 STAGES = 2
 """With more, one could resend an iteration that another undoes: as good as the undo, but not equal."""
 

@@ -17,8 +17,6 @@ from swift_ft.testing.simulation.machine import Machine
 from swift_ft.testing.simulation.store import Logged, SharedStore
 from swift_ft.testing.simulation.worker import Worker
 
-__all__ = ["LOST_STAGES", "StagedJob"]
-
 LOST_STAGES = 100_000
 
 _FAULTS = FAULTS | {

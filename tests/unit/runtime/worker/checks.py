@@ -20,8 +20,6 @@ from swift_ft.runtime.worker.core import WorkerCore
 from swift_ft.runtime.worker.status import WorkerStatus
 from tests.unit.runtime.worker.surroundings import RANK, Surroundings, a_state, of_task
 
-__all__ = ["CHECKS", "Check"]
-
 Core = type[WorkerCore]
 Check = Callable[[Core], None]
 

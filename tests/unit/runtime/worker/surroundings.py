@@ -16,8 +16,6 @@ from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.runtime.worker.parts import Parts
 from swift_ft.runtime.worker.status import WorkerStatus
 
-__all__ = ["RANK", "Surroundings", "a_state", "of_task"]
-
 RANK = 1
 MANY = 1000
 """Calls: more than any check makes."""
