@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import xxhash
 from torch.utils.data import Dataset, IterableDataset
 
 from swift_ft.data.batch_source import BatchKey, BatchSource
-from swift_ft.data.identity import check_same, identity_of
 from swift_ft.data.order import SampleOrder, shards_of
 from swift_ft.data.sample_log import SampleLog
 from swift_ft.data.shares import Change, deal, shares_at
@@ -23,6 +22,16 @@ _logger = logging.getLogger(__name__)
 
 _AHEAD = 2
 """Shards that are fetched before they are needed."""
+
+
+_WORDS = {
+    "samples": "The data set's number of samples",
+    "identity": "The data set's identity",
+    "batch_size": "The global batch",
+    "shards": "The digest of the sizes of the data set's shards",
+    "shuffle": "shuffle=",
+    "seed": "seed=",
+}
 
 
 class GlobalBatches:
@@ -283,3 +292,31 @@ def _shards(dataset: Any, samples: int, shard_size: int | None) -> list[int]:
     if shard_size is not None:
         return shards_of(samples, shard_size)
     return list(getattr(dataset, "shard_sizes", None) or [samples])
+
+
+def identity_of(dataset: Any) -> str:
+    """A data set's identity; empty if it tells none.
+
+    Its ``identity`` is taken, as :class:`FileRecords` has one, or the ``_fingerprint`` of Hugging Face's data
+    sets, which changes with the data and with each ``map`` and ``filter``.
+    """
+    return str(getattr(dataset, "identity", None) or getattr(dataset, "_fingerprint", ""))
+
+
+def check_same(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Compare what the order of the samples depends on.
+
+    Args:
+        saved: by name, in the run that is continued.
+        present: by name, now.
+
+    Raises:
+        UsageError: for the first that differs: iterations would be given other samples.
+    """
+    for name, now in present.items():
+        before = saved.get(name, now)
+        if before != now:
+            raise UsageError(
+                f"{_WORDS[name]} was {before!r} when this run began, and is {now!r} now: iterations would "
+                "get other samples. Give the same again, or begin a new run with a store= of its own."
+            )

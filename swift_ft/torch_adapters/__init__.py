@@ -62,7 +62,7 @@ process_group.py                        2.14   another function makes gloo's gro
 ======================================  =====  ============================================================
 
 ``dcp/errors.py``, ``device_waits.py``, ``layer_stack.py``, ``link_times.py``,
-``pipelining/gradient_tree.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
+``pipelining/interceptor.py``, ``pipelining/resending.py``,
 ``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py``, ``process_group.py``,
 ``script_operations.py``, ``served.py`` and ``step_failures.py`` use public parts only.
 """

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from swift_ft.testing.optimizer_pictures import Picture
+from swift_ft.testing.undo_rule_conformance import Picture
 
 
 def ulps(now: Tensor, then: Tensor, *others: Tensor) -> float:

@@ -34,7 +34,7 @@ def files_of(*folders: str) -> list[Path]:
 
 
 def test_lists_of_names_hand_on_what_others_define() -> None:
-    """An underscore says already what a module keeps to itself. Packages, and what users import, list their names."""
+    """An underscore says already what a module keeps to itself. Public modules list their names."""
     for path in files_of("swift_ft", "benchmarks", "docs"):
         tree = ast.parse(path.read_text())
         lists = [node for node in tree.body if ast.unparse(node).startswith("__all__ = ")]

@@ -7,16 +7,26 @@ values by copy, all others by reference.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CellType, FrameType
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
-from swift_ft.checkpoint.step.kinds import FIXED_EXACTLY, is_copied, is_understood
-from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, leaf_of
+from swift_ft.checkpoint.step.kinds import (
+    CONTAINERS,
+    FIXED_EXACTLY,
+    GENERATORS,
+    MOST_ELEMENTS,
+    is_copied,
+    is_understood,
+    read_state,
+    write_state,
+)
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import loop_frame, set_variables
@@ -26,6 +36,10 @@ _OPAQUE: Any = object()
 """In the place of a value that is of no kind that could be put back."""
 _OF_LOOP_BYTES = 2**16
 """Larger tensors that the loop's own variables hold are batches and results, as a rule."""
+
+
+MOST_BYTES = 2**20
+"""Of a tensor or an array that is copied."""
 
 
 @dataclass
@@ -204,3 +218,97 @@ def _is_small(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return is_copied(value, _OF_LOOP_BYTES)
     return is_understood(value)
+
+
+class Leaf(Protocol):
+    """A value and what was in it."""
+
+    def put_back(self) -> None:
+        """As it was."""
+
+
+def leaf_of(value: Any, most_bytes: int = MOST_BYTES) -> Leaf | None:
+    """A value that changes in place, copied now. None for any other, and for one that is too large."""
+    if isinstance(value, torch.Tensor):
+        return _Tensor(value) if is_copied(value, most_bytes) else None
+    if isinstance(value, CONTAINERS):
+        return _Container(value)
+    if isinstance(value, GENERATORS):
+        return _Generator(value)
+    if isinstance(value, np.ndarray):
+        return _Array(value) if value.nbytes <= most_bytes and value.flags.writeable else None
+    return None
+
+
+class _Tensor:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._value = tensor, tensor.detach().clone()
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        if self._tensor.shape != self._value.shape:
+            self._tensor.resize_(self._value.shape)
+        self._tensor.detach().copy_(self._value)
+
+
+class _Array:
+    def __init__(self, array: np.ndarray) -> None:
+        self._array, self._value = array, array.copy()
+
+    def put_back(self) -> None:
+        if self._array.shape == self._value.shape:
+            self._array[...] = self._value
+
+
+class _Generator:
+    def __init__(self, generator: Any) -> None:
+        self._generator, self._state = generator, read_state(generator)
+
+    def put_back(self) -> None:
+        write_state(self._generator, self._state)
+
+
+class _Container:
+    """A list, dictionary, set, deque or bytearray."""
+
+    def __init__(self, container: Any) -> None:
+        self._container, self._length = container, len(container)
+        self._value = _shallow(container) if self._length <= MOST_ELEMENTS else None
+
+    def put_back(self) -> None:
+        if self._value is None:
+            if isinstance(self._container, list) and len(self._container) > self._length:
+                del self._container[self._length :]
+            return
+        if _same(self._container, self._value) or not all(map(is_understood, _content(self._container))):
+            return
+        if isinstance(self._container, list | bytearray):
+            self._container[:] = self._value
+            return
+        self._container.clear()
+        if isinstance(self._container, deque):
+            self._container.extend(self._value)
+        else:
+            self._container.update(self._value)
+
+
+def _shallow(container: Any) -> Any:
+    """The same things in a plain container: a copy of the script's own kind would run code of the script."""
+    kinds: tuple[type, ...] = (dict, set, bytearray)
+    kind = next((kind for kind in kinds if isinstance(container, kind)), list)
+    return kind(container)
+
+
+def _content(container: Any) -> Any:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two containers of a kind hold the very same things in the same order."""
+    if len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        return all(a is b and one[a] is other[b] for a, b in zip(one, other, strict=True))
+    if isinstance(one, bytearray | set):
+        return bool(one == other)
+    return all(a is b for a, b in zip(one, other, strict=True))

@@ -14,7 +14,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.distributed import DistError
@@ -26,7 +27,6 @@ from swift_ft.coordination.relay.lines import Line
 from swift_ft.coordination.relay.merging import Merging
 from swift_ft.coordination.relay.notes import Notes
 from swift_ft.coordination.relay.outgoing import Outgoing, Stamper
-from swift_ft.coordination.relay.recent import RecentBlocks
 from swift_ft.coordination.relay.subscriber import Subscriber
 from swift_ft.coordination.relay.upstream import Upstream
 from swift_ft.coordination.relay.worker_journal import AGENT_SILENCE_S
@@ -49,6 +49,11 @@ WORKERS_BEAT_S = AGENT_SILENCE_S / 4
 
 _REPEAT_S = 1.0
 _LONG_S = 3600.0
+
+
+_MOST_BLOCKS = 4096
+
+_MOST_CHARACTERS = 16 << 20
 
 
 class Relay:
@@ -307,3 +312,40 @@ def _receive(line: Line) -> dict[str, Any] | None:
             return line.receive(_LONG_S)
         except TimeoutError:
             continue
+
+
+class RecentBlocks:
+    """Neighbouring blocks, up to the newest. The relay's lock guards it.
+
+    Attributes:
+        end: the number after the newest block.
+    """
+
+    def __init__(self) -> None:
+        self._texts: deque[str] = deque()
+        self._characters = 0
+        self.end = 0
+
+    @property
+    def start(self) -> int:
+        """The number of the oldest block that is here."""
+        return self.end - len(self._texts)
+
+    def add(self, number: int, text: str) -> bool:
+        """Add the next block. False if it is here already. After a gap, what was before it is forgotten."""
+        if self.start <= number < self.end:
+            return False
+        if number != self.end:
+            self._texts.clear()
+            self._characters = 0
+        self.end = number + 1
+        self._texts.append(text)
+        self._characters += len(text)
+        while len(self._texts) > _MOST_BLOCKS or self._characters > _MOST_CHARACTERS:
+            self._characters -= len(self._texts.popleft())
+        return True
+
+    def since(self, number: int) -> Iterator[tuple[int, str]]:
+        """The blocks from a number on, as far as they are here."""
+        start = self.start
+        return ((start + i, text) for i, text in enumerate(self._texts) if start + i >= number)

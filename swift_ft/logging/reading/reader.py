@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
 import torch
+import xxhash
 
 from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError, SwiftError
+from swift_ft.logging.format.codec import unpack
 from swift_ft.logging.format.record import (
     Direction,
     MessageKey,
     Record,
     RecordKind,
     bytes_to_fill,
+    compare,
     copy_into,
+    verify,
 )
 from swift_ft.logging.format.segment import SegmentName, format_segment_name, gaps, parse_segment_name
-from swift_ft.logging.reading.payloads import read_payload, read_unpacked
 from swift_ft.logging.reading.prefetcher import Prefetcher
 from swift_ft.logging.reading.segment_provider import FetchStats, Opened, PeerSources, SegmentProvider
 from swift_ft.observe.spans import recorder
+from swift_ft.storage.local_source import LocalSource
 from swift_ft.storage.store import Store
 
 _MESSAGES_AHEAD = 8
@@ -364,3 +368,46 @@ def _second(provider: SegmentProvider, copy: _Copy, damage: LogCorruptError) -> 
 def _gap(names: Sequence[SegmentName], from_iteration: int) -> tuple[SegmentName, SegmentName] | None:
     """The first gap that matters. Segments are dropped in their order."""
     return next((gap for gap in gaps(names) if gap[1].min_iteration >= from_iteration), None)
+
+
+def read_payload(source: pa.NativeFile, record: Record, buffer: memoryview, *, path: str) -> None:
+    """Fill a buffer with a payload that is not packed.
+
+    Args:
+        source: the segment's file.
+        record: one of its messages.
+        buffer: as long as the payload.
+        path: of the segment, for errors.
+
+    Raises:
+        LogCorruptError: the payload does not match its checksum, or its disk does not give it.
+    """
+    checksum = xxhash.xxh3_64()
+    for piece in _pieces(source, record, buffer, path):
+        checksum.update(piece)
+    compare(record, checksum.intdigest(), path=path)
+
+
+def read_unpacked(source: pa.NativeFile, record: Record, *, path: str) -> Record:
+    """A message with its payload in memory, unpacked; arguments and errors as for :func:`read_payload`."""
+    packed = memoryview(bytearray(record.payload.nbytes if record.payload else 0))
+    for _ in _pieces(source, record, packed, path):
+        pass
+    unpacked = unpack(replace(record, payload=packed), path=path)
+    verify(unpacked, path=path)
+    return unpacked
+
+
+def _pieces(source: pa.NativeFile, record: Record, buffer: memoryview, path: str) -> Iterator[memoryview]:
+    payload = record.payload
+    assert payload is not None  # a message has one
+    if not isinstance(source, LocalSource):  # it is in memory
+        buffer[:] = payload
+        yield buffer
+        return
+    try:
+        yield from source.read_into(payload, buffer)
+    except OSError as error:
+        raise LogCorruptError(
+            f"the payload of {record.key} in {path} cannot be read: {error}", key=record.key, path=path
+        ) from error

@@ -6,14 +6,25 @@ The cost of a cut is its exact makespan, not the sums of the paper.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+from swift_ft.costs.schedule_orders import Schedule, is_allowed
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
-from swift_ft.planning.layout.misfit import least_nodes
+from swift_ft.planning.layout.makespan import makespan_ns, one_f_one_b_ns
+from swift_ft.planning.layout.misfit import least_nodes, why_not
 from swift_ft.planning.layout.multi_stage import best_multi_stage
-from swift_ft.planning.layout.pipeline_template import Template, TemplateOptions
-from swift_ft.planning.layout.single_stage import best_single_stage
+from swift_ft.planning.layout.pipeline_template import PER_WORKER, Template, TemplateOptions
+from swift_ft.planning.layout.search import Budget, Cut, Question, Stage, best_cut, cuts_below, root_bound_ns
+
+_TOLERANCES = (0, 20)
+"""Per mille of the best time known by which a cut must be better to count: the next where too many are."""
+
+_MOST_LABELS = 300_000
+
+_MOST_TRIALS = 400
 
 
 def node_counts(nodes: int, tolerate: int, min_nodes: int, layers: int) -> range:
@@ -83,3 +94,140 @@ def best_template(costs: StageCosts, nodes: int, options: TemplateOptions | None
     options = options or TemplateOptions()
     best = best_single_stage if options.stages_per_worker == 1 else best_multi_stage
     return best(costs, nodes, options)
+
+
+# ``search.py`` finds the cut with the smallest lower bound; where the bound is the makespan, as it mostly is,
+# the cut is proven best. Otherwise moving borders may better it, all other cuts whose bound is below its time
+# are tried if they are few, and the template says how far from the optimum it can be at most.
+
+
+def best_single_stage(costs: StageCosts, nodes: int, options: TemplateOptions) -> Template:
+    """The best template for a number of nodes, over all numbers of stages.
+
+    Raises:
+        UsageError: if no cut fits; the message says why not, and what would do.
+    """
+    trial = _Trial(costs, nodes, options)
+    counts = _stage_counts(costs, nodes)
+    for stages in counts[:1]:
+        trial.run(stages)
+    for size in reversed(costs.sizes[:-1]):  # the same everywhere: mostly good, and soon found
+        if trial.best is not None and nodes * costs.devices_per_node // size in counts:
+            trial.look(nodes * costs.devices_per_node // size, size)
+    for stages in counts[1:]:
+        trial.run(stages)
+    if trial.best is None:
+        raise UsageError(why_not(costs, nodes, options.microbatches, options.schedule))
+    return replace(trial.best, bound_ns=min(trial.best.iteration_ns, *trial.bounds))
+
+
+def _stage_counts(costs: StageCosts, nodes: int) -> range:
+    """Numbers of stages that use all devices of so many nodes."""
+    per_node = costs.devices_per_node
+    return range(nodes * per_node.bit_count(), min(nodes * per_node, len(costs.layers)) + 1)
+
+
+class _Found(NamedTuple):
+    """A cut and its exact time."""
+
+    time_ns: int
+    stages: tuple[Stage, ...]
+
+
+class _Trial:
+    """Tries one number of stages after another. What is known already bounds what is tried next."""
+
+    def __init__(self, costs: StageCosts, nodes: int, options: TemplateOptions) -> None:
+        self.best: Template | None = None
+        self.bounds: list[int] = []
+        """What no cut is below, for each number of stages with which some fits."""
+        self._costs = costs
+        self._nodes = nodes
+        self._options = options
+        self._tolerances = list(_TOLERANCES)
+        self._budget = Budget(_MOST_LABELS)
+
+    def run(self, stages: int) -> None:
+        """Find the best cut into so many stages, if it is the best so far, and a bound for the others."""
+        question = self._question(stages)
+        cut, bound = (None, None) if question is None else self._cut_below(question)
+        if question is None or cut is None:
+            self.bounds += [] if bound is None else [bound]
+            return
+        found = _climbed(question, cut.stages)
+        bound = cut.bound_ns
+        if found.time_ns > bound:
+            below = min(found.time_ns, self.best.iteration_ns if self.best else found.time_ns)
+            others = cuts_below(question, below, _MOST_TRIALS)
+            if others is not None:
+                found = min([found, *(_exact(question, other) for other in others)])
+                bound = min(below, found.time_ns)
+        self.bounds.append(bound)
+        self._offer(question, found)
+
+    def look(self, stages: int, size: int) -> None:
+        """Look at the best cut into so many stages whose stages all have so many devices."""
+        question = self._question(stages, (size,))
+        assert self.best is not None
+        cut = question and best_cut(question, self.best.iteration_ns)
+        if question and cut:
+            self._offer(question, _climbed(question, cut.stages))
+
+    def _question(self, stages: int, sizes: tuple[int, ...] | None = None) -> Question | None:
+        options = self._options
+        microbatches = options.microbatches or PER_WORKER * stages
+        if not is_allowed(options.schedule, workers=stages, microbatches=microbatches):
+            return None
+        costs, schedule, transfer_ns = self._costs, options.schedule, options.transfer_ns
+        return Question(costs, self._nodes, stages, microbatches, schedule, transfer_ns, sizes)
+
+    def _cut_below(self, question: Question) -> tuple[Cut | None, int | None]:
+        """The partition with the smallest lower bound, or the limit of the search if there is none."""
+        if self.best is None:
+            return best_cut(question), None
+        while self._tolerances:
+            below = self.best.iteration_ns * (1000 - self._tolerances[0]) // 1000
+            try:
+                return best_cut(question, below, self._budget), below
+            except OverflowError:
+                self._tolerances.pop(0)
+                self._budget = Budget(_MOST_LABELS)
+        return None, root_bound_ns(question)
+
+    def _offer(self, question: Question, found: _Found) -> None:
+        if self.best is None or found.time_ns < self.best.iteration_ns:
+            self.best = Template(self._nodes, found.stages, question.microbatches, found.time_ns, bound_ns=0)
+
+
+def _exact(question: Question, stages: tuple[Stage, ...]) -> _Found:
+    times = [question.costs.time(*stage) for stage in stages]
+    if question.schedule is Schedule.ONE_F_ONE_B:
+        return _Found(one_f_one_b_ns(times, question.microbatches, question.transfer_ns), stages)
+    time_ns = makespan_ns(times, question.microbatches, question.schedule, transfer_ns=question.transfer_ns)
+    return _Found(time_ns, stages)
+
+
+def _climbed(question: Question, stages: tuple[Stage, ...]) -> _Found:
+    """The best that comes of a cut by moving one layer at a time over a border, as long as that helps."""
+    best, better = _exact(question, stages), True
+    while better:
+        found = min((_exact(question, other) for other in _moved(question, best.stages)), default=best)
+        better = found.time_ns < best.time_ns
+        best = min(best, found)
+    return best
+
+
+def _moved(question: Question, stages: tuple[Stage, ...]) -> Iterator[tuple[Stage, ...]]:
+    for border in range(1, len(stages)):
+        left, right = stages[border - 1], stages[border]
+        for to in (left.end - 1, left.end + 1):
+            if left.first < to < right.end:
+                pair = (left._replace(end=to), right._replace(first=to))
+                if all(_fits(question, stage, border - 1 + k) for k, stage in enumerate(pair)):
+                    yield (*stages[: border - 1], *pair, *stages[border + 1 :])
+
+
+def _fits(question: Question, stage: Stage, position: int) -> bool:
+    behind = question.stages - 1 - position
+    kept = question.costs.kept(question.schedule, behind, question.stages, question.microbatches)
+    return question.costs.fits(*stage, kept)

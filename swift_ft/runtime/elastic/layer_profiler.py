@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import Any
 
+import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import store_keys
@@ -19,13 +25,16 @@ from swift_ft.costs.equal_devices import on_equal_devices
 from swift_ft.costs.layer_profile import LayerProfile, write_layers
 from swift_ft.errors import UsageError
 from swift_ft.recovery.job_state import State
-from swift_ft.runtime.elastic.layer_times import LayerTimes
+from swift_ft.torch_adapters.layer_stack import stack_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 _logger = logging.getLogger(__name__)
 
 _WARM_UP = 2  # iterations: caches, lazy initialisation, the optimizer's state
 _MEASURED = 3
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class LayerProfiler:
@@ -153,3 +162,151 @@ def _layers_in(published: Sequence[bytes], count: int) -> list[LayerProfile] | N
         for layers in json.loads(text).values():
             found |= {int(layer["name"]): LayerProfile(**layer) for layer in layers}
     return [found[number] for number in range(count)] if len(found) == count else None
+
+
+def layers_of(module: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a module by name: its children, and those of containers among them.
+
+    Children without parameters count as well: they take time. A module without children is a layer itself.
+    """
+    if stack_of(module) is not None:
+        return dict(module.named_children())
+    return _inside(module) or {"whole": module}
+
+
+def _inside(module: nn.Module) -> dict[str, nn.Module]:
+    found: dict[str, nn.Module] = {}
+    for name, child in module.named_children():
+        own = _inside(child) if isinstance(child, _CONTAINERS) else {}
+        found |= {f"{name}.{inner}": layer for inner, layer in own.items()} or {name: child}
+    return found
+
+
+class LayerTimes:
+    """Times the layers of a stage, microbatch by microbatch.
+
+    A forward pass is timed around the layer. A backward pass is timed from when the gradient of the layer's
+    output is there to when the gradients of its input and of all its parameters are. On a device, each hook
+    waits for the device, so a measured iteration takes longer than others. No value changes.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._layers = layers_of(module)
+        self._handles: list[RemovableHandle] = []
+        self._forward: dict[str, list[int]] = {name: [] for name in self._layers}
+        self._backward: dict[str, list[int]] = {name: [] for name in self._layers}
+        self._entered: dict[str, int] = {}
+        self._began: dict[str, int] = {}
+        self._touched: dict[str, int] = {}
+        self._saved: dict[str, dict[int, int]] = {}
+        """Bytes that the first forward pass of each layer keeps, by storage."""
+        self._saving: dict[str, torch.autograd.graph.saved_tensors_hooks] = {}
+        first = next(module.parameters(), None)
+        self._on_device = first is not None and first.device.type != "cpu"
+
+    def start(self) -> None:
+        """Measure from now on."""
+        for name, layer in self._layers.items():
+            self._handles.append(layer.register_forward_pre_hook(partial(self._enter, name)))
+            self._handles.append(layer.register_forward_hook(partial(self._leave, name), always_call=True))
+            for parameter in layer.parameters():
+                if parameter.requires_grad:
+                    touched = partial(self._touch, name)
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(touched))
+
+    def stop(self) -> None:
+        """Measure no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for name in list(self._began):
+            self._close(name)
+
+    def layers(self, optimizers: list[torch.optim.Optimizer]) -> list[LayerProfile]:
+        """What was measured, in the order of the module.
+
+        Args:
+            optimizers: whose state belongs to the layers' parameters.
+        """
+        owners: dict[int, int] = {}
+        found = []
+        for index, (name, layer) in enumerate(self._layers.items()):
+            own = [p for p in layer.parameters() if owners.setdefault(id(p), index) == index]
+            shared = [owners[id(p)] for p in layer.parameters() if owners[id(p)] != index]
+            found.append(
+                LayerProfile(
+                    forward_ns=round(median(self._forward[name] or [0])),
+                    backward_ns=round(median(self._backward[name] or [0])),
+                    state_bytes=sum(_state_bytes(p, optimizers) for p in own),
+                    activation_bytes=sum(self._saved.get(name, {}).values()),
+                    shared_with=shared[0] if shared else None,
+                    name=name,
+                )
+            )
+        return found
+
+    def _enter(self, name: str, layer: nn.Module, inputs: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if name not in self._saved:
+            kept = self._saved[name] = {}
+            weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+            self._saving[name] = torch.autograd.graph.saved_tensors_hooks(
+                partial(_note, kept, weights), lambda tensor: tensor
+            )
+            self._saving[name].__enter__()
+        for tensor in _tensors_in(inputs):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._touch, name))
+        self._entered[name] = self._now()
+
+    def _leave(self, name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+        if name in self._saving:
+            self._saving.pop(name).__exit__()
+        if name not in self._entered:
+            return
+        self._forward[name].append(self._now() - self._entered.pop(name))
+        for tensor in _tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._begin, name))
+
+    def _begin(self, name: str, _: torch.Tensor) -> None:
+        if self._handles:
+            self._close(name)
+            self._began[name] = self._touched[name] = self._now()
+
+    def _touch(self, name: str, _: torch.Tensor) -> None:
+        if name in self._began:
+            self._touched[name] = self._now()
+
+    def _close(self, name: str) -> None:
+        if name in self._began:
+            self._backward[name].append(self._touched[name] - self._began.pop(name))
+
+    def _now(self) -> int:
+        if self._on_device:
+            torch.accelerator.synchronize()
+        return time.perf_counter_ns()
+
+
+def _note(kept: dict[int, int], weights: set[int], tensor: torch.Tensor) -> torch.Tensor:
+    """Count a tensor that is kept for the backward pass, unless it is a weight."""
+    storage = tensor.untyped_storage()
+    if storage.data_ptr() not in weights:
+        kept[storage.data_ptr()] = storage.nbytes()
+    return tensor
+
+
+def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors_in(value)
+
+
+def _state_bytes(parameter: nn.Parameter, optimizers: list[torch.optim.Optimizer]) -> int:
+    """A parameter, its gradient, and its state in the optimizers."""
+    held = [value for one in optimizers for value in one.state.get(parameter, {}).values()]
+    states = sum(value.nbytes for value in held if isinstance(value, torch.Tensor))
+    return parameter.nbytes * (2 if parameter.requires_grad else 1) + states

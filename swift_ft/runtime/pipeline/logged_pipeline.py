@@ -11,10 +11,10 @@ from torch import nn
 
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.costs.schedule_orders import Schedule
-from swift_ft.errors import first_line
+from swift_ft.errors import UsageError, first_line
 from swift_ft.logging import LogReader, MessageKey
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.layout.stage_layers import StageLayers
+from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, layers_of
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor, RetainedSends
 from swift_ft.runtime.pipeline.published_shapes import PublishedShapes
@@ -23,15 +23,14 @@ from swift_ft.runtime.pipeline.script_communication import Absence, GroupUse, Sc
 from swift_ft.runtime.pipeline.script_partners import ScriptPartners
 from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.pipeline.shared_replay import Helping, SharedReplay
-from swift_ft.runtime.pipeline.tied_layers import TiedLayers
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
-from swift_ft.torch_adapters.layer_stack import stack_of_pipeline
+from swift_ft.torch_adapters.layer_stack import LayerStack, stack_of_pipeline
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.resending import resend
 from swift_ft.torch_adapters.pipelining.schedule_kind import kind_of
 from swift_ft.torch_adapters.pipelining.stage_metadata import Undo
-from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
+from swift_ft.torch_adapters.pipelining.tied_parameters import Place, TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
@@ -330,3 +329,61 @@ class LoggedPipeline:
         finally:
             self._interceptor.expected = None
         return None
+
+
+class TiedLayers:
+    """Pairs of parameters of two layers each.
+
+    Args:
+        stack: has the layers of this worker.
+        tied: sums the gradients, between the stages on which the layers are.
+    """
+
+    def __init__(self, stack: LayerStack, tied: TiedParameters) -> None:
+        self._stack = stack
+        self._tied = tied
+        self._layout = even_layout(stack.count, stack.num_stages)
+        self._pairs: list[tuple[str, str]] = []
+
+    def tie(self, first: str, second: str) -> None:
+        """Declare that two layers share a parameter: ``tie("0.token.weight", "9.logits.weight")``.
+
+        Raises:
+            UsageError: these are not parameters of two layers.
+        """
+        one, other = self._layer_of(first), self._layer_of(second)
+        if one == other:
+            raise UsageError(f"tie_layers() was given layer {one} twice: share the parameter itself there.")
+        self._pairs.append((first, second) if one < other else (second, first))
+        self.place(self._layout)
+
+    def place(self, layout: StageLayers) -> None:
+        """Find the stages on which the layers are, in a layout.
+
+        Args:
+            layout: the number of layers of each stage.
+        """
+        self._layout = layout
+        if self._pairs:
+            self._tied.tie_layers((self._place(first), self._place(second)) for first, second in self._pairs)
+
+    def _place(self, name: str) -> Place:
+        layer = _number(name)
+        stage = next(s for s in range(len(self._layout)) if layer in layers_of(self._layout, s))
+        return partial(self._stack.get_parameter, name), stage
+
+    def _layer_of(self, name: str) -> int:
+        number, _, rest = name.partition(".")
+        if not (number.isdigit() and int(number) < self._stack.count and rest):
+            raise UsageError(
+                f"tie_layers() was given {name!r}: it takes the number of a layer, 0 to "
+                f"{self._stack.count - 1}, and the name of a parameter in it, as in '0.token.weight'."
+            )
+        here = int(number) in self._stack.layers
+        if here and rest not in dict(self._stack.layer(int(number)).named_parameters()):
+            raise UsageError(f"tie_layers() was given {name!r}: layer {number} has no parameter {rest!r}.")
+        return int(number)
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])

@@ -2,12 +2,142 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
+import time
+from collections import deque
+from types import FrameType
 
 from swift_ft.costs.slow_links import LinkSample
-from swift_ft.runtime.slowness.link_meter import LinkMeter
-from swift_ft.runtime.slowness.stall_watch import StallWatch
+from swift_ft.observe.waits import FIRST_S, Announcements
+from swift_ft.runtime.script.script_line import frames_of, place_of
 from swift_ft.runtime.worker.part import Part, StepInfo
+from swift_ft.torch_adapters.comm_errors import is_communication
+from swift_ft.torch_adapters.link_times import LinkTimes
+from swift_ft.units import format_seconds
+
+# No part of the runtime waits then: the script itself does, in a data loader, a lock, an evaluation. Nothing
+# is done about it, since only its author knows whether it is right.
+
+_FIRST_ITERATION_S = 60.0
+"""Much is made only once: connections, compiled code, workers of loaders."""
+_FOR_OTHERS_S = 60.0
+"""A worker that waits for another one leaves it to that one to speak first."""
+_TIMES_LONGER = 5
+_REMEMBERED = 32
+
+
+_logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 1.0
+
+
+class StallWatch:
+    """Watches the iterations of one worker, from a thread of its own.
+
+    Args:
+        rank: the worker.
+        thread: the identifier of the thread that trains.
+    """
+
+    def __init__(self, rank: int, thread: int) -> None:
+        self._rank = rank
+        self._thread = thread
+        # Owner of these: the training thread. The other one reads ``_current``.
+        self._begun_at: float | None = None
+        self._durations: deque[float] = deque(maxlen=_REMEMBERED)
+        self._current: _Iteration | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="swift-stall-watch", daemon=True).start()
+
+    def begin(self, iteration: int, now: float | None = None) -> None:
+        """A live iteration begins, and with it the previous one has ended, if it was live, too.
+
+        Args:
+            iteration: its number.
+            now: a monotonic time; None for the clock's.
+        """
+        now = time.monotonic() if now is None else now
+        if self._begun_at is not None:
+            self._durations.append(now - self._begun_at)
+        if self._current is not None and self._current.announced:
+            _logger.info(
+                "worker %d goes on with iteration %d after %s",
+                self._rank,
+                iteration,
+                format_seconds(now - self._current.announcements.since),
+                extra={"event": "iteration_over", "iteration": iteration},
+            )
+        self._begun_at = now
+        longest = max(self._durations, default=None)
+        limit_s = _FIRST_ITERATION_S if longest is None else max(FIRST_S, _TIMES_LONGER * longest)
+        self._current = _Iteration(iteration, longest, limit_s, Announcements(now))
+
+    def pause(self) -> None:
+        """No live iteration runs from now on: a recovery or the end, whose waits are announced elsewhere."""
+        self._current = self._begun_at = None
+
+    def close(self) -> None:
+        """Stop watching."""
+        self.pause()
+        self._closed.set()
+
+    def look(self, now: float) -> None:
+        """Announce the current iteration if that is due. Called about once per second.
+
+        Args:
+            now: a monotonic time.
+        """
+        current = self._current
+        if current is None or not current.announcements.due(now):
+            return
+        so_far_s = now - current.announcements.since
+        frame = sys._current_frames().get(self._thread)
+        if frame is None or so_far_s < current.limit_s:
+            return
+        waits = _waits_for_others(frame)
+        if waits and so_far_s < _FOR_OTHERS_S:
+            return
+        current.announced = True
+        before = f"; the longest before took {format_seconds(current.longest)}" if current.longest else ""
+        _logger.warning(
+            "worker %d has been in iteration %d for %s%s. Its script is %s%s",
+            self._rank,
+            current.number,
+            format_seconds(so_far_s),
+            before,
+            place_of(frame),
+            ", and waits for other workers" if waits else "",
+            extra={"event": "iteration_stalled", "iteration": current.number},
+        )
+
+    def _run(self) -> None:
+        while not self._closed.wait(_INTERVAL_S):
+            self.look(time.monotonic())
+
+
+class _Iteration:
+    """A live iteration that has not ended.
+
+    Args:
+        longest: seconds of the longest one remembered; None in the first.
+        limit_s: before that it is not announced.
+        announcements: when to look again.
+    """
+
+    def __init__(
+        self, number: int, longest: float | None, limit_s: float, announcements: Announcements
+    ) -> None:
+        self.number = number
+        self.longest = longest
+        self.limit_s = limit_s
+        self.announcements = announcements
+        self.announced = False
+
+
+def _waits_for_others(frame: FrameType) -> bool:
+    return any(is_communication(f.f_code.co_filename, f.f_code.co_name) for f in frames_of(frame))
 
 
 class SlownessPart(Part):
@@ -38,3 +168,32 @@ class SlownessPart(Part):
     def close(self) -> None:
         self._stalls.close()
         self._links.close()
+
+
+class LinkMeter:
+    """Looks at the connections of this process once a second.
+
+    Attributes:
+        newest: of the last second in which enough was sent; None before.
+    """
+
+    def __init__(self) -> None:
+        self.newest: LinkSample | None = None  # owner: the meter's thread; others read it
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="swift-link-meter", daemon=True).start()
+
+    def close(self) -> None:
+        """Measure no more."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        times, number = LinkTimes(), 0
+        while not self._closed.wait(_INTERVAL_S):
+            try:
+                use = times.take()
+            except OSError as error:
+                _logger.debug("links are not measured any more: %s", error)
+                return
+            if use is not None:
+                number += 1
+                self.newest = LinkSample(number, use.peer, use.busy, use.bytes_per_s)

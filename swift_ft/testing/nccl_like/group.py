@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from swift_ft.testing.nccl_like import watchdog
 from swift_ft.testing.nccl_like.collectives import Member, transfer
 from swift_ft.testing.nccl_like.communicator import Communicator, NcclLikeWork, StreamOperation
 from swift_ft.testing.nccl_like.mesh import Aborted, Interrupt, Mesh
@@ -28,6 +32,14 @@ Tensors = list[torch.Tensor]
 
 _ProcessGroup: Any = dist.ProcessGroup
 """Its stub has several forms of each method, of which torch itself calls one, and lacks the constructor."""
+
+
+HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""The variable of torch for NCCL. It counts when a group is made; 0 switches the watchdog off."""
+
+_LOOK_S = 0.05
+
+_of_process = 0
 
 
 class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
@@ -55,7 +67,7 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         self._batch_sends: dict[int, Tensors] = {}
         self._batch_receives: dict[int, Tensors] = {}
         self._batch_work = NcclLikeWork([])
-        watchdog.watch(self)
+        watch(self)
 
     # ---------------------------------------------------------------------------------------- its life
 
@@ -332,3 +344,42 @@ def _each(act: Callable[[Member, Any], None], of: Iterable[Any]) -> Callable[[Me
 def _reduction(opts: Any) -> Any:
     """Of what torch gives: options, or the reduction itself, or neither."""
     return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+
+
+# As NCCL's does in torch: it cannot know whether the tensors are still right. Whoever recovers switches it
+# off.
+
+
+class Watched(Protocol):
+    """A group."""
+
+    def overdue(self, now: float) -> bool:
+        """Whether an operation takes too long."""
+
+
+_lock = threading.Lock()
+_groups: weakref.WeakSet[Watched] = weakref.WeakSet()
+
+
+def watch(group: Watched) -> None:
+    """Watch a group until it is destroyed."""
+    global _of_process  # one thread for a process, and another one in a forked one
+    if os.environ.get(HANDLING, "") == "0":
+        return
+    with _lock:
+        _groups.add(group)
+        if _of_process != os.getpid():
+            _of_process = os.getpid()
+            threading.Thread(target=_look, name="nccl-like watchdog", daemon=True).start()
+
+
+def _look() -> None:
+    while True:
+        time.sleep(_LOOK_S)
+        with _lock:
+            groups = list(_groups)
+        if any(group.overdue(time.monotonic()) for group in groups):
+            print("NCCL-like watchdog: an operation timed out, so this process ends", file=sys.stderr)
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGABRT)
+        del groups

@@ -19,10 +19,14 @@ from swift_ft.recovery.blocks import Sequencer, Stamped
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.protocol import step, step_all
+from swift_ft.recovery.snapshot import Snapshot, snapshot_from_text, snapshot_to_text
 from swift_ft.testing.simulation.heads import Heads
-from swift_ft.testing.simulation.newcomers import Newcomers
-from swift_ft.testing.simulation.settings import Settings
-from swift_ft.testing.simulation.store import Content, Logged, SharedStore
+from swift_ft.testing.simulation.store import Content, Logged, SharedStore, Violation
+
+_RATE = 0.02
+
+_FOLLOWS = 25
+"""Events that a newcomer follows."""
 
 
 @dataclass(slots=True)
@@ -218,3 +222,92 @@ class World(ABC):
     @abstractmethod
     def freezes_before_write(self, machine: Host, event: ev.Event) -> bool:
         """Whether a machine freezes between a worker's decision to write an event and the write."""
+
+
+class Newcomers:
+    """One newcomer after the other reads a snapshot, and follows the journal for a while.
+
+    Args:
+        seen: how often each kind of thing happened.
+    """
+
+    def __init__(self, seed: int, seen: Counter[str]) -> None:
+        self._rng = random.Random(f"newcomers {seed}")
+        self._seen = seen
+        self._rate = 0.0
+        self._state: State | None = None
+        self._left = 0
+
+    def use(self) -> None:
+        """Let newcomers come from now on."""
+        self._rate = _RATE
+
+    def check(self, before: State, event: ev.Event, after: State) -> None:
+        """Compare a newcomer's state with that of all others.
+
+        Raises:
+            Violation: if a snapshot is not what it was made of, or leads to another state.
+        """
+        if self._state is None:
+            if self._rng.random() >= self._rate:
+                return
+            made = Snapshot(before, Sequencer(), 0)
+            self._state, self._left = snapshot_from_text(snapshot_to_text(made)).state, _FOLLOWS
+            if self._state != before:
+                raise Violation(f"a snapshot is not what it was made of: {self._state} and {before}")
+            self._seen[f"a newcomer while {before.phase}"] += 1
+        self._state, self._left = step(self._state, event), self._left - 1
+        if self._state != after:
+            raise Violation(f"a newcomer's state differs after {event}: {self._state} and {after}")
+        if not self._left:
+            self._state = None
+
+
+@dataclass(slots=True)
+class Settings:
+    """The settings of one run.
+
+    Attributes:
+        iterations: to train.
+        checkpoint_every: iterations from one regular checkpoint to the next.
+        keep: committed checkpoints that are kept.
+        background_rate: how often a worker's background threads act instead of its training thread.
+        request_rate: how often a worker requests an early checkpoint, per iteration.
+        news_rate: how often a participant reads the journal before it acts.
+        resume: the checkpoints of an earlier run that this job resumes from, if any, oldest first.
+        logs_survive: logs survive their machine.
+        on_device: memory is too scarce to retain the messages that stay inside a machine.
+        sessionless: the script has no session.
+    """
+
+    iterations: int
+    checkpoint_every: int
+    keep: int
+    background_rate: float
+    request_rate: float
+    news_rate: float
+    resume: tuple[int, ...]
+    logs_survive: bool
+    on_device: bool
+    sessionless: bool
+
+    @classmethod
+    def draw(cls, seed: int, rng: random.Random, *, sessionless: bool) -> Settings:
+        """Draw the settings of a seed."""
+        settings = cls(
+            iterations=rng.randint(3, 9),
+            checkpoint_every=rng.choice((1, 1, 2, 3, 4, 9)),
+            keep=rng.randint(1, 2),
+            background_rate=rng.choice((0.4, 0.4, 0.04)),
+            request_rate=rng.choice((0.0, 0.0, 0.1, 0.5)),
+            news_rate=rng.choice((1.0, 1.0, 0.1)),
+            resume=(),
+            logs_survive=seed % 5 == 1,
+            on_device=seed % 5 == 2,
+            sessionless=sessionless,
+        )
+        if rng.random() < 0.2 and not sessionless:
+            every = settings.checkpoint_every
+            settings.resume = (every, 2 * every)[: rng.randint(1, 2)]
+            settings.iterations = max(settings.iterations, settings.resume[-1] + 2)
+        return settings

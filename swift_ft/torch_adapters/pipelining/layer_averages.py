@@ -10,7 +10,7 @@ so all have the same bits, and the same as with any other cut.
 No worker updates a parameter before all have what they need for that. So if one has, when a machine is lost,
 any other one can complete the iteration, too, and no update is ever undone.
 
-With ``LayerStack(exact=True)`` each microbatch's gradients are a leaf of one tree (`gradient_tree.py`), so
+With ``LayerStack(exact=True)`` each microbatch's gradients are a leaf of one tree, so
 the bits do not depend on how many microbatches a pipeline has either.
 
 Private parts used (tested on torch 2.11 to 2.14): ``PipelineStage.scale_grads`` and ``.perform_reduce_grad``,
@@ -19,11 +19,11 @@ one of which a schedule calls with the number of microbatches once a stage has a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,6 @@ from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.communication import begin, device_of, wait_for
 from swift_ft.torch_adapters.layer_stack import LayerStack
-from swift_ft.torch_adapters.pipelining.gradient_tree import GradientTree, Node, nodes_of
 
 Sums = Sequence[torch.Tensor]
 """Gradients of a layer, added up: one for each parameter or, on their way, a flat tensor for each dtype."""
@@ -273,3 +272,73 @@ def _of_each(parameters: Sequence[nn.Parameter], flat: Sums) -> Iterator[tuple[n
         pieces = one.split([parameters[n].numel() for n in alike])
         for parameter, piece in zip((parameters[n] for n in alike), pieces, strict=True):
             yield parameter, piece.view_as(parameter)
+
+
+# The terms are the leaves of a binary tree, by their global number. Two neighbours are added as soon as both
+# are there, and a node without a right neighbour goes up as it is. So a worker with consecutive leaves has
+# few nodes of the one tree, at most twice its depth, and the root is the same however the leaves were dealt.
+
+
+class Node(NamedTuple):
+    """A node: the leaves ``number << level`` to ``((number + 1) << level) - 1``, as far as there are any."""
+
+    level: int
+    number: int
+
+
+class GradientTree:
+    """A sum that grows leaf by leaf, in any order.
+
+    Args:
+        leaves: of the whole tree, at least one.
+    """
+
+    def __init__(self, leaves: int) -> None:
+        self._leaves = leaves
+        self._root = Node((leaves - 1).bit_length(), 0)
+        self._nodes: dict[Node, Sequence[torch.Tensor]] = {}
+
+    @property
+    def nodes(self) -> Mapping[Node, Sequence[torch.Tensor]]:
+        """What is there, ascending."""
+        return {node: self._nodes[node] for node in sorted(self._nodes, key=lambda n: n.number << n.level)}
+
+    @property
+    def root(self) -> Sequence[torch.Tensor]:
+        """The whole sum. All leaves are there."""
+        return self._nodes[self._root]
+
+    def add(self, node: Node, terms: Sequence[torch.Tensor]) -> None:
+        """Add a node, or a leaf.
+
+        Args:
+            node: which is not there yet, nor a part of it.
+            terms: one tensor for each sum. They belong to the tree from now on.
+        """
+        while node != self._root:
+            parent = Node(node.level + 1, node.number // 2)
+            if node.number % 2 == 0 and (node.number + 1) << node.level >= self._leaves:
+                node = parent  # it has no right neighbour
+                continue
+            neighbour = self._nodes.pop(Node(node.level, node.number ^ 1), None)
+            if neighbour is None:
+                break
+            left, right = (neighbour, terms) if node.number % 2 else (terms, neighbour)
+            if terms:
+                torch._foreach_add_([*left], [*right])
+            terms = left
+            node = parent
+        self._nodes[node] = terms
+
+
+def nodes_of(leaves: Iterable[int], total: int) -> list[Node]:
+    """The nodes that some leaves of a tree add up to, ascending.
+
+    Args:
+        leaves: their numbers.
+        total: of the whole tree.
+    """
+    tree = GradientTree(total)
+    for leaf in leaves:
+        tree.add(Node(0, leaf), ())
+    return [*tree.nodes]

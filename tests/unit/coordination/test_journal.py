@@ -11,8 +11,7 @@ import pytest
 
 from swift_ft.coordination.block_log import BlockGoneError, StoreBlockLog
 from swift_ft.coordination.follower import Follower
-from swift_ft.coordination.journal import Journal, open_journal
-from swift_ft.coordination.outbox import MOST_EVENTS, Outbox
+from swift_ft.coordination.journal import MOST_EVENTS, Journal, Outbox, open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError
 from swift_ft.launch.store_service import StoreService

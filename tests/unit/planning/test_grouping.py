@@ -11,8 +11,15 @@ from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.errors import UsageError
 from swift_ft.planning.advisor import boundary_bytes
 from swift_ft.planning.grouping.chain import Chain
-from swift_ft.planning.grouping.greedy import greedy_merges, greedy_partition
-from swift_ft.planning.grouping.groups import METHODS, GroupPlan, evaluate_groups, plan_groups, sweep_budgets
+from swift_ft.planning.grouping.groups import (
+    METHODS,
+    GroupPlan,
+    evaluate_groups,
+    greedy_merges,
+    greedy_partition,
+    plan_groups,
+    sweep_budgets,
+)
 from swift_ft.planning.presets import preset_profile
 from tests.support.chains import profiles
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swift_ft.runtime.held import held_by
+from swift_ft.runtime.attachments import held_by
 
 
 def held(

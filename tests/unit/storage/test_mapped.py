@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.storage import files, mapped
+from swift_ft.storage import files
 from swift_ft.storage.store import Store
 
 PAGE = mmap.ALLOCATIONGRANULARITY
@@ -22,15 +22,15 @@ def content(tmp_path: Path) -> bytes:
 
 def test_a_part_is_what_the_file_holds(content: bytes, tmp_path: Path) -> None:
     with (tmp_path / "x.bin").open("rb") as file:
-        part = mapped.map_part(file.fileno(), PAGE, 100)
+        part = files.map_part(file.fileno(), PAGE, 100)
         assert part is not None
         assert bytes(part) == content[PAGE : PAGE + 100]
 
 
 def test_no_part_begins_within_a_page_or_ends_behind_the_file(content: bytes, tmp_path: Path) -> None:
     with (tmp_path / "x.bin").open("rb") as file:
-        assert mapped.map_part(file.fileno(), 10, 10) is None
-        assert mapped.map_part(file.fileno(), 0, len(content) + 1) is None
+        assert files.map_part(file.fileno(), 10, 10) is None
+        assert files.map_part(file.fileno(), 0, len(content) + 1) is None
 
 
 def test_pages_that_cannot_be_read_are_not_offered(tmp_path: Path) -> None:
@@ -39,9 +39,9 @@ def test_pages_that_cannot_be_read_are_not_offered(tmp_path: Path) -> None:
         file.write(bytes(4 * PAGE))
         file.flush()
         view = mmap.mmap(file.fileno(), 4 * PAGE, access=mmap.ACCESS_READ)
-        assert mapped._is_read(view)
+        assert files._is_read(view)
         file.truncate(PAGE)
-        assert not mapped._is_read(view)
+        assert not files._is_read(view)
 
 
 @pytest.mark.parametrize("piece_bytes", [PAGE, 2 * PAGE, 1000])

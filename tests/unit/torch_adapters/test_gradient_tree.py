@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from swift_ft.torch_adapters.pipelining.gradient_tree import GradientTree, Node, nodes_of
+from swift_ft.torch_adapters.pipelining.layer_averages import GradientTree, Node, nodes_of
 
 
 def terms(count: int) -> list[torch.Tensor]:

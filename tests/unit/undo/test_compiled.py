@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from swift_ft import wrap_optimizer
 from swift_ft.optim import Lamb, UndoableOptimizer
-from swift_ft.testing.optimizer_pictures import assert_same_bits, params_of, picture, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, set_grads
 from swift_ft.undo import compiled, slices
 
 OPTIM = torch.optim

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.testing._internal.common_optimizers import OptimizerInfo, optim_db
 
 from swift_ft import wrap_optimizer
-from swift_ft.testing.optimizer_pictures import assert_same_bits, params_of, picture, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, set_grads
 from tests.support.optimizers import assert_close
 
 STEPS = 3

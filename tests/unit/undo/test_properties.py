@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from swift_ft import wrap_optimizer
 from swift_ft.optim import Lamb
-from swift_ft.testing.optimizer_pictures import assert_same_bits, params_of, picture, randoms, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, randoms, set_grads
 from tests.support.optimizers import assert_close
 
 OPTIM = torch.optim

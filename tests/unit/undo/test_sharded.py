@@ -17,7 +17,7 @@ from torch.testing._internal.common_optimizers import optim_db
 from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError
 from swift_ft.optim import Lamb, UndoableOptimizer
-from swift_ft.testing.optimizer_pictures import assert_same_bits, picture, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, picture, set_grads
 from swift_ft.torch_core.shards import local
 from tests.support.shards import sharded, worker_of_mesh
 

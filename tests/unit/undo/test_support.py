@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from swift_ft import undo_support, wrap_optimizer
 from swift_ft.optim import Lamb
-from swift_ft.testing.optimizer_pictures import params_of, set_grads
+from swift_ft.testing.undo_rule_conformance import params_of, set_grads
 
 OPTIM = torch.optim
 CASES: list[tuple[type[Optimizer], dict[str, Any]]] = [

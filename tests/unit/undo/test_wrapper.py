@@ -15,7 +15,7 @@ from torch.optim import Optimizer, lr_scheduler
 from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError, UsageError
 from swift_ft.optim import UndoableOptimizer
-from swift_ft.testing.optimizer_pictures import assert_same_bits, params_of, picture, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, set_grads
 
 
 def adamw(**kwargs: Any) -> tuple[torch.nn.Module, Optimizer]:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from swift_ft.errors import UsageError
 from swift_ft.logging import LogStats, MessageKey
 from swift_ft.logging.format.record import RecordKind
-from swift_ft.logging.writing.copier import Copier
-from swift_ft.logging.writing.pinned_pool import BufferPool
+from swift_ft.logging.writing.copier import BufferPool, Copier
 from swift_ft.logging.writing.uploader import LogTimeoutError
 from tests.support.fake_device import FakeDevice
 from tests.support.log import key

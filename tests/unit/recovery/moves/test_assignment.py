@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_ft.errors import UsageError
-from swift_ft.recovery.moves.assignment import assign, fill, gaining
+from swift_ft.recovery.moves.plan import assign, fill, gaining
 
 
 def total(gain: np.ndarray, rows: list[int] | tuple[int, ...]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from swift_ft.runtime.elastic.layer_times import LayerTimes, layers_of
+from swift_ft.runtime.elastic.layer_profiler import LayerTimes, layers_of
 
 
 class Slow(torch.autograd.Function):

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from swift_ft.errors import UsageError
-from swift_ft.runtime.pipeline.tied_layers import TiedLayers
+from swift_ft.runtime.pipeline.logged_pipeline import TiedLayers
 
 
 class Ties:

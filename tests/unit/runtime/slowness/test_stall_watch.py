@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from swift_ft.runtime.slowness.stall_watch import StallWatch
+from swift_ft.runtime.slowness.part import StallWatch
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 
 
