@@ -38,8 +38,7 @@ from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.metrics import SessionMetrics, serve_worker_metrics
 from swift_ft.runtime.pipeline.script_communication import LIMIT_BYTES
 from swift_ft.runtime.pipeline.shared_replay import Helping
-from swift_ft.runtime.script.foreign_loaders import refuse_loaders_that_communicate
-from swift_ft.runtime.script.unprotected_steps import UnprotectedSteps
+from swift_ft.runtime.script.unprotected import UnprotectedSteps, refuse_loaders_that_communicate
 from swift_ft.runtime.settings import (
     Settings,
     check_at_least_one,

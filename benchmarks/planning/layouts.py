@@ -24,8 +24,7 @@ from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.instantiate import best_instantiation
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.planning.layout.templates import best_template
-from swift_ft.recovery.layout.growth import reform
-from swift_ft.recovery.layout.losses import Pipelines, reconfigure
+from swift_ft.recovery.layout.losses import Pipelines, reconfigure, reform
 
 LAYERS, NODES, DEVICES = (24, 32, 64, 96), (8, 16, 24), (1, 4, 8)
 SPREADS = (0.0, 0.05, 0.5)

@@ -11,7 +11,7 @@ from typing import Any
 
 from examples.commands import CommandError
 from examples.disturbed import Failure, Works, replay_began, works_of
-from swift_ft.planning.simulation.calibration import MeasuredRecovery
+from swift_ft.planning.simulation.inputs import MeasuredRecovery
 from swift_ft.storage.store import Store
 
 

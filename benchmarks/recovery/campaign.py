@@ -18,8 +18,7 @@ from pathlib import Path
 
 from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from examples.commands import EXAMPLES, ROOT
-from swift_ft.testing.chaos.campaign import Campaign
-from swift_ft.testing.chaos.plans import Shape
+from swift_ft.testing.chaos.campaign import Campaign, Shape
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 _ITERATIONS = 8

@@ -34,7 +34,7 @@ from benchmarks.recovery.meter import Meter
 from examples.commands import CommandError
 from examples.disturbed import Failure, SwiftOutcome, plain, swift
 from swift_ft.logging.options import LogBudget
-from swift_ft.planning.simulation.calibration import MeasuredRecovery
+from swift_ft.planning.simulation.inputs import MeasuredRecovery
 from swift_ft.undo.exact import BUCKET_BYTES
 
 STEPS = {

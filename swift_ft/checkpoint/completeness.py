@@ -38,7 +38,7 @@ class Completeness:
     """Holds the session's state against what the script trains.
 
     Frozen parameters may be missing, and so may buffers that are not persistent: both are as the script makes
-    them (`runtime/data/remade.py`).
+    them (`runtime/data/part.py`).
 
     Args:
         state: what the session protects.

@@ -18,9 +18,8 @@ from swift_ft.cli.elastic import add_elastic_options, run_elastic
 from swift_ft.errors import UsageError
 from swift_ft.planning.curves import Curve, interval_curves, mtbf_curves
 from swift_ft.planning.presets import WORKLOAD_PRESETS, Fact, Workload, cluster_workload, preset_workload
-from swift_ft.planning.simulation.calibration import calibrate
 from swift_ft.planning.simulation.failure_laws import Exponential, FailureLaw, Trace, Weibull
-from swift_ft.planning.simulation.inputs import read_calibration, read_failure_trace
+from swift_ft.planning.simulation.inputs import calibrate, read_calibration, read_failure_trace
 from swift_ft.planning.simulation.strategies import Cluster
 from swift_ft.planning.simulation.trials import Outcome, simulate
 from swift_ft.units import parse_seconds

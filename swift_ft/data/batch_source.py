@@ -1,4 +1,4 @@
-"""Loads any batch by its index, and in advance those that follow."""
+"""Loads any batch by its index, and in advance those that follow; the same sample at each attempt."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from swift_ft.data.random_numbers import draw_from, random_numbers_of
+from swift_ft.determinism import host_random_state, seed_host, set_host_random_state
 
 _PR_SET_PDEATHSIG = 1
 
@@ -157,3 +158,36 @@ def _close(source: weakref.ref[BatchSource]) -> None:
 def _without_workers(options: dict[str, Any]) -> dict[str, Any]:
     of_workers = {"prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"}
     return {name: value for name, value in options.items() if name not in of_workers}
+
+
+def set_epoch(source: Any, epoch: int) -> None:
+    """Tell a sampler, or what a loader draws its samples from, which epoch begins."""
+    for place in (source, *samplers_of(source), getattr(source, "dataset", None)):
+        method = getattr(place, "set_epoch", None)
+        if method is not None:
+            method(epoch)
+            return
+
+
+def samplers_of(loader: Any) -> tuple[Any, ...]:
+    """A loader's samplers; None for each that it does not have."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+
+
+@contextmanager
+def random_numbers_of(seed: int) -> Iterator[None]:
+    """Within the block, the host's random numbers (torch, Python, NumPy) are those of a 63-bit seed."""
+    torch_state, host = torch.get_rng_state(), host_random_state()
+    draw_from(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        set_host_random_state(host)
+
+
+def draw_from(seed: int) -> None:
+    """From now on, the host's random numbers are those of a 63-bit seed."""
+    torch.default_generator.manual_seed(seed)
+    seed_host(seed)

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset, Sampler
 
-from swift_ft.data.batch_source import BatchKey, BatchSource
-from swift_ft.data.epochs import set_epoch
+from swift_ft.data.batch_source import BatchKey, BatchSource, set_epoch
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 

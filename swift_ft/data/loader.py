@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from swift_ft.data.epochs import samplers_of, set_epoch
-from swift_ft.data.random_numbers import random_numbers_of
+from swift_ft.data.batch_source import random_numbers_of, samplers_of, set_epoch
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 from swift_ft.torch_core.tensors import tensors_in, version_of

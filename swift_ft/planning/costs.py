@@ -7,7 +7,6 @@ from statistics import median
 
 from swift_ft.costs.job import Job, Measured, Worker
 from swift_ft.costs.layer_profile import NANOSECONDS
-from swift_ft.costs.microbatch_shares import worth_sharing
 from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.costs.shared_machines import (
     balanced,
@@ -15,6 +14,7 @@ from swift_ft.costs.shared_machines import (
     parts,
     slowest_ns,
     worth_moving_to,
+    worth_sharing,
 )
 from swift_ft.planning.advisor import Advice, LoggingQuestion, advise
 from swift_ft.planning.layout.makespan import StageTime

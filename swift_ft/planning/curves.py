@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swift_ft.planning.presets import Workload
-from swift_ft.planning.simulation.expectation import expected_s
 from swift_ft.planning.simulation.failure_laws import FailureLaw, UniformCount
 from swift_ft.planning.simulation.strategies import Strategy
+from swift_ft.planning.simulation.trials import expected_s
 
 
 @dataclass(frozen=True)

@@ -21,35 +21,30 @@ from swift_ft.recovery.devices import pace_of
 from swift_ft.runtime.checkpoints.part import CheckpointsPart, Elsewhere
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import share_files
-from swift_ft.runtime.data.part import DataPart
-from swift_ft.runtime.data.remade import check_remade
+from swift_ft.runtime.data.part import DataPart, check_remade
 from swift_ft.runtime.device_part import Device
 from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.runtime.elastic.layer_sync import LayerSync
 from swift_ft.runtime.elastic.repartition import Repartition
-from swift_ft.runtime.elastic.requests_part import Requests
+from swift_ft.runtime.elastic.requests_part import Requests, new_layer_costs, new_rebalance, new_reshare
 from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.foundations import Foundations
 from swift_ft.runtime.hooks.part import HooksPart
 from swift_ft.runtime.iterations import Iterations
-from swift_ft.runtime.measures.own_work import OwnWork
-from swift_ft.runtime.measures.part import MeasuresPart
+from swift_ft.runtime.measures.part import MeasuresPart, OwnWork
 from swift_ft.runtime.memory.part import MemoryPart
 from swift_ft.runtime.metrics import SessionMetrics
-from swift_ft.runtime.pipeline.log_part import LogPart
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
-from swift_ft.runtime.pipeline.part import PipelinePart
+from swift_ft.runtime.pipeline.part import LogPart, PipelinePart
 from swift_ft.runtime.pipeline.replay import Replays
 from swift_ft.runtime.program_check import check_program
 from swift_ft.runtime.replicas.part import ReplicasPart
-from swift_ft.runtime.replicas.prepared_state import PreparedState
-from swift_ft.runtime.replicas.state_sync import StateSync
+from swift_ft.runtime.replicas.state_sync import PreparedState, StateSync
 from swift_ft.runtime.script.script_line import line_in
 from swift_ft.runtime.settings import Settings
 from swift_ft.runtime.slowness.part import SlownessPart
 from swift_ft.runtime.slowness.straggler_watch import StragglerWatch
 from swift_ft.runtime.state_part import LocalState
-from swift_ft.runtime.work_sharing import new_layer_costs, new_rebalance, new_reshare
 from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.part import Part
 from swift_ft.runtime.worker.parts import Parts

@@ -33,8 +33,7 @@ from swift_ft.runtime.checkpoints.checkpointing import Saver
 from swift_ft.runtime.checkpoints.commits import Commits
 from swift_ft.runtime.checkpoints.housekeeping import Housekeeper, Housekeeping
 from swift_ft.runtime.checkpoints.part_peers import PartPeers
-from swift_ft.runtime.data.board import BatchBoard
-from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.data.check import BatchBoard, BatchCheck
 from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.measures.profiler import Profiler
@@ -48,7 +47,7 @@ from swift_ft.runtime.replicas.own_variables import OwnVariables
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.script.script_phases import ScriptPhases
 from swift_ft.runtime.settings import Settings
-from swift_ft.runtime.slowness.slow_start import say_if_slow
+from swift_ft.runtime.slowness.straggler_watch import say_if_slow
 from swift_ft.runtime.state_proof import StateProof
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.storage.store import Store

@@ -38,9 +38,7 @@ _IN_DOUBT_S = 1.0
 """s3fs takes new keys by itself where it connects once more. A call of before is refused all the same."""
 
 _lock = threading.Lock()
-
 _changed_at: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()  # by client
-
 _refused: weakref.WeakKeyDictionary[Any, tuple[float, float]] = weakref.WeakKeyDictionary()  # first and last
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from swift_ft.faults import fail_at
-from swift_ft.testing.chaos.campaign import Campaign
+from swift_ft.testing.chaos.campaign import Campaign, Shape
 from swift_ft.testing.chaos.habits import Habit, random_habits
-from swift_ft.testing.chaos.plans import Shape
 from swift_ft.testing.chaos.trial import Outcome, Training, run_trial
 from tests.support.cluster import EXAMPLES, SMALL
 

@@ -19,9 +19,9 @@ from swift_ft.costs.layer_profile import NANOSECONDS
 from swift_ft.costs.schedule_orders import Schedule, is_allowed
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.costs import StageCosts
-from swift_ft.planning.layout.estimates import autohet_ns, oobleck_ns
 from swift_ft.planning.layout.makespan import makespan_ns
 from swift_ft.planning.layout.pipeline_template import Template, TemplateOptions
+from swift_ft.planning.layout.pipeline_time import autohet_ns, oobleck_ns
 from swift_ft.planning.layout.templates import best_template
 from swift_ft.units import format_seconds
 

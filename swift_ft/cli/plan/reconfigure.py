@@ -21,8 +21,7 @@ from swift_ft.planning.layout.instantiate import best_instantiation, deal
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.planning.layout.templates import node_counts, templates_for
 from swift_ft.recovery.layout.change import Change
-from swift_ft.recovery.layout.growth import moved, reform
-from swift_ft.recovery.layout.losses import Pipelines, reconfigure
+from swift_ft.recovery.layout.losses import Pipelines, moved, reconfigure, reform
 from swift_ft.units import format_seconds, parse_seconds
 
 

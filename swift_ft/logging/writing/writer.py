@@ -24,9 +24,15 @@ from swift_ft.logging.options import LogOptions
 from swift_ft.logging.stats import IterationStats, LogStats, LogWriterMetrics
 from swift_ft.logging.writing.codec_policy import CodecPolicy
 from swift_ft.logging.writing.disk_budget import DiskBudget
-from swift_ft.logging.writing.queue_items import QueuedReceipt, QueuedTensor, QueueItem, Roll
+from swift_ft.logging.writing.queue_items import (
+    QueuedReceipt,
+    QueuedTensor,
+    QueueItem,
+    Roll,
+    SuspendedError,
+    Suspension,
+)
 from swift_ft.logging.writing.rotation import SegmentRotation
-from swift_ft.logging.writing.suspension import SuspendedError, Suspension
 from swift_ft.logging.writing.uploader import LogTimeoutError, SegmentUploader
 from swift_ft.observe.waits import waiting
 from swift_ft.storage.retry import is_transient

@@ -20,21 +20,16 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from swift_ft.planning.layout.group_packing import Groups, Packing
-from swift_ft.planning.layout.group_tables import NONE, Kind, Task, smallest_groups
+from swift_ft.planning.layout.group_packing import NONE, Groups, Kind, Packing, Task, smallest_groups
 
 _OPERATIONS = 1_500_000_000  # of the exact search: some seconds
 _FAST = 96  # devices that are searched in less than a second
 
 
 _PRICES = 2000  # combinations that are tried, about
-
 _RANGES = 200  # of powers that are looked at, fewer where tables are large
-
 _ENTRIES = 40_000_000  # of all tables together
-
 _CLOSE = 1e-4  # relative width of a range that is not halved any more
-
 _ROUNDING = 1 + 1e-9  # floats are off by less
 
 

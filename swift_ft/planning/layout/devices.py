@@ -20,8 +20,7 @@ from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.cluster import Cluster, Node
 from swift_ft.planning.layout.device_groups import Grouping, group_devices
-from swift_ft.planning.layout.group_packing import Groups, Packing
-from swift_ft.planning.layout.group_tables import NONE, Kind, Table, Task, frontier
+from swift_ft.planning.layout.group_packing import NONE, Groups, Kind, Packing, Table, Task, frontier
 from swift_ft.units import format_bytes
 
 _WHOLE = 1000
@@ -30,7 +29,6 @@ _GRADIENTS = 8  # 2 of the 16 bytes per parameter of mixed-precision Adam are gr
 
 
 _MOST_GROUPS = 120
-
 _OPERATIONS = 100_000_000  # well below a second
 
 Group = tuple[int, ...]

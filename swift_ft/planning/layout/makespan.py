@@ -3,7 +3,7 @@
 A worker does its actions one after another. A forward pass waits for the output of the stage before, a
 backward pass for the gradient of the stage behind, and a transfer takes its time without holding a worker up.
 Neighbouring stages of one worker need no transfer. That is all that is assumed, and it is a longest path in
-integers. What papers use instead is in ``estimates.py``.
+integers. What papers use instead is in ``pipeline_time.py``.
 """
 
 from __future__ import annotations

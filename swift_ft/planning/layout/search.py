@@ -1,4 +1,4 @@
-"""The best cut of layers into a given number of stages, by the bound of ``estimates.py``.
+"""The best cut of layers into a given number of stages, by the bound of ``pipeline_time.py``.
 
 The search goes from the last stage to the first. What the stages before some point must know of those behind
 it are three numbers: how many there are, R = the sum of their times, and V = their bound. Both R and V only

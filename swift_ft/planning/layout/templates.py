@@ -23,7 +23,6 @@ _TOLERANCES = (0, 20)
 """Per mille of the best time known by which a cut must be better to count: the next where too many are."""
 
 _MOST_LABELS = 300_000
-
 _MOST_TRIALS = 400
 
 

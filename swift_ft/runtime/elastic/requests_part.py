@@ -1,12 +1,22 @@
-"""Asks for other layouts and other shares of a batch, where that is due: a part of worker 0."""
+"""Requests of other layouts and other shares of a batch: a part of worker 0, and what it needs."""
 
 from __future__ import annotations
 
+import logging
+
+from swift_ft.config.worker_context import WorkerContext
+from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.recovery import events as ev
+from swift_ft.runtime.data.dealing import DealtBatches
+from swift_ft.runtime.elastic.layer_profiler import LayerCosts, layer_keys
 from swift_ft.runtime.elastic.rebalance import Rebalance
 from swift_ft.runtime.elastic.reshare import Reshare, ShareMicrobatches
+from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.worker.part import Part, StepInfo
 from swift_ft.runtime.worker.ports import Job
+from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+
+_logger = logging.getLogger(__name__)
 
 
 class Requests(Part):
@@ -38,3 +48,58 @@ class Requests(Part):
         elif self._rebalance is not None and (layout := self._rebalance.wanted(state, step.completed)):
             request = ev.LayoutRequested(rank=rank, generation=generation, iteration=stop, layers=layout)
             self._job.append(request)
+
+
+# Only worker 0 asks for other layouts and other shares. All measure.
+
+
+def new_layer_costs(
+    context: WorkerContext, layered: LoggedPipeline | None, rendezvous: RendezvousStore
+) -> LayerCosts | None:
+    """What the layers of a LayerStack were measured to cost; None if there is none."""
+    if layered is None or layered.stack is None:
+        return None
+    costs = LayerCosts(layered.stack.count)
+    if context.rank == 0:
+        AwaitedKeys(rendezvous, layer_keys(context.world_size), costs.take)
+    return costs
+
+
+def new_rebalance(
+    context: WorkerContext, layered: LoggedPipeline | None, costs: LayerCosts | None
+) -> Rebalance | None:
+    """What asks for other layouts; None on other workers, and where no layers can move."""
+    if context.rank or costs is None or layered is None or layered.stack is None:
+        return None
+    return Rebalance(costs, layered.stack.count, by_pace=context.config.stragglers == "rebalance")
+
+
+def new_reshare(
+    context: WorkerContext,
+    dealt: DealtBatches,
+    costs: LayerCosts | None,
+    pipeline: LoggedPipeline | None,
+    *,
+    sharded: bool,
+) -> Reshare | ShareMicrobatches | None:
+    """What asks for other shares of a batch; None on other workers, and where all shares stay as they are.
+
+    Args:
+        context: this worker's.
+        dealt: the global batches, if the script has any.
+        costs: of the layers of a LayerStack.
+        pipeline: the worker's, if it has one.
+        sharded: whether its parameters are.
+    """
+    by_pace = context.config.stragglers == "rebalance"
+    if context.rank or not dealt:
+        return None
+    shared = pipeline.shared_layers if pipeline is not None else None
+    if shared is not None and costs is not None:
+        if why := shared.why_equal_shares:
+            _logger.info(
+                "All pipelines keep equally many microbatches: %s", why, extra={"event": "shares_stay"}
+            )
+            return None
+        return ShareMicrobatches(dealt, costs, shared, by_pace=by_pace)
+    return Reshare(dealt) if pipeline is None and not sharded and by_pace else None

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swift_ft.costs.microbatch_shares import worth_sharing
-from swift_ft.costs.shared_machines import loads_of_pipelines
+from swift_ft.costs.shared_machines import loads_of_pipelines, worth_sharing
 from swift_ft.errors import UsageError
 from swift_ft.recovery.devices import device_of, devices_of_stages, pace_of
 from swift_ft.recovery.job_state import State

@@ -28,8 +28,7 @@ from swift_ft.runtime.helpers.gradient_reduction import (
     has_all_gradients,
 )
 from swift_ft.runtime.helpers.parameters import OwnersState
-from swift_ft.runtime.helpers.pieces import as_it_travels
-from swift_ft.runtime.helpers.plain_bytes import Arriving, send_plain
+from swift_ft.runtime.helpers.pieces import Arriving, as_it_travels, send_plain
 from swift_ft.runtime.replicas.transfer import Link
 from swift_ft.torch_adapters.communication import wait_for, wait_on_host
 from swift_ft.torch_adapters.pipelining.microbatch import Computed, Gradients, Inputs, StageChain

@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, pack, unpack
 from swift_ft.errors import CannotHelpError, UnsupportedError
-from swift_ft.runtime.helpers.pieces import Piece, pieces_of
-from swift_ft.runtime.helpers.plain_bytes import Arriving, send_plain
+from swift_ft.runtime.helpers.pieces import Arriving, Piece, pieces_of, send_plain
 from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.torch_adapters.communication import device_of, wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Inputs, StageChain

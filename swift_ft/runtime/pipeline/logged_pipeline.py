@@ -28,7 +28,7 @@ from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
 from swift_ft.torch_adapters.layer_stack import LayerStack, stack_of_pipeline
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.resending import resend
-from swift_ft.torch_adapters.pipelining.schedule_kind import kind_of
+from swift_ft.torch_adapters.pipelining.schedule_order import kind_of
 from swift_ft.torch_adapters.pipelining.stage_metadata import Undo
 from swift_ft.torch_adapters.pipelining.tied_parameters import Place, TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup

@@ -13,7 +13,7 @@ from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
-from swift_ft.torch_adapters.pipelining.schedule_kind import kind_of
+from swift_ft.torch_adapters.pipelining.schedule_order import kind_of
 from swift_ft.torch_adapters.process_group import GenerationGroup
 
 

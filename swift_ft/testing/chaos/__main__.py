@@ -19,8 +19,7 @@ from rich.console import Console
 
 from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.errors import SwiftError
-from swift_ft.testing.chaos.campaign import Campaign
-from swift_ft.testing.chaos.plans import Shape
+from swift_ft.testing.chaos.campaign import Campaign, Shape
 from swift_ft.testing.chaos.trial import Outcome, Training
 
 

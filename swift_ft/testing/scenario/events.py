@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
-from swift_ft.testing.scenario.line import NOTHING, Line, ScenarioError, numbers
-from swift_ft.testing.scenario.participants import ranks_of, started_in_of
+from swift_ft.testing.scenario.line import NOTHING, Line, ScenarioError, numbers, ranks_of, started_in_of
 
 
 def read_events(name: str, line: Line, state: State) -> Sequence[ev.Event]:

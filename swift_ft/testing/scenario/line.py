@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+from swift_ft.recovery.job_state import State
+
 NOTHING = "nothing"
 """Where a line could name something, it says that there is nothing."""
 
@@ -78,3 +80,14 @@ def number_or_none(word: str) -> int | None:
 def numbers(word: str | None) -> tuple[int, ...]:
     """Numbers with commas between them; none for None."""
     return () if word is None else tuple(map(int, word.split(",")))
+
+
+def ranks_of(state: State, word: str) -> list[int]:
+    """One rank, several with commas between them, or ``all``."""
+    return list(range(state.world_size)) if word == "all" else [int(rank) for rank in word.split(",")]
+
+
+def started_in_of(state: State, machine: str) -> int:
+    """The generation in which a member's workers were started; -1 for a machine that is not a member."""
+    slot = state.slot_of(machine)
+    return -1 if slot is None else state.membership.started_in[slot]

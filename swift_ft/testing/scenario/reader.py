@@ -19,8 +19,15 @@ from swift_ft.recovery.plan import Plan, Task
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.testing.scenario.events import read_events
-from swift_ft.testing.scenario.line import NOTHING, Line, ScenarioError, number_or_none, numbers
-from swift_ft.testing.scenario.participants import ranks_of, started_in_of
+from swift_ft.testing.scenario.line import (
+    NOTHING,
+    Line,
+    ScenarioError,
+    number_or_none,
+    numbers,
+    ranks_of,
+    started_in_of,
+)
 
 
 class Scenario:

@@ -24,7 +24,6 @@ from swift_ft.testing.simulation.heads import Heads
 from swift_ft.testing.simulation.store import Content, Logged, SharedStore, Violation
 
 _RATE = 0.02
-
 _FOLLOWS = 25
 """Events that a newcomer follows."""
 

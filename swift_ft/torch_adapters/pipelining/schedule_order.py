@@ -1,4 +1,4 @@
-"""In which order a schedule computes and communicates on a worker.
+"""The kind of a schedule of torch, and the order in which it computes and communicates on a worker.
 
 Private parts used (tested on torch 2.11 to 2.14): a runtime schedule's ``pipeline_order_with_comms`` and
 ``rank``, ``_ComputationType``, the ``sub_actions`` of an action, ``_n_microbatches``.
@@ -7,6 +7,7 @@ Private parts used (tested on torch 2.11 to 2.14): a runtime schedule's ``pipeli
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch.distributed.pipelining.schedules import (
     _ComputationType,
@@ -14,6 +15,7 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
+from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.logging import THROUGH_PIPELINE, Direction
 
 _COMMUNICATION = {
@@ -21,6 +23,17 @@ _COMMUNICATION = {
     _ComputationType.SEND_B: (True, Direction.BACKWARD),
     _ComputationType.RECV_F: (False, Direction.FORWARD),
     _ComputationType.RECV_B: (False, Direction.BACKWARD),
+}
+
+
+_KINDS = {
+    "ScheduleGPipe": Schedule.GPIPE,
+    "Schedule1F1B": Schedule.ONE_F_ONE_B,
+    "ScheduleLoopedBFS": Schedule.LOOPED_BFS,
+    "ScheduleInterleaved1F1B": Schedule.INTERLEAVED,
+    "ScheduleInterleavedZeroBubble": Schedule.ZERO_BUBBLE,
+    "ScheduleZBVZeroBubble": Schedule.ZBV,
+    "ScheduleDualPipeV": Schedule.DUAL_PIPE_V,
 }
 
 
@@ -91,3 +104,8 @@ class ComputeOrder:
     def is_last(self, place: int, stage: int, microbatch: int) -> bool:
         """Whether this is the last forward pass on a worker: what it left of random state stays."""
         return self._last[place] == (stage, microbatch)
+
+
+def kind_of(schedule: Any) -> Schedule | None:
+    """The schedule's kind; None for a class of the user's own."""
+    return _KINDS.get(type(schedule).__name__)

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_ft.costs.layer_profile import LayerProfile
-from swift_ft.costs.microbatch_shares import pipeline_ns, share_microbatches
 from swift_ft.costs.schedule_orders import Schedule
-from swift_ft.costs.shared_machines import loads_of_pipelines
+from swift_ft.costs.shared_machines import loads_of_pipelines, pipeline_ns, share_microbatches
 from swift_ft.planning.layout.makespan import StageTime
 from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
 

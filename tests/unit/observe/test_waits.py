@@ -77,7 +77,7 @@ REASONS = {
         "coordination/relay/upstream.py:Upstream._is_to_meet",
         "coordination/relay/subscriber.py:Subscriber._send_all",
         "runtime/slowness/part.py:LinkMeter._run",
-        "runtime/data/board.py:BatchBoard._read",
+        "runtime/data/check.py:BatchBoard._read",
         "runtime/memory/snapshots.py:Snapshots._pause",
         "runtime/memory/snapshots.py:Snapshots._run",
         "runtime/slowness/part.py:StallWatch._run",
@@ -136,7 +136,7 @@ REASONS = {
     "the key is known to be there": (
         "launch/job_secret.py:found_secret",
         "checkpoint/store_claim.py:claim_store",
-        "runtime/data/remade.py:check_remade",
+        "runtime/data/part.py:check_remade",
         "runtime/file_offers.py:FileOffers.find",
         "runtime/memory/agreement.py:Agreement.address",
         "runtime/memory/agreement.py:Agreement.verdict",

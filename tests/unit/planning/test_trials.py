@@ -9,11 +9,10 @@ import pytest
 from swift_ft.errors import UsageError
 from swift_ft.planning.curves import best_intervals, interval_curves, mtbf_curves
 from swift_ft.planning.presets import Workload, cluster_workload, preset_workload
-from swift_ft.planning.simulation.calibration import MeasuredRecovery, calibrate
-from swift_ft.planning.simulation.expectation import expected_s
 from swift_ft.planning.simulation.failure_laws import Exponential, Trace, UniformCount, Weibull
+from swift_ft.planning.simulation.inputs import MeasuredRecovery, calibrate
 from swift_ft.planning.simulation.strategies import Cluster, Strategy
-from swift_ft.planning.simulation.trials import Outcome, simulate
+from swift_ft.planning.simulation.trials import Outcome, expected_s, simulate
 
 TABLE_5 = {  # failure-free (table 4), global checkpoint, SWIFT: hours
     "wide-resnet-50": (479.4, 557.4, 480.7),

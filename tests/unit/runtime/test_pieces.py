@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from swift_ft.runtime.helpers.pieces import pieces_of
-from swift_ft.runtime.helpers.plain_bytes import Arriving, send_plain
+from swift_ft.runtime.helpers.pieces import Arriving, pieces_of, send_plain
 from swift_ft.runtime.replicas.buckets import LARGE_BYTES
 from swift_ft.runtime.replicas.transfer import Link
 from swift_ft.torch_adapters.communication import wait_for

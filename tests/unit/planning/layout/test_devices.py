@@ -19,7 +19,7 @@ from swift_ft.planning.layout import device_groups
 from swift_ft.planning.layout.cluster import POWER_UNIT, Cluster, Node, cluster_from_json
 from swift_ft.planning.layout.device_groups import group_devices, power_of
 from swift_ft.planning.layout.devices import plan_devices
-from swift_ft.planning.layout.group_tables import Kind, Task
+from swift_ft.planning.layout.group_packing import Kind, Task
 
 A100, H20 = ("A100", 312 * POWER_UNIT, 80 * 10**9), ("H20", 148 * POWER_UNIT, 96 * 10**9)
 LLAMA = [LayerProfile(10**7, 2 * 10**7, 6_700_000_000 * 16 // 32)] * 32

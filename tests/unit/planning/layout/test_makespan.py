@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from swift_ft.costs.schedule_orders import Kind, Schedule
 from swift_ft.errors import UsageError
-from swift_ft.planning.layout.estimates import autohet_ns, lower_bound_ns, oobleck_ns
 from swift_ft.planning.layout.makespan import StageTime, makespan_ns, one_f_one_b_ns, spans
+from swift_ft.planning.layout.pipeline_time import autohet_ns, lower_bound_ns, oobleck_ns
 
 TIMES = st.builds(StageTime, st.integers(0, 1000), st.integers(0, 1000))
 

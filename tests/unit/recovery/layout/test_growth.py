@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_ft.errors import UsageError
-from swift_ft.recovery.layout.growth import moved, reform
-from swift_ft.recovery.layout.losses import Pipelines
+from swift_ft.recovery.layout.losses import Pipelines, moved, reform
 
 
 @pytest.mark.parametrize(

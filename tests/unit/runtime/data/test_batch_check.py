@@ -9,8 +9,7 @@ import torch
 
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import ChangedBatchError
-from swift_ft.runtime.data.board import BatchBoard
-from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.data.check import BatchBoard, BatchCheck
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 

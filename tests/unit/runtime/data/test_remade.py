@@ -11,7 +11,7 @@ from torch import nn
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import IncompleteStateError
-from swift_ft.runtime.data.remade import check_remade
+from swift_ft.runtime.data.part import check_remade
 from tests.unit.runtime.data.test_batch_check import Rendezvous
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swift_ft.runtime.measures.own_work import OwnWork
+from swift_ft.runtime.measures.part import OwnWork
 
 
 @dataclass

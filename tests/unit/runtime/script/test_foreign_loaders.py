@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from swift_ft.errors import UnsupportedError
-from swift_ft.runtime.script.foreign_loaders import refuse_loaders_that_communicate
+from swift_ft.runtime.script.unprotected import refuse_loaders_that_communicate
 
 
 class DataLoaderShard(DataLoader[int]):

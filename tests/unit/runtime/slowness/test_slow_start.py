@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from swift_ft.runtime.slowness.slow_start import say_if_slow
+from swift_ft.runtime.slowness.straggler_watch import say_if_slow
 
 
 def test_a_script_that_begins_slowly_is_said(caplog: pytest.LogCaptureFixture) -> None:

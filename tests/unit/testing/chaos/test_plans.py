@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from swift_ft.faults import Action, Target, parse_faults
 from swift_ft.faults.failpoints import Point
-from swift_ft.testing.chaos.plans import Shape, random_plan
+from swift_ft.testing.chaos.campaign import Shape, random_plan
 
 SHAPE = Shape(machines=3, workers=2, iterations=8, microbatches=4, most=3)
 PLANS = [random_plan(SHAPE, seed) for seed in range(500)]
