@@ -361,7 +361,7 @@ def samples_reader(digest: Hex) -> str:
 
 @_kind("each worker that has it", "others that need it")
 def samples_at(digest: Hex) -> str:
-    """The address of the worker that had the file last."""
+    """The address and the machine of the worker that had the file last."""
     return f"samples/{digest}/at"
 
 
@@ -418,13 +418,13 @@ def script_warned() -> str:
 
 @_kind("each survivor, before it reports", "workers that replay", "training goes on; deleted")
 def log_offer(asked_in: int, rank: int) -> str:
-    """The address of the server of its log, and the names of segments."""
+    """The address of its server, its machine, and the names of segments of its log."""
     return f"log/{asked_in}/{rank}"
 
 
 @_kind("each survivor, before it reports", "workers that load", "training goes on; deleted")
 def part_offer(asked_in: int, part: PathText) -> str:
-    """The address of the server of a copy of this part of a checkpoint."""
+    """The address and the machine of a server that has a copy of this part of a checkpoint."""
     return f"parts/{asked_in}/{part}"
 
 

@@ -13,6 +13,7 @@ import hmac
 import http.client
 import secrets
 import ssl
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from swift_ft.network.addresses import split_endpoint
@@ -82,13 +83,19 @@ class JobConnection(http.client.HTTPConnection):
             assert isinstance(self.sock, ssl.SSLSocket)
             self._binding = binding_of(self.sock)
 
-    def get(self, path: str) -> http.client.HTTPResponse:
-        """Ask for something. The caller closes the answer."""
-        self.request("GET", path)
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> http.client.HTTPResponse:
+        """Ask for something. The caller closes the answer.
+
+        Args:
+            headers: further ones, which the proof does not cover.
+        """
+        headers = headers or {}
+        self.request("GET", path, headers=headers)
         answer = self.getresponse()
         if answer.status != HTTPStatus.UNAUTHORIZED:
             return answer
-        self.request("GET", path, headers={"Authorization": self._authorization(answer, "GET", path, 0)})
+        authorization = self._authorization(answer, "GET", path, 0)
+        self.request("GET", path, headers={**headers, "Authorization": authorization})
         return self.getresponse()
 
     def authorization(self, method: str, path: str, length: int) -> str:

@@ -179,7 +179,7 @@ class Assembly(Foundations):
     def _own_parts(self, pipeline: LoggedPipeline | None, layers: Repartition | None) -> Iterator[Part]:
         """Those that every worker has."""
         attached, context = self.attached, self._context
-        files = share_files(self._state.small.values(), self._rendezvous, context)
+        files = share_files(self._state.small.values(), self._peers, self._rendezvous, context)
         yield DataPart(self._batches, self._dealt, files, self._participant)
         # Workers that may have different data have different random numbers.
         alike = pipeline is not None and not self._replicas.attached and not self._sharded

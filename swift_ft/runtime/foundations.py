@@ -41,7 +41,7 @@ from swift_ft.runtime.measures.work_history import WorkHistory
 from swift_ft.runtime.measures.worker_records import WorkerRecords
 from swift_ft.runtime.memory.interval import Interval
 from swift_ft.runtime.memory.snapshots import Snapshots
-from swift_ft.runtime.pipeline.log_peers import PeerDirectory
+from swift_ft.runtime.peer_files import PeerFiles
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.replicas.own_variables import OwnVariables
 from swift_ft.runtime.replicas.replicas import Replicas
@@ -119,6 +119,7 @@ class Foundations:
         self._archiver = self._new_archiver()
         self._trace = RecoveryTrace(by, self._write_recording, until_live=False)
         self._participant = Participant(context, journal, self._progress, self._trace, self._archiver)
+        self._peers = PeerFiles(self._rendezvous, context, self._participant.is_member)
         self._group = GenerationGroup(
             self._rendezvous,
             rank=context.rank,
@@ -170,8 +171,7 @@ class Foundations:
 
     def _new_log(self) -> WorkerLog:
         store, is_cancelled = self._store, self._participant.replay_cancelled
-        is_member = self._participant.is_member
-        peers = PeerDirectory(self._rendezvous, self._context, is_member) if store.remote else None
+        peers = self._peers if store.remote else None  # else all read it where it is
         return WorkerLog(store, self._context, self._settings.log, peers, is_cancelled=is_cancelled)
 
     def _new_history(self) -> WorkHistory:
@@ -186,7 +186,7 @@ class Foundations:
         local = LocalParts(settings.log.local, store.url) if settings.log.local is not None else None
         self._checkpointer = Checkpointer(folder, self._state, local)
         if local is not None:
-            self._part_peers = PartPeers(self._rendezvous, self._context, local, self._participant.is_member)
+            self._part_peers = PartPeers(self._peers, self._context, local)
             self._checkpointer.files.peer = self._part_peers.open
         self._records = WorkerRecords(store, self._context.run_id, self._context.rank, self._background)
         self._history = self._new_history()
@@ -220,7 +220,7 @@ class Foundations:
             interval = Interval(
                 self._rendezvous, self._writer, every, rank=context.rank, at_most=settings.checkpoint_every
             )
-        return Snapshots(context, self._state, self._rendezvous, interval)
+        return Snapshots(context, self._state, self._rendezvous, self._peers, interval)
 
     def _differs(self) -> None:
         """What comes between two steps had unlike results on two workers. In the writer's thread."""

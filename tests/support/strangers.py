@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from swift_ft.network import Certificates
@@ -43,11 +44,13 @@ class Wire:
         upward: what the client sent, in all connections.
         downward: what the port sent.
         change: applied to what the client sends, piece by piece.
+        change_down: applied to what the port sends. One that raises ConnectionError ends the connection.
     """
 
     def __init__(self, address: str) -> None:
         self.upward, self.downward = bytearray(), bytearray()
         self.change: Callable[[bytes], bytes] = bytes
+        self.change_down: Callable[[bytes], bytes] = bytes
         self._to = address
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -57,6 +60,12 @@ class Wire:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop_listening()
+
+    def stop_listening(self) -> None:
+        """Nobody can connect any more. Connections that are there stay."""
+        with contextlib.suppress(OSError):  # it ends a thread that waits in accept(), where it can
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -81,7 +90,7 @@ class Wire:
         try:
             while data := source.recv(65536):
                 record += data
-                target.sendall(self.change(data) if record is self.upward else data)
+                target.sendall((self.change if record is self.upward else self.change_down)(data))
         except OSError:
             pass  # an end of either side is passed on below
         finally:
@@ -120,3 +129,22 @@ def issue(authority: Path, name: str) -> Certificates:
 def _openssl(*args: str) -> None:
     done = subprocess.run(["openssl", *args], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """A server that sends every client the same answer and closes; yields its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # that it is closed
+            while True:
+                with listener.accept()[0] as client:
+                    client.recv(1 << 16)
+                    client.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.close()

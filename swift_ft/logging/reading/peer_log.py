@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from swift_ft.network import JobSecret
-from swift_ft.network.file_server import fetch_file
+from swift_ft.network.peer_client import PeerFile
+from swift_ft.network.peer_server import LOGS
 from swift_ft.storage.local_source import LocalSource
 
 
@@ -33,7 +34,7 @@ class PeerLog:
         """Downloads a segment and maps it. The copy has no name, so that a crash leaves nothing behind.
 
         Raises:
-            OSError: see :func:`swift_ft.network.file_server.fetch_file`.
+            OSError: see :meth:`swift_ft.network.peer_client.PeerFile.pieces`.
         """
-        with fetch_file(self.address, self._secret, name) as copy:
+        with PeerFile(self.address, self._secret, f"{LOGS}/{name}").download() as copy:
             return LocalSource(copy.name)

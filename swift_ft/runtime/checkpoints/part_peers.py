@@ -1,23 +1,18 @@
-"""Workers serve the files of checkpoints that are on their machine's disk; the rendezvous store says where.
+"""Workers serve the files of checkpoints that are on their machine's disk, until training continues.
 
-A worker offers them before it reports, so that a worker that loads finds all offers: under the number of the
-generation that began to ask for reports. It asks for one key for each part that it reads, however many
-machines there are. A machine that was lost after it had reported is not asked. The servers close when
-training continues.
+A worker that loads asks for one key for each part that it reads, however many machines there are.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import IO
 
 from swift_ft.checkpoint.part_files import LocalParts
 from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.network.file_server import fetch_file
-from swift_ft.runtime.file_offers import FileOffers
-from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.network.peer_server import PARTS, files
+from swift_ft.runtime.peer_files import PeerFiles
 
 _logger = logging.getLogger(__name__)
 
@@ -26,20 +21,13 @@ class PartPeers:
     """Offers this machine's copies, and opens those of others.
 
     Args:
-        rendezvous: where offers are published.
+        peers: the other workers.
         context: the worker's place.
         local: this machine's copies.
-        is_member: whether a machine fills a slot now.
     """
 
-    def __init__(
-        self,
-        rendezvous: RendezvousStore,
-        context: WorkerContext,
-        local: LocalParts,
-        is_member: Callable[[str], bool],
-    ) -> None:
-        self._offers = FileOffers(rendezvous, context, is_member)
+    def __init__(self, peers: PeerFiles, context: WorkerContext, local: LocalParts) -> None:
+        self._peers = peers
         self._context = context
         self._local = local
         self._asked_in = 0
@@ -50,7 +38,7 @@ class PartPeers:
         if not (parts := self._local.parts()):
             return
         try:
-            self._offers.serve(self._local.find)
+            self._peers.serve(PARTS, files(self._local.find))
         except OSError as error:
             _logger.warning(
                 "Worker %d cannot serve its copies of checkpoints at %s (%s): others read the store.",
@@ -61,11 +49,11 @@ class PartPeers:
             )
             return
         for part in parts:
-            self._offers.put(store_keys.part_offer(asked_in, part))
+            self._peers.offer(PARTS, store_keys.part_offer(asked_in, part))
 
     def withdraw(self) -> None:
         """Training continues: no worker loads a checkpoint any more."""
-        self._offers.withdraw()
+        self._peers.withdraw(PARTS)
 
     def open(self, path: str) -> IO[bytes]:
         """Fetch a file from the machine that offers its part.
@@ -75,6 +63,6 @@ class PartPeers:
             OSError: the machine cannot be reached.
         """
         key = store_keys.part_offer(self._asked_in, path.rpartition("/")[0])
-        if (offer := self._offers.find(key)) is None:
+        if (offer := self._peers.find(key)) is None:
             raise FileNotFoundError(path)
-        return fetch_file(offer["address"], self._context.secret, path)
+        return self._peers.file(offer, PARTS, path).download()

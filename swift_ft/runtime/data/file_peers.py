@@ -22,8 +22,9 @@ from swift_ft.data.file_index import DataFile
 from swift_ft.data.files import FileSamples
 from swift_ft.data.global_batches import GlobalBatches
 from swift_ft.errors import first_line
-from swift_ft.network.file_server import FileServer, fetch_file
+from swift_ft.network.peer_server import SAMPLES, files
 from swift_ft.observe.waits import waiting
+from swift_ft.runtime.peer_files import PeerFiles
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 _logger = logging.getLogger(__name__)
@@ -35,18 +36,19 @@ class FilePeers(Peers):
     """The other workers of a job. May be used by any thread.
 
     Args:
-        rendezvous: where files are offered.
+        peers: serves and finds files.
+        rendezvous: where workers agree on who reads one.
         context: the worker's place.
     """
 
     any = True
 
-    def __init__(self, rendezvous: RendezvousStore, context: WorkerContext) -> None:
+    def __init__(self, peers: PeerFiles, rendezvous: RendezvousStore, context: WorkerContext) -> None:
+        self._peers = peers
         self._rendezvous = rendezvous
         self._context = context
         self._lock = threading.Lock()  # guards what follows
-        self._server: FileServer | None = None
-        self._refused = False
+        self._begun = self._refused = False
         self._places: dict[str, Path] = {}
 
     def open(self, file: DataFile) -> IO[bytes]:
@@ -58,13 +60,16 @@ class FilePeers(Peers):
         """
         digest = file.content.digest
         try:
-            address = self._address_of(digest, file.path)
+            self._await_reader(digest, file.path)
+            offer = self._peers.find(store_keys.samples_at(digest))
         except (DistError, RuntimeError) as error:
             raise ConnectionError(f"the rendezvous store does not answer: {first_line(error)}") from error
-        return fetch_file(address, self._context.secret, digest)
+        if offer is None:  # its machine was lost
+            raise FileNotFoundError(file.path)
+        return self._peers.file(offer, SAMPLES, digest).download()
 
-    def _address_of(self, digest: str, path: str) -> str:
-        """Of the worker that has a file, or will soon have it."""
+    def _await_reader(self, digest: str, path: str) -> None:
+        """Wait until a worker has the file. Raises FileNotFoundError if that is to be this one."""
         store, at = self._rendezvous, store_keys.samples_at(digest)
         if not store.check([at]):
             reader = f"worker {self._context.rank}, started in {self._context.started_in}"
@@ -73,17 +78,16 @@ class FilePeers(Peers):
                 raise FileNotFoundError(path)
             with waiting(f"{first} to read {path}", _PATIENCE_S):
                 store.wait([at], timedelta(seconds=_PATIENCE_S))
-        return store.get(at).decode()
 
     def offer(self, file: DataFile, place: Path) -> None:
         """Serve a file from now on. Logs a warning if this worker cannot serve any."""
         digest = file.content.digest
+        with self._lock:
+            if digest in self._places or not self._serves():
+                return
+            self._places[digest] = place
         try:
-            with self._lock:
-                if digest in self._places or self._refused or (server := self._serving()) is None:
-                    return
-                self._places[digest] = place
-            self._rendezvous.set(store_keys.samples_at(digest), server.address)
+            self._peers.offer(SAMPLES, store_keys.samples_at(digest))
         except (DistError, RuntimeError) as error:
             _logger.info(
                 "%s is not offered to other workers: the rendezvous store does not answer (%s)",
@@ -96,13 +100,14 @@ class FilePeers(Peers):
         """Serve no more."""
         with self._lock:
             self._refused = True
-            if self._server is not None:
-                self._server.close()
+        self._peers.stop(SAMPLES)
 
-    def _serving(self) -> FileServer | None:
-        if self._server is None:
+    def _serves(self) -> bool:
+        """Whether files are served here, from the first one on."""
+        if not self._begun and not self._refused:
+            self._begun = True
             try:
-                self._server = FileServer(self._context.address, self._context.secret, self._find)
+                self._peers.serve(SAMPLES, files(self._find))
             except OSError as error:
                 self._refused = True
                 _logger.warning(
@@ -112,7 +117,7 @@ class FilePeers(Peers):
                     error,
                     extra={"event": "samples_not_served", "rank": self._context.rank},
                 )
-        return self._server
+        return not self._refused
 
     def _find(self, name: str) -> Path:
         if (place := self._places.get(name)) is None:
@@ -121,7 +126,7 @@ class FilePeers(Peers):
 
 
 def share_files(
-    parts: Iterable[Any], rendezvous: RendezvousStore, context: WorkerContext
+    parts: Iterable[Any], others: PeerFiles, rendezvous: RendezvousStore, context: WorkerContext
 ) -> FilePeers | None:
     """Let the files of the session's batches come from other workers, too.
 
@@ -132,7 +137,7 @@ def share_files(
     of_files = [dataset for dataset in datasets if isinstance(dataset, FileSamples)]
     if not of_files or context.world_size == 1:
         return None
-    peers = FilePeers(rendezvous, context)
+    peers = FilePeers(others, rendezvous, context)
     for dataset in of_files:
         dataset.copies.peers = peers
     return peers

@@ -1,9 +1,7 @@
-"""The copies that a worker holds for a worker of another machine.
+"""The copies that a worker holds for a worker of another machine; how they come here, and go back.
 
-    PUT /15?owner=1&generation=3&keep=10&digest=...     a copy of iteration 15; of the others, only 10 is kept
-    GET /15                                             it is given back with its digest; 410 if damaged
-
-Each request proves that it comes from a member of the job (`network/http_access.py`), or is refused.
+    PUT /copies/15?owner=1&generation=3&keep=10&digest=...   one of iteration 15; of the others, 10 is kept
+    GET /copies/15                                           it is given back; its version is its digest
 
 From a worker's report until training continues nothing changes here, so that its report stays true. A copy
 that another generation sends is refused. A loss may give the worker the copies of another one to hold. It
@@ -15,18 +13,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
-from urllib.parse import parse_qs, urlsplit
 
 import torch
 
 from swift_ft.checkpoint.memory_copy import Block, digest_of
 from swift_ft.network import JobSecret
-from swift_ft.network.token_server import TokenHandler, TokenServer
-
-DIGEST = "X-Digest"
+from swift_ft.network.peer_client import PeerFile, put
+from swift_ft.network.peer_server import COPIES, Content, Sent, Source, SpoiltError
 
 _logger = logging.getLogger(__name__)
 
@@ -73,131 +69,102 @@ class HeldCopies:
         with self._lock:
             return self._copies.get(iteration)
 
-    def give(self, iteration: int) -> Held | None:
-        """The copy of an iteration, to be given back. None if no intact copy is held.
+    # ------------------------------------------------------------------------------ asked for by others
 
-        Raises:
-            ValueError: its bytes have changed since. It is dropped.
-        """
-        found = self.find(iteration)
-        if found is None or digest_of(found.block) == found.digest:
-            return found
-        with self._lock:
-            if self._copies.get(iteration) is found:
-                self._drop(iteration)
-        raise ValueError(f"the copy of iteration {iteration} in memory is not what was sent")
+    @property
+    def source(self) -> Source:
+        """The copies as a kind that is served."""
+        return Source(self._give, self._take)
 
-    def receive(
-        self,
-        iteration: int,
-        *,
-        owner: int,
-        generation: int,
-        keep: int | None,
-        digest: int,
-        length: int,
-        read: Callable[[memoryview], None],
-    ) -> bool:
+    @contextmanager
+    def _give(self, name: str) -> Iterator[Content]:
+        """Give a copy back. One whose bytes have changed since is dropped."""
+        if not name.isdecimal() or (found := self.find(int(name))) is None:
+            raise FileNotFoundError(name)
+        if digest_of(found.block) != found.digest:
+            with self._lock:
+                if self._copies.get(int(name)) is found:
+                    self._drop(int(name))
+            text = f"the copy of iteration {name} in memory is not what was sent"
+            _logger.error("%s", text, extra={"event": "copy_damaged"})
+            raise SpoiltError(text)
+        view = found.block.view
+        yield Content(
+            len(view), str(found.digest), lambda line, first, count: line.sendall(view[first : first + count])
+        )
+
+    def _take(self, sent: Sent) -> bool:
         """Take a copy. False if it comes from another generation.
 
-        Args:
-            iteration: that has been completed.
-            owner: the worker whose state it is. Copies of another one are dropped.
-            generation: in which it was copied.
-            keep: the other iteration of which the owner still needs the copy.
-            digest: as its owner computed it.
-            length: bytes.
-            read: fills the memory that it is given.
+        Its name is the iteration that has been completed. Its facts: ``owner``, the worker whose state it is
+        (copies of another one are dropped); ``generation``, in which it was copied; ``digest``, as its owner
+        computed it; and ``keep``, the other iteration of which the owner still needs the copy, if it does.
         """
+        owner, generation = sent.facts["owner"], sent.facts["generation"]
         with self._lock:
             if generation != self._generation:
                 return False
+            keep = sent.facts.get("keep")
             for other in [i for i in self._copies if i != keep or owner != self._owner]:
                 self._drop(other)
             self._owner = owner
             data = self._unused.pop() if self._unused else torch.empty(0, dtype=torch.uint8)
-        if data.numel() < length:
-            data = torch.empty(length, dtype=torch.uint8)
-        read(data.numpy().data[:length])
+        if data.numel() < sent.size:
+            data = torch.empty(sent.size, dtype=torch.uint8)
+        sent.read(data.numpy().data[: sent.size])
         with self._lock:
             if generation != self._generation:
                 self._unused = [data]
                 return False
-            self._copies[iteration] = Held(Block(data, length), digest)
+            self._copies[int(sent.name)] = Held(Block(data, sent.size), sent.facts["digest"])
             return True
 
     def _drop(self, iteration: int) -> None:
         self._unused = [self._copies.pop(iteration).block.data]  # one is enough: the other one is in use
 
 
-class CopyServer(TokenServer):
-    """Takes and gives back copies.
+def send_copy(
+    address: str,
+    secret: JobSecret,
+    iteration: int,
+    held: Held,
+    *,
+    owner: int,
+    generation: int,
+    keep: int | None,
+    go_on: Callable[[], bool],
+) -> bool:
+    """Send a copy. False if the holder is of another generation, or the copy is not needed any more.
 
     Args:
-        host: by which other machines know this one (see :func:`swift_ft.network.addresses.listen_address`).
+        address: of the worker that holds it.
         secret: the job's.
-        held: where the copies are.
+        held: the copy.
+        owner: the worker whose state it is.
+        generation: in which it was made.
+        keep: the other iteration of which a copy is still needed.
+        go_on: asked before each piece.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the holder cannot be reached.
     """
-
-    def __init__(self, host: str, secret: JobSecret, held: HeldCopies) -> None:
-        self.held = held
-        super().__init__(host, secret, _Handler, name="swift-copy-server")
-
-    def log_failure(self, client_address: object, error: BaseException) -> None:
-        """Log that a request could not be answered."""
-        _logger.error(
-            "The request of %s for a copy of its state failed: %s",
-            client_address,
-            error,
-            exc_info=error,
-            extra={"event": "copy_request_failed"},
-        )
+    facts = {"owner": owner, "generation": generation, "digest": held.digest}
+    if keep is not None:
+        facts["keep"] = keep
+    return put(address, secret, f"{COPIES}/{iteration}", facts, held.block.view, go_on)
 
 
-class _Handler(TokenHandler):
-    server: CopyServer
+def fetch_copy(address: str, secret: JobSecret, iteration: int) -> Held:
+    """Get a copy back.
 
-    def do_GET(self) -> None:
-        if not self.may():
-            return
-        try:
-            found = self.server.held.give(int(self.path.removeprefix("/")))
-        except ValueError as error:
-            _logger.error("%s", error, extra={"event": "copy_damaged"})  # noqa: TRY400  (the line is enough)
-            self.answer(HTTPStatus.GONE)
-            return
-        if found is None:
-            self.answer(HTTPStatus.NOT_FOUND)
-            return
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Length", str(found.block.length))
-        self.send_header(DIGEST, str(found.digest))
-        self.end_headers()
-        self.connection.sendall(found.block.view)
-
-    def do_PUT(self) -> None:
-        if not self.may():
-            return
-        parts = urlsplit(self.path)
-        facts = {name: int(values[0]) for name, values in parse_qs(parts.query).items()}
-        taken = self.server.held.receive(
-            int(parts.path.removeprefix("/")),
-            owner=facts["owner"],
-            generation=facts["generation"],
-            keep=facts.get("keep"),
-            digest=facts["digest"],
-            length=int(self.headers["Content-Length"]),
-            read=self._read,
-        )
-        self.answer(HTTPStatus.OK if taken else HTTPStatus.CONFLICT)
-
-    def _read(self, into: memoryview) -> None:
-        at = 0
-        while at < len(into):
-            read = self.rfile.readinto(into[at:])
-            if not read:
-                raise ConnectionError(f"the sender broke off after {at} of {len(into)} bytes")
-            at += read
+    Raises:
+        OSError: the holder cannot be reached, or has no such copy.
+    """
+    copy = PeerFile(address, secret, f"{COPIES}/{iteration}")
+    data, at = torch.empty(0, dtype=torch.uint8), 0
+    for piece in copy.pieces():
+        if not at:
+            data = torch.empty(copy.size, dtype=torch.uint8)
+        data.numpy().data[at : at + len(piece)] = piece
+        at += len(piece)
+    return Held(Block(data, at), int(copy.version))

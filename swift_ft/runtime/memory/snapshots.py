@@ -26,13 +26,14 @@ from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import RecoveryError, RendezvousLostError, UnsupportedError
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.host.memory import available_bytes
+from swift_ft.network.peer_server import COPIES
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.memory import CopyPlacement, newest_in_memory
 from swift_ft.recovery.plan import RecoveryMode, Task
 from swift_ft.runtime.memory.agreement import COMPLETE, SKIPPED, Agreement
-from swift_ft.runtime.memory.exchange import fetch_copy, send_copy
-from swift_ft.runtime.memory.holder import CopyServer, Held, HeldCopies
+from swift_ft.runtime.memory.holder import Held, HeldCopies, fetch_copy, send_copy
 from swift_ft.runtime.memory.interval import Interval
+from swift_ft.runtime.peer_files import PeerFiles
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.units import format_bytes
 
@@ -66,6 +67,7 @@ class Snapshots:
         context: the worker's place.
         state: what is copied.
         rendezvous: where workers agree.
+        peers: serves the copies.
         interval: after which iterations there is a copy; None for never.
         available: bytes of host memory that are left; None if unknown.
     """
@@ -75,17 +77,18 @@ class Snapshots:
         context: WorkerContext,
         state: TrainingState,
         rendezvous: RendezvousStore,
+        peers: PeerFiles,
         interval: Interval | None,
         available: Callable[[], int | None] = available_bytes,
     ) -> None:
         self._context = context
         self._state = state
         self._rendezvous = rendezvous
+        self._peers = peers
         self._interval = interval
         self._available = available
         self._agreement = Agreement(rendezvous, context.world_size)
         self._held = HeldCopies()
-        self._server: CopyServer | None = None
         self._changed = threading.Condition()
         # Guarded by the condition. In ``_own`` are at most two: ``_base``, the newest complete one, and
         # ``_candidate``, about which there is no verdict yet. Without a generation nothing is copied or sent.
@@ -133,8 +136,7 @@ class Snapshots:
             )
             return
         self._check_memory(size_of(self._state))
-        self._server = CopyServer(self._context.address, self._context.secret, self._held)
-        self._agreement.offer(self._context.rank, self._server.address)
+        self._agreement.offer(self._context.rank, self._peers.serve(COPIES, self._held.source))
         threading.Thread(target=self._run, name="swift-snapshots", daemon=True).start()
 
     # --------------------------------------------------------------------------- in the training thread
@@ -264,8 +266,7 @@ class Snapshots:
         with self._changed:
             self._closed, self._generation = True, None
             self._changed.notify_all()
-        if self._server is not None:
-            self._server.close()
+        self._peers.stop(COPIES)
 
     def _check_memory(self, length: int) -> None:
         left, workers = self._available(), self._context.workers_per_machine

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from swift_ft.checkpoint.store_claim import log_directory
+from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.logging import (
@@ -18,13 +19,15 @@ from swift_ft.logging import (
     LogWriter,
     LogWriterMetrics,
     MessageLog,
+    PeerLog,
     PeerSources,
     SegmentIdentity,
     SegmentSource,
     SegmentUploader,
 )
+from swift_ft.network.peer_server import LOGS, files
 from swift_ft.runtime.metrics import LogMetrics
-from swift_ft.runtime.pipeline.log_peers import PeerDirectory
+from swift_ft.runtime.peer_files import PeerFiles
 from swift_ft.storage.store import Store
 
 _logger = logging.getLogger(__name__)
@@ -56,7 +59,7 @@ class WorkerLog:
         store: Store,
         context: WorkerContext,
         options: LogOptions,
-        peers: PeerDirectory | None,
+        peers: PeerFiles | None,
         *,
         is_cancelled: Callable[[int], bool],
     ) -> None:
@@ -134,7 +137,7 @@ class WorkerLog:
             self._lost, self._whole_from = False, begin
         directory = log_directory(self._context.rank)
         if self._peers is not None:
-            self._peers.withdraw()
+            self._peers.withdraw(LOGS)
         if self._tier is None and self._options.two_tiers(self._store):
             keep = self._peers is not None
             self._tier = SegmentUploader(self._store, directory, self._options, self._codec_policy, keep=keep)
@@ -218,7 +221,7 @@ class WorkerLog:
         if (tier := self._tier) is None or not tier.names():  # replicas alone log nothing
             return
         tier.expedite()
-        served = self._peers is not None and self._peers.offer(asked_in, tier)
+        served = self._serve(tier)
         if uploaded or not served:
             try:
                 tier.flush(self._context.config.flush_timeout_s)
@@ -228,11 +231,30 @@ class WorkerLog:
                 else:
                     _logger.warning("%s", error, extra={"event": "log_not_uploaded"})
 
+    def _serve(self, tier: SegmentUploader) -> bool:
+        """Serve the log to those that report as well. False if that cannot be done."""
+        if self._peers is None:
+            return False
+        rank = self._context.rank
+        try:
+            self._peers.serve(LOGS, files(tier.find))
+        except OSError as error:
+            _logger.warning(
+                "Worker %d cannot serve its log at %s (%s): a replacement reads it from the store.",
+                rank,
+                self._context.address,
+                error,
+                extra={"event": "log_not_served", "rank": rank},
+            )
+            return False
+        self._peers.offer(LOGS, store_keys.log_offer(self.asked_in, rank), names=tier.names())
+        return True
+
     def close(self) -> None:
         """Training is over, and no worker reads the log any more. What is not in the store is deleted."""
         self._close()
         if self._peers is not None:
-            self._peers.withdraw()
+            self._peers.withdraw(LOGS)
         if self._tier is not None:
             self._tier.close()
             self._tier = None
@@ -308,6 +330,11 @@ class WorkerLog:
         return self._is_cancelled(self.asked_in)
 
     def _offer(self, rank: int) -> SegmentSource | None:
+        """The place that has the log of a worker besides the store; None if none has."""
         if self._peers is None:
             return None
-        return self._tier if rank == self._context.rank else self._peers.of(self.asked_in, rank)
+        if rank == self._context.rank:
+            return self._tier
+        if (offer := self._peers.find(store_keys.log_offer(self.asked_in, rank))) is None:
+            return None
+        return PeerLog(offer.address, self._context.secret, offer.facts["names"])

@@ -18,8 +18,8 @@ import train_swift
 
 import swift_ft
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.logging import PeerLog, SegmentUploader
-from swift_ft.runtime.pipeline.log_peers import PeerDirectory
+from swift_ft.logging import PeerLog, SegmentSource, SegmentUploader
+from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from tests.support.machines import kill_once, note_machine
 from tests.support.waiting import wait_until
 
@@ -43,15 +43,16 @@ def refuse_uploads_until(requested: Path | None) -> None:
 
 
 def close_the_server() -> None:
-    offer = PeerDirectory.offer
+    serve = WorkerLog._serve
 
-    def offer_and_close(self: PeerDirectory, asked_in: int, log: SegmentUploader) -> bool:
-        offered = offer(self, asked_in, log)
-        assert self._offers._server is not None
-        self._offers._server.close()
+    def serve_and_close(self: WorkerLog, tier: SegmentUploader) -> bool:
+        offered = serve(self, tier)
+        assert self._peers is not None
+        assert self._peers._server is not None
+        self._peers._server.close()
         return offered
 
-    PeerDirectory.offer = offer_and_close
+    WorkerLog._serve = serve_and_close
 
 
 def flip_bits() -> None:
@@ -68,11 +69,11 @@ def flip_bits() -> None:
 
 
 def before_worker_is_asked(asked: int, act: Callable[[], None]) -> None:
-    of, open_ = PeerDirectory.of, PeerLog.open
+    of, open_ = WorkerLog._offer, PeerLog.open
     its = []
 
-    def remember(self: PeerDirectory, asked_in: int, rank: int) -> PeerLog | None:
-        peer = of(self, asked_in, rank)
+    def remember(self: WorkerLog, rank: int) -> SegmentSource | None:
+        peer = of(self, rank)
         if rank == asked:
             its.append(peer)
         return peer
@@ -82,7 +83,7 @@ def before_worker_is_asked(asked: int, act: Callable[[], None]) -> None:
             act()
         return open_(self, name)
 
-    PeerDirectory.of, PeerLog.open = remember, act_first
+    WorkerLog._offer, PeerLog.open = remember, act_first
 
 
 def when_asked_again(count: Iterator[int]) -> None:

@@ -13,8 +13,8 @@ from swift_ft.config.run_config import RunConfig
 from swift_ft.launch.store_service import StoreService
 from swift_ft.network import JobSecret, Port
 from swift_ft.network.addresses import endpoint, is_this_host, listen_address, own_address, split_endpoint
-from swift_ft.network.file_server import FileServer
 from swift_ft.network.page_server import PageServer
+from swift_ft.network.peer_server import PeerServer
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 
 _LISTENING = "0A"
@@ -41,7 +41,7 @@ def port(host: str) -> Iterator[int]:
 
 @contextmanager
 def segments(host: str) -> Iterator[int]:
-    with closing(FileServer(host, JobSecret.generated(), Path)) as server:
+    with closing(PeerServer(host, JobSecret.generated())) as server:
         yield int(server.address.rpartition(":")[2])
 
 

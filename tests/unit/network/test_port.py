@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from swift_ft.network import BadFrameError, Channel, JobSecret, Port, RefusedError, connect, newcomer, port
+from swift_ft.network import BadFrameError, Channel, JobSecret, Port, RefusedError, connect, port
 from swift_ft.network import channel as channel_module
 from tests.support.strangers import Wire, is_refused, stranger
 from tests.support.waiting import wait_until
@@ -214,7 +214,7 @@ def test_other_bytes_get_no_answer_and_one_line(
 def test_a_half_open_connection_ends_at_its_deadline(
     served: Port, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(newcomer, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(port, "HANDSHAKE_S", 0.2)
     before = threading.active_count()
     silent, begun = stranger(served.address), stranger(served.address, b"\x00\x00")
     assert is_refused(silent)

@@ -94,7 +94,7 @@ REASONS = {
         "launch/store_service.py:_wait_until_over",
         "logging/writing/uploader.py:SegmentUploader._run",
         "network/channel.py:Channel._read",  # of a socket that does not block
-        "network/newcomer.py:Newcomer._advance",  # as above
+        "network/port.py:Newcomer._advance",  # as above
         "network/port.py:Port._accept",  # as above
         "network/port.py:Port._run",
         "logging/writing/writer.py:LogWriter._step",
@@ -137,7 +137,7 @@ REASONS = {
         "launch/job_secret.py:found_secret",
         "checkpoint/store_claim.py:claim_store",
         "runtime/data/part.py:check_remade",
-        "runtime/file_offers.py:FileOffers.find",
+        "runtime/peer_files.py:PeerFiles.find",
         "runtime/memory/agreement.py:Agreement.address",
         "runtime/memory/agreement.py:Agreement.verdict",
         "runtime/memory/interval.py:Interval.look",

@@ -15,10 +15,12 @@ from torch.distributed import TCPStore
 from swift_ft.checkpoint.store_claim import log_directory
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.store_address import StoreAddress
+from swift_ft.config.store_keys import log_offer
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.logging import Direction, LogOptions, MessageKey
 from swift_ft.network import JobSecret
-from swift_ft.runtime.pipeline.log_peers import PeerDirectory
+from swift_ft.network.peer_server import LOGS
+from swift_ft.runtime.peer_files import PeerFiles
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -79,7 +81,7 @@ class Worker:
     """A worker's log in one generation after the other."""
 
     def __init__(self, store: Store, rendezvous: RendezvousStore, folder: Path, place: WorkerContext) -> None:
-        self.peers = PeerDirectory(rendezvous, place, {place.machine}.__contains__)
+        self.peers = PeerFiles(rendezvous, place, {place.machine}.__contains__)
         options = LogOptions(local=folder / f"local{place.rank}")
         self.log = WorkerLog(store, place, options, self.peers, is_cancelled=lambda _: False)
 
@@ -93,7 +95,7 @@ def writer(store: SlowStore, rendezvous: RendezvousStore, tmp_path: Path) -> Ite
     writer = Worker(store, rendezvous, tmp_path, context(WRITER))
     writer.write(1)
     yield writer
-    writer.peers.withdraw()
+    writer.peers.withdraw(LOGS)
 
 
 def assert_read(store: Store, rendezvous: RendezvousStore, folder: Path, generation: int) -> WorkerLog:
@@ -129,7 +131,7 @@ def test_a_log_that_no_worker_would_resend_is_in_the_store_first(
     assert events_of(caplog) == ["log_not_uploaded"]
     assert "the store is away" in caplog.text
     assert writer.log.gap_before(1) == 0  # it is served
-    writer.peers.withdraw()
+    writer.peers.withdraw(LOGS)
 
 
 def test_a_log_that_can_be_read_nowhere_has_a_gap(
@@ -169,20 +171,21 @@ def test_an_offer_is_for_one_plan(
 ) -> None:
     """What a worker offered for an earlier one is never asked for."""
     writer.log.seal_and_offer(2, uploaded=False)
-    reader = PeerDirectory(rendezvous, context(READER), {"m"}.__contains__)
-    assert reader.of(3, WRITER) is None
-    first = reader.of(2, WRITER)
+    reader = PeerFiles(rendezvous, context(READER), {"m"}.__contains__)
+    assert reader.find(log_offer(3, WRITER)) is None
+    first = reader.find(log_offer(2, WRITER))
     writer.log.seal_and_offer(3, uploaded=False)
-    second = reader.of(3, WRITER)
+    second = reader.find(log_offer(3, WRITER))
     assert first is not None
     assert second is not None
     assert first.address == second.address  # it is served on
-    (name,) = second.names()
-    assert second.open(name).size() > 0
+    (name,) = second.facts["names"]
+    with reader.file(second, LOGS, name).download() as segment:
+        assert segment.read()
     writer.log.open(3, since=0, begin=0)  # training goes on
-    assert reader.of(2, WRITER) is reader.of(3, WRITER) is None
+    assert reader.find(log_offer(2, WRITER)) is reader.find(log_offer(3, WRITER)) is None
     with pytest.raises(ConnectionRefusedError):
-        second.open(name)
+        reader.file(second, LOGS, name).download()
 
 
 def test_an_offer_of_a_machine_that_was_lost_since_is_not_used(
@@ -191,10 +194,10 @@ def test_an_offer_of_a_machine_that_was_lost_since_is_not_used(
     """Its worker had reported, and no plan was made before its machine was lost."""
     writer.log.seal_and_offer(2, uploaded=False)
     members = {"m"}
-    reader = PeerDirectory(rendezvous, context(READER), members.__contains__)
-    assert reader.of(2, WRITER) is not None
+    reader = PeerFiles(rendezvous, context(READER), members.__contains__)
+    assert reader.find(log_offer(2, WRITER)) is not None
     members.remove("m")
-    assert reader.of(2, WRITER) is None
+    assert reader.find(log_offer(2, WRITER)) is None
 
 
 def test_no_secret_is_in_an_offer(writer: Worker, rendezvous: RendezvousStore) -> None:
@@ -214,4 +217,4 @@ def test_an_own_log_is_read_where_it_is(writer: Worker, store: SlowStore) -> Non
 @pytest.fixture(autouse=True)
 def _listens_only_where_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that an address of another host cannot be listened at."""
-    monkeypatch.setattr("swift_ft.network.token_server.listen_address", lambda host: host)
+    monkeypatch.setattr("swift_ft.network.peer_server.listen_address", lambda host: host)

@@ -11,6 +11,7 @@ from torch.distributed import TCPStore
 
 from swift_ft.checkpoint.part_files import LocalParts
 from swift_ft.runtime.checkpoints.part_peers import PartPeers
+from swift_ft.runtime.peer_files import PeerFiles
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from tests.unit.runtime.test_worker_log import context
 
@@ -31,7 +32,8 @@ def machine(
     for path in files:
         with local.written(path) as more:
             more(path.encode())
-    return PartPeers(rendezvous, context(rank), local, members.__contains__)
+    place = context(rank)
+    return PartPeers(PeerFiles(rendezvous, place, members.__contains__), place, local)
 
 
 def test_a_file_comes_from_the_machine_that_has_it(rendezvous: RendezvousStore, tmp_path: Path) -> None:
@@ -56,8 +58,8 @@ def test_a_machine_that_was_lost_since(rendezvous: RendezvousStore, tmp_path: Pa
     first, second = machine(rendezvous, tmp_path, 0), machine(rendezvous, tmp_path, 1, FILE)
     for one in (first, second):
         one.offer(4)
-    assert second._offers._server is not None
-    second._offers._server.close()
+    assert second._peers._server is not None
+    second._peers._server.close()
     with pytest.raises(OSError):  # noqa: PT011  (which one depends on the system)
         first.open(FILE)
 
@@ -68,7 +70,7 @@ def test_an_address_where_nobody_can_listen(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("swift_ft.network.token_server.listen_address", lambda host: "203.0.113.1")
+    monkeypatch.setattr("swift_ft.network.peer_server.listen_address", lambda host: "203.0.113.1")
     machine(rendezvous, tmp_path, 1, FILE).offer(5)
     assert "others read the store" in caplog.text
 
