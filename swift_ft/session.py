@@ -33,7 +33,7 @@ from swift_ft.logging import Compress, LogBudget, Ship
 from swift_ft.runtime.checkpoints.housekeeping import KeepLogs
 from swift_ft.runtime.compose import assemble
 from swift_ft.runtime.helpers.member import GradientReduction
-from swift_ft.runtime.hooks.between import OnLoss, Part
+from swift_ft.runtime.hooks.between import Hook, OnLoss
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.metrics import SessionMetrics, serve_worker_metrics
 from swift_ft.runtime.pipeline.script_communication import LIMIT_BYTES
@@ -335,8 +335,8 @@ class Session:
             raise UsageError(
                 "session.between(function, then=...) takes functions: write the name, without calling it."
             )
-        part = Part(function, every, then, choice("on_loss", on_loss, OnLoss))
-        self._assembly.attached.add_part(part)
+        hook = Hook(function, every, then, choice("on_loss", on_loss, OnLoss))
+        self._assembly.attached.add_hook(hook)
 
     def stop(self) -> None:
         """End training before the next step, in what ``session.between(..., then=...)`` calls.

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from swift_ft.checkpoint.folder import CheckpointFolder, Part
+from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.layered_part import (
     file_by_layer,
     kinds_of,
@@ -28,12 +28,13 @@ from swift_ft.checkpoint.layered_part import (
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.part_files import LocalParts, PartFiles
-from swift_ft.checkpoint.sliced_part import SavedPart, file_of_value, is_sharded, load_slices
+from swift_ft.checkpoint.sliced_part import SlicedPart, file_of_value, is_sharded, load_slices
 from swift_ft.checkpoint.state_digest import StateDigests, listed
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWritableError, UsageError
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.observe.waits import waiting
+from swift_ft.recovery.job_state import SavedPart
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.storage.retry import is_outage, is_transient, retry
 from swift_ft.storage.store import Store
@@ -240,7 +241,7 @@ class Checkpointer:
         """Whether the store could not be read; a damaged part stays damaged."""
         return self.folder.store.may_pass(error) and not isinstance(error, (*_DAMAGE, CheckpointError))
 
-    def _read_twice(self, action: Callable[[], Part]) -> Part:
+    def _read_twice(self, action: Callable[[], SavedPart]) -> SavedPart:
         """A damage must be found twice: bits may flip on their way from the store, too."""
         patience_s = self.folder.store.patience_s
         try:
@@ -256,7 +257,7 @@ class Checkpointer:
             **{**error.fields, "iteration": iteration, "rank": rank},
         )
 
-    def _load(self, iteration: int, rank: int, layout: StageLayers | None, workers: int | None) -> Part:
+    def _load(self, iteration: int, rank: int, layout: StageLayers | None, workers: int | None) -> SavedPart:
         store = self.folder.store
         store.check_anchor()
         placed = self.folder.layers_of(iteration) if layout is not None else {}
@@ -272,7 +273,7 @@ class Checkpointer:
         return part
 
     @contextmanager
-    def _named(self, part: Part) -> Iterator[None]:
+    def _named(self, part: SavedPart) -> Iterator[None]:
         """Say of which part something is wrong, and what."""
         try:
             yield
@@ -289,7 +290,7 @@ class Checkpointer:
 
     def _load_layers(
         self, iteration: int, rank: int, layout: StageLayers, placed: Mapping[int, Sequence[int]]
-    ) -> Part:
+    ) -> SavedPart:
         """Load this worker's layers from the parts that have them."""
         layered, parts = LayeredState(self._state), self.folder.parts_of(iteration)
         sources = sources_of(layered.layers_in(layout), placed, rank)
@@ -303,21 +304,21 @@ class Checkpointer:
                 )
         return first
 
-    def _load_slices(self, parts: Mapping[int, Part], rank: int) -> Part:
+    def _load_slices(self, parts: Mapping[int, SavedPart], rank: int) -> SavedPart:
         """Load this worker's ranges from the parts that have them. Replicas share a part."""
         own = rank if rank in parts else max(parts)
-        saved: dict[int, SavedPart] = {}
+        saved: dict[int, SlicedPart] = {}
         read: set[str] = set()
         for other in (own, *(other for other in parts if other != own)):
             if parts[other].path not in read:
                 read.add(parts[other].path)
                 with self._named(parts[other]):
-                    saved[other] = SavedPart(self.folder.reader(parts[other], self.files))
+                    saved[other] = SlicedPart(self.folder.reader(parts[other], self.files))
         with self._named(parts[own]):
             load_slices(saved, own, self._state)
         return parts[own]
 
-    def _load_part(self, part: Part) -> None:
+    def _load_part(self, part: SavedPart) -> None:
         reader = self.folder.reader(part, self.files)
         kinds = kinds_of(reader)
         self._state.check(kinds)

@@ -50,7 +50,7 @@ class Completeness:
         self._vetted: WeakSet[Optimizer] = WeakSet()
         self._hook: RemovableHandle | None = None
         self._begun = 0
-        self._followers: dict[int, Follower] = {}  # by id(); those that are not in the state
+        self._companions: dict[int, Companion] = {}  # by id(); those that are not in the state
         self._held_now: _Tensors | None = None  # in the running iteration
 
     def attach(self, owner: str, module: nn.Module) -> None:
@@ -113,21 +113,21 @@ class Completeness:
         self._held_now = None
         self._begun += 1
         if self._begun <= 2 or (self._begun >= 16 and self._begun & (self._begun - 1) == 0):
-            self._look_for_followers()
+            self._look_for_companions()
 
-    def _look_for_followers(self) -> None:
+    def _look_for_companions(self) -> None:
         protected = self._protected()
         optimizers = [o for o in self._held_optimizers() if self._first_update(o, protected)]
-        held = {id(part) for part in reachable(self._state.small.values(), is_follower)}
+        held = {id(part) for part in reachable(self._state.small.values(), is_companion)}
         held_tensors = self._held()
-        for part in followers_of(optimizers, protected.values()):
+        for part in companions_of(optimizers, protected.values()):
             wraps = not isinstance(part, LRScheduler) and any(id(v) in held for v in values_of(part))
             in_module = any(tensor in held_tensors for tensor in averaged_tensors(part))
             if id(part) in held or wraps or in_module:
                 continue
-            known = self._followers.get(id(part))
+            known = self._companions.get(id(part))
             if known is None or not known.follows(part):
-                self._followers[id(part)] = Follower(part)
+                self._companions[id(part)] = Companion(part)
 
     def completed(self) -> None:
         """An iteration is complete.
@@ -135,9 +135,9 @@ class Completeness:
         Raises:
             IncompleteStateError: if a scheduler, a scaler or an average has changed that is not in the state.
         """
-        for follower in self._followers.values():
-            if follower.has_stepped():
-                raise IncompleteStateError(follower.why_wanted)
+        for companion in self._companions.values():
+            if companion.has_stepped():
+                raise IncompleteStateError(companion.why_wanted)
         if (
             self._begun <= 2
         ):  # an optimizer's own state_dict() shows what it has saved once there is something
@@ -268,7 +268,7 @@ def _is_optimizer(kind: type) -> bool:
 # Of torch, or of another library that names them as usual: nothing but their classes tells what they are.
 
 
-class Follower:
+class Companion:
     """One of them, and its state at a moment.
 
     Args:
@@ -299,7 +299,7 @@ class Follower:
         return part is not None and _state_of(part) != self._before
 
 
-def followers_of(optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) -> list[Any]:
+def companions_of(optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) -> list[Any]:
     """Looks through the whole process, which takes some hundredths of a second.
 
     Args:
@@ -311,7 +311,7 @@ def followers_of(optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) -
     """
     wanted = {id(optimizer) for optimizer in optimizers}
     things = gc.get_objects()
-    kinds = {kind for kind in {*map(type, things)} if is_follower(kind)}
+    kinds = {kind for kind in {*map(type, things)} if is_companion(kind)}
     found, averages = [], []
     for thing in (thing for thing in things if type(thing) in kinds):
         if _is_average(type(thing)):
@@ -324,7 +324,7 @@ def followers_of(optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) -
     return found
 
 
-def is_follower(kind: type) -> bool:
+def is_companion(kind: type) -> bool:
     """Whether objects of a class are gradient scalers, schedulers, or averages of a model."""
     if issubclass(kind, LRScheduler | GradScaler) or _is_average(kind):
         return True

@@ -15,6 +15,7 @@ from typing import Any
 
 from swift_ft.checkpoint.manifest import read_manifest, read_sealed
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, SwiftError
+from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.reader import PartReader
@@ -23,19 +24,6 @@ from swift_ft.torch_adapters.dcp.verified_files import NearFiles
 _ROOT = "checkpoints"
 _MARKER = "committed.json"
 _PART = re.compile(r"rank-(?P<rank>\d{5})\.g(?P<generation>\d{5})")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One worker's part of a committed checkpoint.
-
-    Attributes:
-        path: its place in the store.
-        digest: of the list of its files; empty if an earlier version wrote it.
-    """
-
-    path: str
-    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +77,7 @@ class CheckpointFolder:
                 return
         self.store.write_json(path, marker)
 
-    def parts_of(self, iteration: int) -> dict[int, Part]:
+    def parts_of(self, iteration: int) -> dict[int, SavedPart]:
         """All parts of a committed checkpoint, by rank.
 
         Raises:
@@ -104,7 +92,7 @@ class CheckpointFolder:
         if marker is None:
             raise DamagedCheckpointError(f"the file {_MARKER} is gone", file=_MARKER)
         digests = marker.get("digests", {})
-        return {int(rank): Part(path, digests.get(path, "")) for rank, path in marker["parts"].items()}
+        return {int(rank): SavedPart(path, digests.get(path, "")) for rank, path in marker["parts"].items()}
 
     def layers_of(self, iteration: int) -> dict[int, tuple[int, ...]]:
         """The layers of a LayerStack in each worker's part, by rank. Empty if the model was none."""
@@ -115,7 +103,7 @@ class CheckpointFolder:
         """The number of layers of a LayerStack on each stage. Empty if the model was none."""
         return tuple((self._intact_marker(iteration) or {}).get("layout", ()))
 
-    def part_of(self, iteration: int, rank: int) -> Part:
+    def part_of(self, iteration: int, rank: int) -> SavedPart:
         """A worker's part of a committed checkpoint.
 
         Raises:
@@ -130,7 +118,7 @@ class CheckpointFolder:
             )
         return part
 
-    def reader(self, part: Part, near: NearFiles | None = None) -> PartReader:
+    def reader(self, part: SavedPart, near: NearFiles | None = None) -> PartReader:
         """Reads a part, and verifies all that it reads, unless an earlier version wrote it.
 
         Args:

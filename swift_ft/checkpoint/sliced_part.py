@@ -28,7 +28,7 @@ def file_of_value(path: tuple[str, ...]) -> int:
     return 0 if path[0] == "plain" else 1
 
 
-class SavedPart:
+class SlicedPart:
     """A part of the checkpoint: what it has of which tensor."""
 
     def __init__(self, reader: PartReader) -> None:
@@ -85,7 +85,7 @@ def is_sharded(state: TrainingState) -> bool:
     return any(describe(parameter) is not None for parameter in parameters)
 
 
-def load_slices(parts: Mapping[int, SavedPart], own: int, state: TrainingState) -> None:
+def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState) -> None:
     """Make the state what the parts have of it.
 
     Args:
@@ -126,7 +126,7 @@ def load_slices(parts: Mapping[int, SavedPart], own: int, state: TrainingState) 
 
 
 def _optimizer_tensors(
-    parts: Mapping[int, SavedPart], state: TrainingState
+    parts: Mapping[int, SlicedPart], state: TrainingState
 ) -> Iterator[tuple[StatePath, torch.Tensor]]:
     """All tensors that optimizers keep, by path, with the parameter that they belong to."""
     paths = sorted({path for part in parts.values() for path in part.kinds if path[0] == "optimizers"})
@@ -139,7 +139,7 @@ def _wanted(
     path: StatePath,
     here: torch.Tensor | None,
     description: Description | None,
-    parts: Mapping[int, SavedPart],
+    parts: Mapping[int, SlicedPart],
     own: int,
 ) -> _Wanted:
     """What this worker has of a tensor. Without a tensor here it is as the own part has it."""
@@ -166,7 +166,7 @@ def _name(path: StatePath) -> str:
     return f"{path[1]}.{path[-1]} of parameter {path[3]}"
 
 
-def _filled(wanted: Mapping[StatePath, _Wanted], parts: Mapping[int, SavedPart], own: int) -> dict[str, Any]:
+def _filled(wanted: Mapping[StatePath, _Wanted], parts: Mapping[int, SlicedPart], own: int) -> dict[str, Any]:
     """The wanted tensors, nested by their paths. Of each part, only what is needed is read."""
     held = {
         rank: {path: part.ranges(path) for path in wanted if path in part.kinds}

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from swift_ft.checkpoint.folder import CheckpointFolder, Part
+from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.manifest import MANIFEST, read_manifest
 from swift_ft.errors import DamagedCheckpointError
 from swift_ft.observe.waits import waiting
+from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.digest import Digester, FileDigest
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.verified_files import check_digest
@@ -91,7 +92,7 @@ def verify_checkpoint(
         parts = folder.parts_of(iteration)
     except DamagedCheckpointError as error:
         return CheckedCheckpoint(iteration, str(error), (), url)
-    ranks: dict[Part, list[int]] = {}
+    ranks: dict[SavedPart, list[int]] = {}
     for rank, part in sorted(parts.items()):
         ranks.setdefault(part, []).append(rank)
     with ThreadPoolExecutor(threads, "swift_ft verify") as pool:
@@ -103,14 +104,14 @@ def verify_checkpoint(
     return CheckedCheckpoint(iteration, "", tuple(checked), url)
 
 
-def part_damages(folder: CheckpointFolder, part: Part) -> list[str]:
+def part_damages(folder: CheckpointFolder, part: SavedPart) -> list[str]:
     """One line for each file of a part that is not what was saved; none if that cannot be known."""
     with ThreadPoolExecutor(1, "swift_ft verify") as pool:
         return [*_damaged(part, *_begun(pool, folder.store, part, lambda count: None)).values()]
 
 
 def _begun(
-    pool: ThreadPoolExecutor, store: Store, part: Part, on_bytes: Callable[[int], None]
+    pool: ThreadPoolExecutor, store: Store, part: SavedPart, on_bytes: Callable[[int], None]
 ) -> tuple[str, dict[str, Future[str]]]:
     """What is wrong with the list of a part's files, and each file that is being read."""
     try:
@@ -123,7 +124,7 @@ def _begun(
     }
 
 
-def _damaged(part: Part, manifest: str, reading: Mapping[str, Future[str]]) -> dict[str, str]:
+def _damaged(part: SavedPart, manifest: str, reading: Mapping[str, Future[str]]) -> dict[str, str]:
     with waiting(f"{part.path} to be read"):
         results = {MANIFEST: manifest, **{name: future.result() for name, future in reading.items()}}
     return {name: what for name, what in results.items() if what}

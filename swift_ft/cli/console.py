@@ -38,7 +38,7 @@ from swift_ft.launch.stop_signals import leave_to_the_launcher
 from swift_ft.observe.waits import Announcements, wait_in_words
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.snapshot import JournalSnapshot
 from swift_ft.recovery.waits import Limit, Wait, waiting_for
 
 _TICK_S = 1.0
@@ -268,7 +268,7 @@ class _Inbox:
                 old = here_before and entry.at < self._began - _TICK_S
                 self._queue.put(_Read(entry, news=not old))
 
-        def on_snapshot(snapshot: Snapshot) -> None:
+        def on_snapshot(snapshot: JournalSnapshot) -> None:
             self._queue.put(_Begin(snapshot.state))
 
         with contextlib.suppress(SwiftError):  # the launcher has its own clients, and reports it

@@ -20,7 +20,7 @@ from swift_ft.checkpoint.store_claim import journal_directory
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.recovery.entries import Entry, entry_from_dict
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.snapshot import JournalSnapshot
 from swift_ft.storage.digest import sealed, unsealed
 from swift_ft.storage.store import Store
 
@@ -142,7 +142,7 @@ class JournalArchiver:
         with self._lock:
             self._entries += entries
 
-    def on_snapshot(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: JournalSnapshot) -> None:
         """Entries are missing from here on: they are archived. Called in the journal thread."""
         with self._lock:
             self._entries.clear()

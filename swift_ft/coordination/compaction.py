@@ -21,7 +21,7 @@ from swift_ft.config import store_keys
 from swift_ft.coordination.block_log import BlockLog
 from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
+from swift_ft.recovery.snapshot import JournalSnapshot, snapshot_to_text
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 _logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Compactor:
         machine: Callable[[], str],
         background: Executor,
         every: int = EVERY,
-        on_covered: Callable[[Snapshot], None] = lambda _: None,
+        on_covered: Callable[[JournalSnapshot], None] = lambda _: None,
     ) -> None:
         self._open_log = open_log
         self._archived = archived
@@ -103,11 +103,11 @@ class Compactor:
         self._on_covered = on_covered
         self._lock = threading.Lock()
         # Ends of intervals that no snapshot was written for; guarded by the lock.
-        self._marks: deque[Snapshot] = deque(maxlen=_MOST_MARKS)
+        self._marks: deque[JournalSnapshot] = deque(maxlen=_MOST_MARKS)
         self._last = 0  # the position of the last mark; owner: the journal thread
         self._log: BlockLog | None = None  # owner: the background
 
-    def on_block(self, now: Snapshot) -> None:
+    def on_block(self, now: JournalSnapshot) -> None:
         """Note where the journal stands. Called in the journal thread after each block."""
         position = now.sequencer.position
         interval = _interval(now.state, self._every)
@@ -130,26 +130,26 @@ class Compactor:
         except Exception:
             _logger.exception("No snapshot of the journal is written.", extra={"event": "snapshot_failed"})
 
-    def _newest_covered(self) -> Snapshot | None:
+    def _newest_covered(self) -> JournalSnapshot | None:
         archived = self._archived()
         with self._lock:
             older = [*self._marks][:-1]  # the newest one stays an interval ahead
         covered = [mark for mark in older if _may_go(mark, archived)]
         return covered[-1] if covered else None
 
-    def _write(self, newest: Snapshot) -> None:
+    def _write(self, newest: JournalSnapshot) -> None:
         if self._log is None:
             self._log = self._open_log()
         self._log.put_snapshot(snapshot_to_text(newest), newest.number)
         self._log.delete_before(newest.number)
 
-    def _forget_marks(self, newest: Snapshot) -> None:
+    def _forget_marks(self, newest: JournalSnapshot) -> None:
         with self._lock:
             while self._marks and self._marks[0].number <= newest.number:
                 self._marks.popleft()
 
 
-def _may_go(mark: Snapshot, archived: int | None) -> bool:
+def _may_go(mark: JournalSnapshot, archived: int | None) -> bool:
     """Whether what is before a mark may be deleted."""
     if archived is None:
         return not mark.state.has_sessions  # a worker with a session is about to archive

@@ -14,7 +14,7 @@ from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.events import Event
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step_all
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.snapshot import JournalSnapshot
 
 _ASK_AGAIN_S = 3600.0
 """For so long one wait for the next block may last. A process that was frozen may miss that it is gone."""
@@ -39,8 +39,8 @@ class Follower:
         *,
         on_change: Callable[[State, State], None] | None = None,
         on_entries: Callable[[Sequence[Entry]], None] | None = None,
-        on_snapshot: Callable[[Snapshot], None] | None = None,
-        on_block: Callable[[Snapshot], None] | None = None,
+        on_snapshot: Callable[[JournalSnapshot], None] | None = None,
+        on_block: Callable[[JournalSnapshot], None] | None = None,
     ) -> None:
         self._journal = journal
         self._reader = JournalReader(journal, self._begin_from)
@@ -119,7 +119,7 @@ class Follower:
             if self._on_change is not None:
                 self._on_change(self._state, self._state)
 
-    def _begin_from(self, snapshot: Snapshot) -> None:
+    def _begin_from(self, snapshot: JournalSnapshot) -> None:
         before = self._state
         if self._on_snapshot is not None:
             self._on_snapshot(snapshot)
@@ -140,7 +140,7 @@ class Follower:
         if changed and self._on_change is not None and self._started:
             self._on_change(before, after)
         if self._on_block is not None:
-            self._on_block(Snapshot(after, self._reader.sequencer, self._reader.number))
+            self._on_block(JournalSnapshot(after, self._reader.sequencer, self._reader.number))
 
 
 def after_entries(state: State, entries: Sequence[Entry]) -> State:

@@ -18,7 +18,7 @@ from swift_ft.coordination.block_log import BlockGoneError, BlockLog, StoreRenew
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text, block_to_text
 from swift_ft.recovery.events import Event
-from swift_ft.recovery.snapshot import Snapshot, snapshot_from_text
+from swift_ft.recovery.snapshot import JournalSnapshot, snapshot_from_text
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 MOST_EVENTS = 4096
@@ -48,7 +48,7 @@ class EventLog(Protocol):
             BlockGoneError: if it was deleted: the newest snapshot covers it.
         """
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> JournalSnapshot | None:
         """The newest snapshot, or None if there is none yet. All blocks after it are there."""
 
     def give_up(self, error: BaseException) -> None:
@@ -94,7 +94,7 @@ class Journal:
         text = self.log.read(number, timeout_s)
         return None if text is None else block_from_text(text)
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> JournalSnapshot | None:
         """See :meth:`EventLog.snapshot`."""
         text = self.log.snapshot()
         return None if text is None else snapshot_from_text(text)

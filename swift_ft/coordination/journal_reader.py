@@ -10,7 +10,7 @@ from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.blocks import Sequencer
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.snapshot import JournalSnapshot
 
 
 class JournalReader:
@@ -26,7 +26,9 @@ class JournalReader:
         number: the block that follows.
     """
 
-    def __init__(self, journal: EventLog, on_snapshot: Callable[[Snapshot], None] | None = None) -> None:
+    def __init__(
+        self, journal: EventLog, on_snapshot: Callable[[JournalSnapshot], None] | None = None
+    ) -> None:
         self._journal = journal
         self._on_snapshot = on_snapshot
         self._begun = False
@@ -76,7 +78,7 @@ class History:
         self.began: State | None = None
         self.entries: list[Entry] = []
 
-    def on_snapshot(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: JournalSnapshot) -> None:
         """What was before is known no more than by this snapshot."""
         self.began = snapshot.state
         self.entries.clear()

@@ -36,7 +36,7 @@ from swift_ft.coordination.incarnations import NOT_RESTORED, incarnation_of, new
 from swift_ft.coordination.kept_keys import KeptKeys, absent
 from swift_ft.errors import FencedError
 from swift_ft.observe.waits import waiting
-from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
+from swift_ft.recovery.snapshot import JournalSnapshot, snapshot_to_text
 from swift_ft.torch_adapters.rendezvous_store import Store
 
 _logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class JournalCopy:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         # Guarded by the condition.
-        self._before: Snapshot | None = None
+        self._before: JournalSnapshot | None = None
         self._first = 0
         self._blocks: list[str] = []
         self._sealed = False
@@ -94,14 +94,14 @@ class JournalCopy:
                 self._blocks.append(text)
             return True
 
-    def begin_from(self, snapshot: Snapshot) -> None:
+    def begin_from(self, snapshot: JournalSnapshot) -> None:
         """Go on from a snapshot: what is before it was not read."""
         with self._changed:
             if snapshot.number > self._first + len(self._blocks):
                 self._before, self._first = snapshot, snapshot.number
                 self._blocks.clear()
 
-    def drop_before(self, snapshot: Snapshot) -> None:
+    def drop_before(self, snapshot: JournalSnapshot) -> None:
         """Forget what a snapshot covers. The store may do so, too: it is archived, where anything is."""
         with self._changed:
             if self._first < snapshot.number <= self._first + len(self._blocks):

@@ -13,7 +13,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import step
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.snapshot import JournalSnapshot
 from swift_ft.recovery.timeline import Timeline
 
 
@@ -95,7 +95,7 @@ class AgentStatus:
         if self._state.checkpoints.committed != before.checkpoints.committed:
             self._committed_at = entry.at
 
-    def on_snapshot(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: JournalSnapshot) -> None:
         """Begin from a snapshot of the journal. Called in the follower's thread."""
         with self._lock:
             self._state = snapshot.state

@@ -53,7 +53,7 @@ from swift_ft.program.kept_sources import kept_sources
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State, Verdict
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.snapshot import JournalSnapshot
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
@@ -140,7 +140,7 @@ def run_machine(job: MachineJob) -> Verdict:
         if job.history is not None:
             job.history.on_entries(entries)
 
-    def on_snapshot(snapshot: Snapshot) -> None:
+    def on_snapshot(snapshot: JournalSnapshot) -> None:
         run_end.on_snapshot()
         if status is not None:
             status.on_snapshot(snapshot)

@@ -42,7 +42,7 @@ from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.heads import FANOUT, levels_of
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, agent_order
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.snapshot import JournalSnapshot
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore
 
 _OPENED_S = 5.0
@@ -98,7 +98,7 @@ class JournalRendezvous(RendezvousHandler):
         domain: str = "",
         host: str = "",
         on_entries: Callable[[Sequence[Entry]], None] | None = None,
-        on_snapshot: Callable[[Snapshot], None] | None = None,
+        on_snapshot: Callable[[JournalSnapshot], None] | None = None,
         compacts: bool = True,
         reach: Callable[[str], Line] | None = None,
         fanout: int = FANOUT,

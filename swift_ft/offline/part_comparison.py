@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from swift_ft.checkpoint.folder import CheckpointFolder, Part
+from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.manifest import MANIFEST, read_sealed
 from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.errors import UsageError, first_line
+from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.digest import digest_of_json
 from swift_ft.storage.read_only import ReadOnlyStore
 from swift_ft.storage.store import Store
@@ -29,7 +30,7 @@ _VARIABLES = ("plain.bytes", "carried")
 _RANDOM = ("plain.bytes", "small", "random")
 
 
-def find_parts(url: str) -> dict[int | None, tuple[Store, Part]]:
+def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
     """The saved states in a place, by rank.
 
     Args:
@@ -42,12 +43,12 @@ def find_parts(url: str) -> dict[int | None, tuple[Store, Part]]:
     parent, _, name = url.rstrip("/").rpartition("/")
     try:
         if store.exists(_METADATA):
-            return {None: (ReadOnlyStore(parent or ".", patience_s=10.0), Part(name, ""))}
+            return {None: (ReadOnlyStore(parent or ".", patience_s=10.0), SavedPart(name, ""))}
         for marker in (_MARKER, REPLAY_RECORD):
             if (content := read_sealed(store, marker, marker)) is not None:
                 digests = content.get("digests", {})
                 return {
-                    int(rank): (store, Part(path.rsplit("/", 1)[-1], digests.get(path, "")))
+                    int(rank): (store, SavedPart(path.rsplit("/", 1)[-1], digests.get(path, "")))
                     for rank, path in content["parts"].items()
                 }
     except Exception as error:
@@ -61,7 +62,7 @@ def find_parts(url: str) -> dict[int | None, tuple[Store, Part]]:
     )
 
 
-def read_part(store: Store, part: Part) -> dict[str, Any]:
+def read_part(store: Store, part: SavedPart) -> dict[str, Any]:
     """All tensors and values of a part, by name, verified where it has a list of digests.
 
     Raises:

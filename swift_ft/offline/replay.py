@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swift_ft.checkpoint.folder import CheckpointFolder, Part
+from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.manifest import MANIFEST
 from swift_ft.checkpoint.verify import part_damages
 from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
@@ -29,6 +29,7 @@ from swift_ft.offline.replay_plan import ReplayPlan, machines_to_replay
 from swift_ft.offline.replay_workers import ReplayWorkers, log_name
 from swift_ft.offline.run_store import RunStore, open_run_store
 from swift_ft.recovery.events import JobOpened
+from swift_ft.recovery.job_state import SavedPart
 from swift_ft.recovery.waits import named
 from swift_ft.runtime.offline_replay import part_name
 from swift_ft.storage.digest import digest_of_json, sealed
@@ -309,7 +310,7 @@ def _compared(
     result: OfflineReplayResult,
     request: ReplayRequest,
     plan: ReplayPlan,
-    against: Mapping[int | None, tuple[Store, Part]],
+    against: Mapping[int | None, tuple[Store, SavedPart]],
 ) -> OfflineReplayResult:
     own = [rank for rank in plan.ranks if rank // plan.workers_per_machine == request.machine]
     pairs = {rank: against[rank] for rank in plan.ranks if rank in against}
@@ -323,7 +324,7 @@ def _compared(
     out = Store(request.out)
     found = {}
     for rank, (store, part) in pairs.items():
-        own_state, saved = read_part(out, Part(part_name(rank), "")), read_part(store, part)
+        own_state, saved = read_part(out, SavedPart(part_name(rank), "")), read_part(store, part)
         of_replica = not part.path.rsplit("/", 1)[-1].startswith(part_name(rank))
         found[rank] = differences(own_state, saved, of_replica=of_replica)
     different = {rank: names for rank, names in found.items() if names}

@@ -30,7 +30,7 @@ from swift_ft.recovery.values import made
 _FORMAT = 1
 
 
-class Snapshot(NamedTuple):
+class JournalSnapshot(NamedTuple):
     """Where the journal stands after a block.
 
     Attributes:
@@ -43,13 +43,15 @@ class Snapshot(NamedTuple):
     number: int
 
 
-def snapshot_to_text(snapshot: Snapshot) -> str:
+def snapshot_to_text(snapshot: JournalSnapshot) -> str:
     """A snapshot as text: packed, since stores take no value of any size."""
-    plain = json.dumps({"format": _FORMAT, "snapshot": encoded(Snapshot, snapshot)}, separators=(",", ":"))
+    plain = json.dumps(
+        {"format": _FORMAT, "snapshot": encoded(JournalSnapshot, snapshot)}, separators=(",", ":")
+    )
     return base64.b64encode(zlib.compress(plain.encode())).decode()
 
 
-def snapshot_from_text(text: str | bytes) -> Snapshot:
+def snapshot_from_text(text: str | bytes) -> JournalSnapshot:
     """The inverse of :func:`snapshot_to_text`.
 
     Raises:
@@ -61,7 +63,7 @@ def snapshot_from_text(text: str | bytes) -> Snapshot:
             f"The snapshot of the journal has format {data['format']} and not {_FORMAT}: "
             "all machines of a job must run the same version of swift_ft."
         )
-    snapshot: Snapshot = decoded(Snapshot, data["snapshot"])
+    snapshot: JournalSnapshot = decoded(JournalSnapshot, data["snapshot"])
     return snapshot
 
 

@@ -100,7 +100,7 @@ class Assembly(Foundations):
         self._publish_place()  # first of all: another worker may wait for it, and all others for that one
         self._costs = new_layer_costs(self._context, self.attached.layered, self._rendezvous)
         self._iterations = iterations = self._new_iterations()
-        self._snapshots.start()
+        self._in_memory.start()
         self._claim()
         iterations.start()
         if self._context.rank == 0:
@@ -203,7 +203,7 @@ class Assembly(Foundations):
         )
         group = self._settings.recovery_groups[context.slot]
         yield LogPart(self.log, group, lambda: self._replicas.attached or attached.script_is_logged)
-        yield MemoryPart(self._snapshots)
+        yield MemoryPart(self._in_memory)
         self._slowness = slowness = SlownessPart(context.rank)
         yield MeasuresPart(
             self.status,
@@ -254,7 +254,7 @@ class Assembly(Foundations):
             self._writer,
             self._progress,
             Elsewhere(
-                copy=self._snapshots.load,
+                copy=self._in_memory.load,
                 layout=layers.adopt if layers is not None else lambda _: None,
                 end_segment=self.log.roll,
                 exact=lambda: self.attached.exact,
@@ -330,7 +330,7 @@ class Assembly(Foundations):
             replaying=pipeline is not None and pipeline.replaying,
             recoveries=self.status.recoveries,
             committed=self._participant.state.checkpoints.committed,
-            in_memory=self._snapshots.newest,
+            in_memory=self._in_memory.newest,
             pace=pace_of(self._participant.state, self._context.rank) / 1000,
             link_busy=link.busy if link is not None else None,
             link_bytes_per_s=link.bytes_per_s if link is not None else None,
@@ -346,7 +346,7 @@ class Assembly(Foundations):
         state = self._participant.state
         dealt = self._dealt if self._iterations is not None else None  # not before all is attached
         return forecast_now(
-            self.attached, state, snapshot_every=self._snapshots.every, costs=self._costs, dealt=dealt
+            self.attached, state, snapshot_every=self._in_memory.every, costs=self._costs, dealt=dealt
         )
 
     def _publish_place(self) -> None:

@@ -17,7 +17,7 @@ from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.dealing import DealtBatches
-from swift_ft.runtime.hooks.between import Between, Part
+from swift_ft.runtime.hooks.between import Between, Hook
 from swift_ft.runtime.measures.profiler import Profiler
 from swift_ft.runtime.measures.worker_records import WorkerRecords
 from swift_ft.runtime.pipeline.layer_copies import check_replicas
@@ -28,7 +28,7 @@ from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.pipeline.shared_replay import Helping
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.replicas.replicas import Replicas
-from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.runtime.settings import Settings
 from swift_ft.torch_adapters.fsdp import ShardedModels, is_sharded, place_of, replicas_of
 from swift_ft.torch_adapters.layer_stack import LayerStack
@@ -103,7 +103,7 @@ class Attachments:
             script_log_limit_bytes=self.settings.script_log_limit_bytes,
             on_batch=self.batches.given,
             on_shapes=self._write_record,
-            in_step=lambda: self.phases.phase == Phase.STEP,
+            in_step=lambda: self.phases.phase == ScriptPhase.STEP,
         )
         script = self.pipeline.script
         self.between.log = NotedResults(self.context.rank, self.log.messages, lambda: script.absence)
@@ -198,16 +198,16 @@ class Attachments:
         if self.settings.check_data and self.pipeline is None:
             self.replicas.watch_inputs(self.batches.given)
 
-    def add_part(self, part: Part) -> None:
+    def add_hook(self, hook: Hook) -> None:
         """See :meth:`swift_ft.Session.between`."""
         self.state.small.setdefault("swift_ft.stop", self.between.stop)
-        self.between.add(part)
+        self.between.add(hook)
 
     def _check_forward(self, model: Any, _: Any) -> None:
         """DDP communicates by itself, where it keeps buffers equal."""
         if (
             not torch.compiler.is_compiling()
-            and self.phases.phase == Phase.OUTSIDE
+            and self.phases.phase == ScriptPhase.OUTSIDE
             and model.will_sync_module_buffers()
         ):
             self.phases.refuse("the DDP model, which synchronises its buffers,")

@@ -40,7 +40,7 @@ from swift_ft.runtime.measures.profiler import Profiler
 from swift_ft.runtime.measures.work_history import WorkHistory
 from swift_ft.runtime.measures.worker_records import WorkerRecords
 from swift_ft.runtime.memory.interval import Interval
-from swift_ft.runtime.memory.snapshots import Snapshots
+from swift_ft.runtime.memory.memory_checkpoints import MemoryCheckpoints
 from swift_ft.runtime.peer_files import PeerFiles
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.replicas.own_variables import OwnVariables
@@ -213,14 +213,14 @@ class Foundations:
             every=settings.checkpoint_every,
         )
 
-    def _new_snapshots(self) -> Snapshots:
+    def _new_memory_checkpoints(self) -> MemoryCheckpoints:
         settings, context = self._settings, self._context
         every, interval = settings.snapshot_every, None
         if every is not None:
             interval = Interval(
                 self._rendezvous, self._writer, every, rank=context.rank, at_most=settings.checkpoint_every
             )
-        return Snapshots(context, self._state, self._rendezvous, self._peers, interval)
+        return MemoryCheckpoints(context, self._state, self._rendezvous, self._peers, interval)
 
     def _differs(self) -> None:
         """What comes between two steps had unlike results on two workers. In the writer's thread."""
@@ -230,7 +230,7 @@ class Foundations:
     def _protect(self) -> None:
         """What holds the training state and can bring it back."""
         self.status = WorkerStatus()
-        self._snapshots = self._new_snapshots()
+        self._in_memory = self._new_memory_checkpoints()
         self.between = Between(
             self._context.rank,
             self._state,
@@ -247,7 +247,7 @@ class Foundations:
         self._replicas.own_variables = OwnVariables(
             self._context.rank, self._rollback.carried, self._rendezvous, self._writer
         )
-        checkpointer, snapshots = self._checkpointer, self._snapshots
+        checkpointer, snapshots = self._checkpointer, self._in_memory
         self.profiler = Profiler(
             self._context,
             self._rendezvous,

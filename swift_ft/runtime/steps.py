@@ -10,7 +10,7 @@ from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
-from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.step_failures import step_failures
 
 
@@ -63,7 +63,7 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """End the step. The recovery begins outside of this block, whose traceback holds on to the group."""
-        self._phases.phase = Phase.OUTSIDE
+        self._phases.phase = ScriptPhase.OUTSIDE
         self._batches.end()
         if isinstance(error, RecoveryError):
             self._cause, self._failure = str(error), error.with_traceback(None)
@@ -125,9 +125,9 @@ def steps(runner: Iterations, between: Between, phases: ScriptPhases, iterations
                 runner.finish_on_device,
             )
             runner.begin()
-            phases.phase = Phase.OUTSIDE
+            phases.phase = ScriptPhase.OUTSIDE
             yield step
-            phases.phase = Phase.OVER
+            phases.phase = ScriptPhase.OVER
             if not step._entered:
                 raise UsageError("Write `with step:` around the body of the loop.")
             if step._left:
@@ -135,7 +135,7 @@ def steps(runner: Iterations, between: Between, phases: ScriptPhases, iterations
             else:
                 runner.interrupted(step._cause or "", step._failure, caught=step.caught)
     finally:
-        phases.phase = Phase.OVER
+        phases.phase = ScriptPhase.OVER
         _tell_agent(in_loop=False)
 
 

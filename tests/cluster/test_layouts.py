@@ -9,9 +9,9 @@ import pytest
 import torch
 from gpt import Config, build_layer
 
-from swift_ft.checkpoint.folder import Part
 from swift_ft.checkpoint.manifest import MANIFEST
 from swift_ft.offline.part_comparison import read_part
+from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.store import Store
 from tests.support.cluster import (
     SLOW_UNTIL_TOLD,
@@ -330,7 +330,7 @@ def test_a_replay_without_the_job(tmp_path: Path) -> None:
     same = over_backend([*training(tmp_path / "nowhere", EVEN, iterations=LONG - 1), *DROPOUT])
     done = recover("replay", str(run.store), *where, "--", *same)
     assert f"{LONG - 1} iterations completed" in done.stdout, done.stderr
-    rebuilt = read_part(Store(str(tmp_path / "out")), Part("rank-00002", ""))
+    rebuilt = read_part(Store(str(tmp_path / "out")), SavedPart("rank-00002", ""))
     weights = torch.load(run.folder / "weights" / "rank2.pt", weights_only=True)
     assert len({name.partition(".")[0] for name in weights}) > 4
     assert all(torch.equal(rebuilt[f"models.model.{name}"], weights[name]) for name in weights)

@@ -14,8 +14,8 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from swift_ft.checkpoint.folder import Part
 from swift_ft.offline.part_comparison import read_part
+from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.store import Store
 from tests.support.cluster import ClusterRun, recover, run_cluster, training
 
@@ -258,7 +258,7 @@ def test_any_iteration(machine: int, tmp_path: Path, made: Make) -> None:
     for iteration in (4, 5, 7):
         out = tmp_path / str(iteration)
         replay(run, machine, out, "--from-checkpoint", "3", "--to-iteration", str(iteration))
-        rebuilt = read_part(Store(out), Part(f"rank-{machine:05d}", ""))
+        rebuilt = read_part(Store(out), SavedPart(f"rank-{machine:05d}", ""))
         live = torch.load(run.folder / f"{iteration}-rank{machine}.pt", weights_only=True)
         assert live
         assert all(torch.equal(rebuilt[f"models.model.{name}"], live[name]) for name in live), iteration

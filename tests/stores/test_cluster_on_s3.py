@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from benchmarks.lib.seaweed import ACCESS_KEY, BUCKET, SECRET_KEY, SeaweedServer
-from swift_ft.checkpoint.folder import Part
 from swift_ft.cli.recover.main import main
 from swift_ft.offline.archive import read_journal
 from swift_ft.offline.part_comparison import read_part
 from swift_ft.offline.run_store import open_run_store
 from swift_ft.recovery.entries import entry_from_dict
-from swift_ft.recovery.job_state import Phase
+from swift_ft.recovery.job_state import Phase, SavedPart
 from swift_ft.storage.store import Store
 from tests.support.cluster import ClusterRun, recover, training
 from tests.support.training import replayed_from
@@ -34,7 +33,7 @@ def replay_without_the_job(url: str, run: ClusterRun, folder: Path) -> None:
     where = ["--machine", "1", "--out", str(out)]
     done = recover("replay", url, *where, "--", *training(folder / "nowhere"))
     assert "8 iterations completed" in done.stdout, done.stderr
-    rebuilt = read_part(Store(out), Part("rank-00001", ""))
+    rebuilt = read_part(Store(out), SavedPart("rank-00001", ""))
     weights = torch.load(run.folder / "weights" / "rank1.pt", weights_only=True)
     assert weights
     assert all(torch.equal(rebuilt[f"models.model.{name}"], weights[name]) for name in weights)

@@ -15,10 +15,10 @@ import s3fs
 import torch
 
 from benchmarks.lib.seaweed import BUCKET
-from swift_ft.checkpoint.folder import Part
 from swift_ft.cli.recover.main import main
 from swift_ft.offline.part_comparison import read_part
 from swift_ft.recovery.entries import entry_from_dict
+from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.files import FileFacts
 from swift_ft.storage.store import Store
 from tests.support.cluster import ClusterRun, recover, run_cluster, training
@@ -154,7 +154,7 @@ def test_replay(made: Made, tmp_path: Path) -> None:
     script = training(tmp_path / "nowhere")
     done = recover("replay", made.url, "--machine", str(LOST), "--out", str(out), "--", *script)
     assert f"{LENGTH} iterations completed" in done.stdout, done.stderr
-    rebuilt = read_part(Store(out), Part(f"rank-{LOST:05d}", ""))
+    rebuilt = read_part(Store(out), SavedPart(f"rank-{LOST:05d}", ""))
     weights = torch.load(made.run.folder / "weights" / f"rank{LOST}.pt", weights_only=True)
     assert weights
     assert all(torch.equal(rebuilt[f"models.model.{name}"], weights[name]) for name in weights)

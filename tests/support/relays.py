@@ -23,7 +23,7 @@ from swift_ft.recovery.blocks import Block, Sequencer, block_from_text
 from swift_ft.recovery.heads import met_by
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
-from swift_ft.recovery.snapshot import Snapshot, snapshot_to_text
+from swift_ft.recovery.snapshot import JournalSnapshot, snapshot_to_text
 
 
 class MemoryLog:
@@ -75,7 +75,7 @@ class MemoryLog:
             sequencer, entries = sequencer.admit_all(block)
             for entry in entries:
                 state = step(state, entry.event)
-        self.put_snapshot(snapshot_to_text(Snapshot(state, sequencer, len(blocks))), len(blocks))
+        self.put_snapshot(snapshot_to_text(JournalSnapshot(state, sequencer, len(blocks))), len(blocks))
         self.delete_before(len(blocks))
 
     def blocks(self) -> list[Block]:

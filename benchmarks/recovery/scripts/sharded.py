@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 
 import swift_ft
 from swift_ft.faults.failpoints import Point, hit
-from swift_ft.runtime.memory.snapshots import Snapshots
+from swift_ft.runtime.memory.memory_checkpoints import MemoryCheckpoints
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--folder", type=Path, required=True)
@@ -52,13 +52,13 @@ died = args.folder / "died"
 
 def copy_in_turns(block: int) -> None:
     """Make no copy in every second block."""
-    take = Snapshots._take
+    take = MemoryCheckpoints._take
 
-    def take_in_turns(self: Snapshots, iteration: int, *, by_plan: bool = False) -> None:
+    def take_in_turns(self: MemoryCheckpoints, iteration: int, *, by_plan: bool = False) -> None:
         if by_plan or iteration // block % 2 == 0:
             take(self, iteration, by_plan=by_plan)
 
-    Snapshots._take = take_in_turns  # type: ignore[method-assign]
+    MemoryCheckpoints._take = take_in_turns  # type: ignore[method-assign]
 
 
 def iterate(iteration: int) -> None:

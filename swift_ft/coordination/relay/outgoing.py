@@ -15,7 +15,7 @@ from swift_ft.errors import RendezvousLostError
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.events import Event, PartPersisted
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.snapshot import JournalSnapshot
 
 _ALLOWED_S = 2.5
 """Each relay on the way may hold an event for 0.4 s (`merging.py`), and the longest way has four."""
@@ -65,7 +65,7 @@ class Outgoing:
             if found:
                 self._changed.notify_all()
 
-    def covered(self, snapshot: Snapshot) -> None:
+    def covered(self, snapshot: JournalSnapshot) -> None:
         """Forget events that a snapshot stands for: their blocks may be gone before they are read."""
         self.arrived(stamped for stamped in self.all() if snapshot.sequencer.has(stamped))
 

@@ -36,7 +36,7 @@ from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
 from swift_ft.recovery.heads import FANOUT, served_by
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.snapshot import JournalSnapshot
 
 _logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Relay:
         self._outgoing.arrived(block)
         return block
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> JournalSnapshot | None:
         """See :meth:`EventLog.snapshot`. It comes from the store: those that follow read their own."""
         snapshot = self._upstream.journal.snapshot()
         if snapshot is not None:

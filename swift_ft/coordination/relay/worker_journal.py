@@ -20,7 +20,7 @@ from swift_ft.coordination.relay.outgoing import Outgoing, Stamper
 from swift_ft.errors import FencedError, RendezvousLostError
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.snapshot import JournalSnapshot
 
 AGENT_SILENCE_S = 2.0
 """An agent that sends nothing for so long does not keep its workers from the journal."""
@@ -111,7 +111,7 @@ class WorkerJournal:
         self._outgoing.arrived(block)
         return block
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> JournalSnapshot | None:
         """See :meth:`EventLog.snapshot`. It comes from the store, as blocks do that the agent has no more.
 
         A job that has just formed has none, which its agent knows: else each worker asked the store.

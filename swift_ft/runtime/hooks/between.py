@@ -1,14 +1,14 @@
 """Functions between two steps: validation, the script's own checkpoints, log lines (``session.between``).
 
-A part is a function of the script. It runs once all of the iteration before it is complete, and before the
+A hook is a function of the script. It runs once all of the iteration before it is complete, and before the
 checkpoint there. It may communicate as it likes, since no replay runs it; so it must not change the training
 state. Whatever follows from it for the training does so through its result: that is noted in the rendezvous
-store and given to the part's ``then``, in a replay too. Training does not wait for the store. So a worker
-whose result differs from another one's learns of it a little later, and no part that it saved since counts.
+store and given to the hook's ``then``, in a replay too. Training does not wait for the store. So a worker
+whose result differs from another one's learns of it a little later, and no hook that it saved since counts.
 
-    iteration n-1 complete ──▶ part 0 ──▶ result noted ──▶ then(result) ──▶ part 1 ... ──▶ checkpoint, step n
+    iteration n-1 complete ──▶ hook 0 ──▶ result noted ──▶ then(result) ──▶ hook 1 ... ──▶ checkpoint, step n
 
-A loss in a part leads back to its beginning on all workers: also on those that have completed it.
+A loss in a hook leads back to its beginning on all workers: also on those that have completed it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from swift_ft.determinism import derive_seed, seed_host, seed_torch
 from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.observe.waits import waiting
 from swift_ft.runtime.hooks.between_state import ChangeableState, FixedState, ModuleModes
-from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 _SKIPPED = "skipped"
@@ -40,7 +40,7 @@ _LIMIT = 64 << 10
 
 
 class OnLoss(StrEnum):
-    """What becomes of a part in which a machine is lost."""
+    """What becomes of a hook in which a machine is lost."""
 
     REPEAT = "repeat"
     """All workers do it again."""
@@ -49,8 +49,8 @@ class OnLoss(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What a script does between two steps.
+class Hook:
+    """A function that a script does between two steps.
 
     Attributes:
         function: does it.
@@ -100,7 +100,7 @@ class ResultLog(Protocol):
 
 
 class Between:
-    """The parts of one worker.
+    """The hooks of one worker.
 
     Args:
         rank: this worker.
@@ -111,8 +111,8 @@ class Between:
 
     Attributes:
         stop: whether training ends early.
-        repeats: the parts that are due now were begun before a loss.
-        applying: a part's ``then`` is running.
+        repeats: the hooks that are due now were begun before a loss.
+        applying: a hook's ``then`` is running.
         log: keeps results for a replay without the job; None where there is no log.
         differs: another worker had another result: then what followed from it is not the same on all.
     """
@@ -134,27 +134,27 @@ class Between:
         self._seed = seed
         self._on_difference = on_difference
         self.differs: UsageError | None = None  # owner: the writer's thread; others read
-        self._parts: list[Part] = []
+        self._hooks: list[Hook] = []
         self._before: dict[int, ChangeableState] = {}  # by position: what the state was before its `then`
         self._before_at = -1
-        self._modes: ModuleModes | None = None  # of the part that runs
+        self._modes: ModuleModes | None = None  # of the hook that runs
         self.stop = Stop()
         self.repeats = self.applying = False
         self.log: ResultLog | None = None
 
-    def add(self, part: Part) -> None:
+    def add(self, hook: Hook) -> None:
         """From the next step on."""
-        self._parts.append(part)
+        self._hooks.append(hook)
 
     def agree(self) -> None:
-        """All workers must have the same parts.
+        """All workers must have the same hooks.
 
         Raises:
             UsageError: this worker has others than the first one that came here.
         """
-        if not self._parts:
+        if not self._hooks:
             return
-        ours = json.dumps([[p.name, p.every, p.then is not None, p.on_loss] for p in self._parts])
+        ours = json.dumps([[p.name, p.every, p.then is not None, p.on_loss] for p in self._hooks])
         theirs = self._rendezvous.compare_set(store_keys.between_parts(), "", ours).decode()
         if ours != theirs:
             raise UsageError(
@@ -166,57 +166,57 @@ class Between:
         """Between two steps, and after one that broke off.
 
         Raises:
-            UsageError: the result of a part was not the same on all workers.
+            UsageError: the result of a hook was not the same on all workers.
         """
         if self.differs is not None:
             raise self.differs
 
-    def due(self, iteration: int) -> list[Part]:
+    def due(self, iteration: int) -> list[Hook]:
         """What follows the completion of this many iterations, in order."""
-        return [part for part in self._parts if iteration and iteration % part.every == 0]
+        return [hook for hook in self._hooks if iteration and iteration % hook.every == 0]
 
     def run(self, iteration: int, position: int, generation: int, phases: ScriptPhases) -> None:
-        """Do one part together with all other workers, or skip it.
+        """Do one hook together with all other workers, or skip it.
 
         Args:
             iteration: completed iterations.
             position: among those that are due.
-            phases: the script is in a part.
+            phases: the script is in a hook.
 
         Raises:
-            UsageError: the part changed the training state, or its result cannot be noted.
-            Exception: what the part raised; of broken communication, among others.
+            UsageError: the hook changed the training state, or its result cannot be noted.
+            Exception: what the hook raised; of broken communication, among others.
         """
-        part = self.due(iteration)[position]
-        if self.repeats and part.on_loss == OnLoss.SKIP:
-            if part.then is not None:
-                self._note(part, iteration, position, generation, _SKIPPED)
+        hook = self.due(iteration)[position]
+        if self.repeats and hook.on_loss == OnLoss.SKIP:
+            if hook.then is not None:
+                self._note(hook, iteration, position, generation, _SKIPPED)
             return
         self._modes = ModuleModes(self._state)
         seed = derive_seed(self._seed, iteration, -1, position)
         seed_torch(seed)
         seed_host(seed)
         before = FixedState(self._state)
-        result = part.function()
+        result = hook.function()
         self._leave(interrupted=False)
         if changed := before.changed():
             raise UsageError(
-                f"{part.name}() is done between two steps and changed {changed}, which no replay would see: "
+                f"{hook.name}() is done between two steps and changed {changed}, which no replay would see: "
                 "return what decides, and change it in session.between(..., then=...), or do it inside "
                 "`with step:`."
             )
-        if part.then is None:
+        if hook.then is None:
             return
-        noted = _written(part, result)
-        self._note(part, iteration, position, generation, noted)
+        noted = _written(hook, result)
+        self._note(hook, iteration, position, generation, noted)
         if self._before_at != iteration:
             self._before, self._before_at = {}, iteration
         self._before[position] = ChangeableState(self._state)
-        phases.phase = Phase.OUTSIDE  # what follows must need no other worker
-        self._apply(part, noted)
+        phases.phase = ScriptPhase.OUTSIDE  # what follows must need no other worker
+        self._apply(hook, noted)
 
     def interrupted(self) -> None:
-        """A part was interrupted: modules are as they were before it."""
+        """A hook was interrupted: modules are as they were before it."""
         self._leave(interrupted=True)
 
     def _leave(self, *, interrupted: bool) -> None:
@@ -225,7 +225,7 @@ class Between:
         self._modes = None
 
     def go_back(self, iteration: int, position: int) -> None:
-        """To the state before a part and all that follow it."""
+        """To the state before a hook and all that follow it."""
         if self._before_at != iteration:
             return
         later = [p for p in self._before if p >= position]
@@ -235,29 +235,29 @@ class Between:
             del self._before[place]
 
     def take_over(self, iteration: int, until: int, *, begin: int = 0) -> None:
-        """What followed from the parts after an iteration follows now, in a replay.
+        """What followed from the hooks after an iteration follows now, in a replay.
 
         Args:
             iteration: completed iterations.
-            until: only from the parts before this one.
+            until: only from the hooks before this one.
             begin: and not before that one.
 
         Raises:
             RecoveryError: a result is missing.
         """
-        for position, part in list(enumerate(self.due(iteration)))[begin:until]:
-            if part.then is None:
+        for position, hook in list(enumerate(self.due(iteration)))[begin:until]:
+            if hook.then is None:
                 continue
             noted = self._noted(iteration, position)
             if noted is None:
                 raise RecoveryError(
-                    f"the result of {part.name}() after iteration {iteration - 1} was not noted, so what "
+                    f"the result of {hook.name}() after iteration {iteration - 1} was not noted, so what "
                     "followed from it is unknown"
                 )
             if self.log is not None:
                 self.log.note(iteration, position, noted)
             if noted != _SKIPPED:
-                self._apply(part, noted)
+                self._apply(hook, noted)
 
     def _noted(self, iteration: int, position: int) -> str | None:
         key = store_keys.between_result(iteration, position)
@@ -266,25 +266,25 @@ class Between:
                 return self._rendezvous.get(key).decode().partition(" ")[2]
         return self.log.read(iteration, position) if self.log is not None else None
 
-    def _apply(self, part: Part, noted: str) -> None:
-        assert part.then is not None
+    def _apply(self, hook: Hook, noted: str) -> None:
+        assert hook.then is not None
         self.applying = True
         try:
-            part.then(json.loads(noted))
+            hook.then(json.loads(noted))
         finally:
             self.applying = False
 
-    def _note(self, part: Part, iteration: int, position: int, generation: int, noted: str) -> None:
+    def _note(self, hook: Hook, iteration: int, position: int, generation: int, noted: str) -> None:
         """For replays."""
         if self.log is not None:
             self.log.note(iteration, position, noted)
         key = store_keys.between_result(iteration, position)
-        self._writer.do(partial(self._compare, part.name, key, generation, noted))
+        self._writer.do(partial(self._compare, hook.name, key, generation, noted))
 
     def _compare(self, name: str, key: str, generation: int, noted: str) -> None:
         """Note a result, or compare it with what another worker has noted. In the writer's thread.
 
-        What an earlier generation noted was not the last word: the part is repeated.
+        What an earlier generation noted was not the last word: the hook is repeated.
         """
         ours, found = f"{generation} {noted}", ""
         while (now := self._rendezvous.compare_set(key, found, ours).decode()) != ours:
@@ -299,7 +299,7 @@ class Between:
             found = now
 
 
-def _written(part: Part, result: Any) -> str:
+def _written(hook: Hook, result: Any) -> str:
     """A result as text: numbers keep all their bits."""
     if isinstance(result, torch.Tensor) and result.numel() == 1:
         result = result.item()
@@ -307,9 +307,9 @@ def _written(part: Part, result: Any) -> str:
         text = json.dumps(result)
     except TypeError as error:
         raise UsageError(
-            f"{part.name}() returned {type(result).__name__}. What `then` is given must be numbers, texts, "
+            f"{hook.name}() returned {type(result).__name__}. What `then` is given must be numbers, texts, "
             f"lists and dictionaries of them ({error})."
         ) from error
     if len(text) > _LIMIT:
-        raise UsageError(f"{part.name}() returned {len(text)} characters, and the limit is {_LIMIT}.")
+        raise UsageError(f"{hook.name}() returned {len(text)} characters, and the limit is {_LIMIT}.")
     return text

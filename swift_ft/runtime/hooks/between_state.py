@@ -1,4 +1,4 @@
-"""The state around a part between two steps: what the part must not change, and what is put back after it.
+"""The state around a hook between two steps: what the hook must not change, and what is put back after it.
 
 See `runtime/hooks/between.py`.
 """
@@ -23,7 +23,7 @@ from swift_ft.torch_core.tensors import same_bits, version_of
 class ModuleModes:
     """Whether each module trains or is evaluated, its buffers, and the host's random state.
 
-    The random state is put back because a replay has it without the part.
+    The random state is put back because a replay has it without the hook.
     """
 
     def __init__(self, state: TrainingState) -> None:
@@ -34,7 +34,7 @@ class ModuleModes:
         self._random = host_random_state()
 
     def restore(self, *, buffers: bool) -> None:
-        """As it was. Buffers only if the part was interrupted: it may have left some of them changed."""
+        """As it was. Buffers only if the hook was interrupted: it may have left some of them changed."""
         for module, training in self._training:
             module.training = training
         set_host_random_state(self._random)
@@ -43,7 +43,7 @@ class ModuleModes:
 
 
 class FixedState:
-    """What a part must not change."""
+    """What a hook must not change."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
@@ -79,7 +79,7 @@ class FixedState:
 
 
 class ChangeableState:
-    """What a part's ``then`` may change: small state, and hyper-parameters of optimizers."""
+    """What a hook's ``then`` may change: small state, and hyper-parameters of optimizers."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state

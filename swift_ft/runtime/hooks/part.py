@@ -7,7 +7,7 @@ from collections.abc import Callable
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.errors import first_line
 from swift_ft.runtime.hooks.between import Between
-from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.runtime.worker.part import Interruption, Part, Round
 from swift_ft.runtime.worker.status import WorkerStatus
 
@@ -62,7 +62,7 @@ class HooksPart(Part):
     def do(self, iteration: int, position: int, generation: int) -> str | None:
         """See :class:`swift_ft.runtime.worker.ports.Hooks`."""
         self._progress.publish(iteration, "between")
-        self._phases.phase = Phase.PART
+        self._phases.phase = ScriptPhase.HOOK
         self._aside(True)
         try:
             self._between.run(iteration, position, generation, self._phases)
@@ -71,7 +71,7 @@ class HooksPart(Part):
                 raise
             return first_line(error)  # and no more: the traceback holds on to the group
         finally:
-            self._phases.phase = Phase.OVER
+            self._phases.phase = ScriptPhase.OVER
             self._aside(False)
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from swift_ft.recovery.events import StatusReported
-from swift_ft.runtime.memory.snapshots import Snapshots
+from swift_ft.runtime.memory.memory_checkpoints import MemoryCheckpoints
 from swift_ft.runtime.worker.part import Part, Round, StepInfo
 
 
@@ -18,7 +18,7 @@ class MemoryPart(Part):
 
     name = "memory"
 
-    def __init__(self, snapshots: Snapshots) -> None:
+    def __init__(self, snapshots: MemoryCheckpoints) -> None:
         self._snapshots = snapshots
 
     def boundary(self, step: StepInfo) -> None:

@@ -12,12 +12,12 @@ from swift_ft.runtime.script.script_line import script_line
 from swift_ft.torch_adapters.script_operations import Operation, OperationInterceptor
 
 
-class Phase(StrEnum):
+class ScriptPhase(StrEnum):
     """A part of the script's loop."""
 
     STEP = "step"
     """Inside `with step:`. It is repeated after a loss, and replayed."""
-    PART = "part"
+    HOOK = "hook"
     """In a function for ``session.between``. It is repeated after a loss or skipped, and never replayed."""
     OUTSIDE = "outside"
     """Between two steps, in the script's own loop. It is neither repeated nor replayed."""
@@ -37,25 +37,25 @@ class ScriptPhases:
     """
 
     steps: OperationInterceptor | None = None
-    phase: Phase = Phase.OVER
+    phase: ScriptPhase = ScriptPhase.OVER
     _steps_begun: int = 0
 
     def begin_step(self) -> None:
         """The script is inside of another step, or repeats one."""
-        self.phase, self._steps_begun = Phase.STEP, self._steps_begun + 1
+        self.phase, self._steps_begun = ScriptPhase.STEP, self._steps_begun + 1
 
     def begin(self, operation: Operation) -> Callable[[], None] | None:
         """See the protocol."""
-        if self.phase == Phase.OUTSIDE and len(operation.members) > 1:
+        if self.phase == ScriptPhase.OUTSIDE and len(operation.members) > 1:
             self.refuse(operation.name)
-        if self.phase != Phase.STEP:
+        if self.phase != ScriptPhase.STEP:
             return _nothing
         on_end = self.steps.begin(operation) if self.steps is not None else _nothing
         return None if on_end is None else partial(self._end, operation.name, self._steps_begun, on_end)
 
     def _end(self, name: str, begun: int, on_end: Callable[[], None]) -> None:
         """A wait for an operation of a step is over. The repetition of another step could not wait for it."""
-        if (self.phase, self._steps_begun) != (Phase.STEP, begun):
+        if (self.phase, self._steps_begun) != (ScriptPhase.STEP, begun):
             raise UsageError(
                 f"{script_line()} waits for {name}, which began in a step that is over: if a machine were "
                 "lost meanwhile, no step would begin it again. Wait for it inside the same `with step:`, or "

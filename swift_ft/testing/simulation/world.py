@@ -19,7 +19,7 @@ from swift_ft.recovery.blocks import Sequencer, Stamped
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.protocol import step, step_all
-from swift_ft.recovery.snapshot import Snapshot, snapshot_from_text, snapshot_to_text
+from swift_ft.recovery.snapshot import JournalSnapshot, snapshot_from_text, snapshot_to_text
 from swift_ft.testing.simulation.heads import Heads
 from swift_ft.testing.simulation.store import Content, Logged, SharedStore, Violation
 
@@ -250,7 +250,7 @@ class Newcomers:
         if self._state is None:
             if self._rng.random() >= self._rate:
                 return
-            made = Snapshot(before, Sequencer(), 0)
+            made = JournalSnapshot(before, Sequencer(), 0)
             self._state, self._left = snapshot_from_text(snapshot_to_text(made)).state, _FOLLOWS
             if self._state != before:
                 raise Violation(f"a snapshot is not what it was made of: {self._state} and {before}")

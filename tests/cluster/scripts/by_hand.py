@@ -60,14 +60,14 @@ session = swift_ft.Session(
     snapshot_every=every,
 )
 if args.memory_left is not None:
-    session._assembly._snapshots._available = lambda: args.memory_left
+    session._assembly._in_memory._available = lambda: args.memory_left
 if args.ddp:
     session.attach_ddp(model)
 
 
 def damage(which: str) -> None:
     """Flip a bit of the newest copy of this worker's state, or of the one that it holds for another."""
-    snapshots = session._assembly._snapshots
+    snapshots = session._assembly._in_memory
     found = snapshots._own[10] if which == "own" else snapshots._held.find(10)
     assert isinstance(found, Held)
     found.block.data[found.block.length // 2] ^= 1

@@ -18,11 +18,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
-from swift_ft.checkpoint.folder import CheckpointFolder, Part
+from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, DamagedCheckpointError
 from swift_ft.faults import failpoints
+from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import staged, write_part
 
@@ -337,7 +338,7 @@ def test_a_repeated_commit_writes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     folder.commit(
         20, {0: "b"}, "run", {"b": "2"}
     )  # of a later generation: the earlier one was never reported
-    assert folder.part_of(20, 0) == Part("b", "2")
+    assert folder.part_of(20, 0) == SavedPart("b", "2")
 
 
 def test_the_marker_that_another_worker_writes_right_now_is_left_alone(tmp_path: Path) -> None:

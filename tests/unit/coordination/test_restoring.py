@@ -22,7 +22,7 @@ from swift_ft.errors import FencedError, NotRestoredError, RendezvousLostError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Sequencer
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.snapshot import Snapshot
+from swift_ft.recovery.snapshot import JournalSnapshot
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 from tests.support.journals import RUN
 from tests.support.waiting import wait_until
@@ -269,8 +269,8 @@ def test_a_copy_begins_with_what_the_store_may_begin_with(stores: Stores) -> Non
     machine = Machine("m0", stores)
     machine.read(journal, 5)
     machine.outlives_all_others()
-    machine.copy.drop_before(Snapshot(State(), Sequencer(), 3))
-    machine.copy.drop_before(Snapshot(State(), Sequencer(), 9))  # it has not read so far
+    machine.copy.drop_before(JournalSnapshot(State(), Sequencer(), 3))
+    machine.copy.drop_before(JournalSnapshot(State(), Sequencer(), 9))  # it has not read so far
     stores.lose()
     stores.start()
     touch(machine)

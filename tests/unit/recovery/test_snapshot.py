@@ -13,17 +13,17 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Sequencer, Stamped
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
-from swift_ft.recovery.snapshot import Snapshot, decoded, encoded, snapshot_from_text, snapshot_to_text
+from swift_ft.recovery.snapshot import JournalSnapshot, decoded, encoded, snapshot_from_text, snapshot_to_text
 from tests.support.journals import ENDED, RECOVERED, opening
 
 
-def snapshots(events: list[ev.Event]) -> list[Snapshot]:
+def snapshots(events: list[ev.Event]) -> list[JournalSnapshot]:
     """After each event."""
-    found = [Snapshot(State(), Sequencer(), 0)]
+    found = [JournalSnapshot(State(), Sequencer(), 0)]
     for number, event in enumerate(events, 1):
         state, sequencer, _ = found[-1]
         sequencer, _ = sequencer.admit(Stamped(event, 1.0, "me", f"origin {number % 3}", number))
-        found.append(Snapshot(step(state, event), sequencer, number))
+        found.append(JournalSnapshot(step(state, event), sequencer, number))
     return found
 
 
@@ -42,7 +42,7 @@ def test_all_participants_write_the_same_text() -> None:
 
 def test_what_workers_have_in_common_is_written_once() -> None:
     snapshot = snapshots(opening(500))[-1]
-    plain = json.dumps(encoded(Snapshot, snapshot))
+    plain = json.dumps(encoded(JournalSnapshot, snapshot))
     assert plain.count("max_replay_shards") == 1
 
 

@@ -72,7 +72,7 @@ class MemoryJob(SimulatedJob):
 
 
 class MemoryWorker(Worker):
-    """One worker, a small version of `runtime/memory/snapshots.py`.
+    """One worker, a small version of `runtime/memory/memory_checkpoints.py`.
 
     Attributes:
         own: copies of its own state, by iteration: the newest complete one, and the next.

@@ -12,8 +12,8 @@ import torch
 
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import RecoveryError, UsageError
-from swift_ft.runtime.hooks.between import Between, OnLoss, Part
-from swift_ft.runtime.script.script_phases import Phase, ScriptPhases
+from swift_ft.runtime.hooks.between import Between, Hook, OnLoss
+from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.script_operations import Operation
 from tests.support.writers import AtOnce
 
@@ -66,10 +66,10 @@ class Worker:
     def add(
         self, function: Callable[[], Any], every: int = 1, *, then: Any = None, skip: bool = False
     ) -> None:
-        self.between.add(Part(function, every, then, OnLoss.SKIP if skip else OnLoss.REPEAT))
+        self.between.add(Hook(function, every, then, OnLoss.SKIP if skip else OnLoss.REPEAT))
 
     def run(self, iteration: int, position: int = 0, generation: int = 1) -> None:
-        self.phases.phase = Phase.PART
+        self.phases.phase = ScriptPhase.HOOK
         self.between.run(iteration, position, generation, self.phases)
 
 
@@ -114,7 +114,7 @@ def test_numbers_keep_all_their_bits(store: Store, worker: Worker) -> None:
 
 
 def test_the_way_back(worker: Worker) -> None:
-    """To the state before a part, however many of them are done."""
+    """To the state before a hook, however many of them are done."""
     for _ in range(3):
         worker.add(lambda: 1.0, then=worker.plateau.step)
     worker.plateau.step(0.1)
@@ -275,7 +275,7 @@ def test_an_operation_of_a_step_is_waited_for_in_it(worker: Worker) -> None:
     assert late is not None
     assert later is not None
     in_time()
-    phases.phase = Phase.OUTSIDE
+    phases.phase = ScriptPhase.OUTSIDE
     with pytest.raises(
         UsageError, match=r"test_between\.py:\d+ .* waits for allreduce, which began in a step"
     ):

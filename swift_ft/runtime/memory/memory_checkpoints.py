@@ -60,7 +60,7 @@ class _Send:
     by_plan: bool = False  # all make it, because training begins with it, and not because it is due
 
 
-class Snapshots:
+class MemoryCheckpoints:
     """One worker's copies, those that it holds, and the way back to them.
 
     Args:
