@@ -34,8 +34,8 @@ from swift_ft.data import FileSamples, GlobalBatches, IndexedBatches, LoaderBatc
 from swift_ft.determinism import deterministic
 from swift_ft.faults import Action, Target
 from swift_ft.faults.failpoints import Point
-from swift_ft.launch.agent_endpoint import AgentCollector
-from swift_ft.launch.agent_status import AgentStatus
+from swift_ft.launch.agent.endpoint import AgentCollector
+from swift_ft.launch.agent.status import AgentStatus
 from swift_ft.logging import IterationStats, LogBudget, LogWriterMetrics
 from swift_ft.optim import wrap_optimizer
 from swift_ft.recovery.events import EVENTS

@@ -15,7 +15,7 @@ from benchmarks.scale.machine import Job, status_of
 from benchmarks.scale.model import Costs
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect as connect_to_store
-from swift_ft.launch.store_service import StoreService
+from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.network import Channel, JobSecret, Port, connect
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Sequencer, Stamped, block_from_text, block_to_text

@@ -27,7 +27,7 @@ from benchmarks.lib.results import Target, argument_parser, record, table, targe
 from benchmarks.scale.fit import fit
 from benchmarks.scale.host import Costs, Host
 from benchmarks.scale.machine import Job
-from swift_ft.launch.store_service import StoreService
+from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.network import JobSecret
 
 SIZES = (64, 128, 256, 512, 1024)

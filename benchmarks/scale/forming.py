@@ -22,7 +22,7 @@ from benchmarks.lib.results import argument_parser, record, table
 from benchmarks.scale.control_plane import cpu_of, summed
 from benchmarks.scale.host import Host
 from benchmarks.scale.machine import Job
-from swift_ft.launch.store_service import StoreService
+from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.network import JobSecret
 
 SIZES = (64, 128, 256, 512)

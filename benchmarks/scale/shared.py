@@ -18,7 +18,7 @@ from typing import Any
 from swift_ft.coordination import follower, journal, journal_reader
 from swift_ft.coordination.relay import merging, outgoing, relay, worker_journal
 from swift_ft.coordination.relay.upstream import Upstream
-from swift_ft.launch import sentinel, watched_machine
+from swift_ft.launch.detection import policy, sentinel
 from swift_ft.recovery.blocks import Block, Sequencer, block_from_text
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
@@ -57,7 +57,7 @@ def be_patient(silence_s: float) -> None:
         defaults["silence_s"] = silence_s
     outgoing._ALLOWED_S = silence_s
     merging.LINGER_S, merging.LONGEST_LINGER_S = _LINGER_S, silence_s / 12
-    watched_machine.END_STEP_S = _LINGER_S
+    policy.END_STEP_S = _LINGER_S
     relay.BEAT_S = sentinel._LONGEST_BEAT_S = silence_s / 12
 
 

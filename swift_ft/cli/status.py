@@ -13,7 +13,7 @@ from swift_ft.cli.live import is_ci, show
 from swift_ft.cli.watch import View, Watch
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.errors import UsageError
-from swift_ft.launch.store_service import is_listening
+from swift_ft.launch.rendezvous.store_service import is_listening
 from swift_ft.recovery.job_state import Phase
 
 

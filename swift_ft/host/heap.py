@@ -6,8 +6,8 @@ So each of its iterations gives gradients and activations back, and the kernel m
 6,000 page faults in each iteration of the example (docs/decisions/0045-heap.md).
 
 Each session has 64 MiB kept, by a block that it frees. That changes nothing where the user, or a rehearsal
-before, has set a threshold. A process that only waits for its job (`launch/rehearsal.py`) sets all of them:
-what it has mapped ahead is free, and would be given back at once.
+before, has set a threshold. A process that only waits for its job (`launch/processes/rehearsal.py`) sets all
+of them: what it has mapped ahead is free, and would be given back at once.
 
 Nothing is done with another C library, and a freed block is harmless in another allocator.
 """

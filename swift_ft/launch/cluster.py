@@ -27,9 +27,10 @@ from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
-from swift_ft.launch.abandoned_runs import closer_of_abandoned_runs
+from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.machine import MachineJob, run_machine
-from swift_ft.launch.preload import preload
+from swift_ft.launch.processes.preload import preload
+from swift_ft.launch.rendezvous.store_service import StoreService, say_restarted
 from swift_ft.launch.stop_signals import (
     FOR_WORKERS,
     SignalException,
@@ -38,7 +39,6 @@ from swift_ft.launch.stop_signals import (
     stop_signals,
     stopped_by,
 )
-from swift_ft.launch.store_service import StoreService, say_restarted
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Verdict
 

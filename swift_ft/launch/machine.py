@@ -25,17 +25,19 @@ from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.coordination.relay.upstream import HEAD_SILENCE_S
 from swift_ft.coordination.store_client import Admit, connect, how_to_restart
 from swift_ft.errors import SwiftError
-from swift_ft.launch.agent import MachineAgent
-from swift_ft.launch.agent_endpoint import AgentEndpoint
-from swift_ft.launch.agent_recordings import AgentRecordings
-from swift_ft.launch.agent_settings import AgentSettings
-from swift_ft.launch.agent_status import AgentStatus
+from swift_ft.launch.agent.agent import MachineAgent
+from swift_ft.launch.agent.endpoint import AgentEndpoint
+from swift_ft.launch.agent.recordings import AgentRecordings
+from swift_ft.launch.agent.run_end import RunEnd
+from swift_ft.launch.agent.source_watch import SourceWatch
+from swift_ft.launch.agent.status import AgentStatus
+from swift_ft.launch.detection.store_watch import StoreWatch
 from swift_ft.launch.passed_signals import PassedSignals
-from swift_ft.launch.rendezvous import JournalRendezvous
-from swift_ft.launch.run_end import RunEnd
-from swift_ft.launch.setup import setup_of
-from swift_ft.launch.source_watch import SourceWatch
-from swift_ft.launch.standby import Standby
+from swift_ft.launch.processes.standby import Standby
+from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
+from swift_ft.launch.rendezvous.setup import setup_of
+from swift_ft.launch.rendezvous.store_service import run_is_over
+from swift_ft.launch.settings import AgentSettings
 from swift_ft.launch.stop_signals import (
     SignalException,
     default_stop_signals,
@@ -44,8 +46,6 @@ from swift_ft.launch.stop_signals import (
     raise_stop_signals,
     stopped_by,
 )
-from swift_ft.launch.store_service import run_is_over
-from swift_ft.launch.store_watch import StoreWatch
 from swift_ft.network import connect as reach
 from swift_ft.observe.spans import recorder
 from swift_ft.program.discovery import main_source

@@ -21,7 +21,7 @@ from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import OfflineReplay
 from swift_ft.errors import DamagedCheckpointError, UsageError
-from swift_ft.launch.setup import is_readable_file, setup_of
+from swift_ft.launch.rendezvous.setup import is_readable_file, setup_of
 from swift_ft.offline.archive import ArchivedJournal, read_journal
 from swift_ft.offline.log_extent import log_extent
 from swift_ft.offline.part_comparison import REPLAY_RECORD, differences, find_parts, read_part

@@ -20,9 +20,9 @@ from swift_ft.coordination.incarnations import begin
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RecoveryError, UsageError
-from swift_ft.launch.standby import Standby
-from swift_ft.launch.store_service import StoreService
-from swift_ft.launch.worker import WorkerJob
+from swift_ft.launch.processes.standby import Standby
+from swift_ft.launch.processes.worker import WorkerJob
+from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.network import JobSecret
 from swift_ft.observe.waits import waiting
 from swift_ft.offline.replay_plan import GENERATION, ReplayPlan, machine_name, synthetic_journal

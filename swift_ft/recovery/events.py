@@ -42,10 +42,10 @@ class JobOpened:
 class MachineJoined:
     """A machine offers itself, for the slot it prefers or for any.
 
-    ``address`` (``host:port``) is where its neighbour watches it (`launch/sentinel.py`). A machine whose
-    ``setup`` is not that of :class:`JobOpened` is refused. Machines of one ``domain`` may be lost together;
-    one without a name is a failure domain of its own. A guest is a second machine on the hardware of its
-    ``host``, which fills a slot for as long as no machine of its own comes; it is lost with its host.
+    ``address`` (``host:port``) is where its neighbour watches it (`launch/detection/sentinel.py`). A machine
+    whose ``setup`` is not that of :class:`JobOpened` is refused. Machines of one ``domain`` may be lost
+    together; one without a name is a failure domain of its own. A guest is a second machine on the hardware
+    of its ``host``, which fills a slot for as long as no machine of its own comes; it is lost with its host.
     """
 
     machine: str

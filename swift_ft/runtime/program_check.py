@@ -2,7 +2,7 @@
 
 The first worker that begins to train says what the program is, and each worker says what is its own alone. A
 replacement from another launcher, whose files were edited since, would train to other weights, or never
-commit a checkpoint again. What its launcher can compare has been compared (`launch/setup.py`).
+commit a checkpoint again. What its launcher can compare has been compared (`launch/rendezvous/setup.py`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.lib.ports import free_port
 from swift_ft.config.store_address import StoreAddress
-from swift_ft.launch.store_service import is_listening
+from swift_ft.launch.rendezvous.store_service import is_listening
 from tests.support.cluster import ClusterRun, assert_identical, one_line, run_cluster, training
 from tests.support.waiting import wait_until
 

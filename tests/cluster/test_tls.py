@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swift_ft.launch.sentinel import WATCH
+from swift_ft.launch.detection.sentinel import WATCH
 from swift_ft.network import Certificates, JobSecret, RefusedError, connect
 from tests.cluster.test_strangers import listening_ports
 from tests.support.cluster import (

@@ -13,7 +13,7 @@ from benchmarks.lib.etcd import EtcdCluster
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.block_log import BlockLog, block_log_in
 from swift_ft.coordination.store_client import connect as connect_to
-from swift_ft.launch.store_service import StoreService
+from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.testing.block_log_conformance import BlockLogConformanceTests
 from swift_ft.testing.rendezvous_conformance import Connect, RendezvousConformanceTests
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.lib.ports import free_port
-from swift_ft.launch.preload import preload
+from swift_ft.launch.processes.preload import preload
 from tests.support.cluster import ClusterRun
 
 _DEADLINE_S = 500

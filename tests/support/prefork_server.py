@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from swift_ft.cli.run import run_and_exit
-from swift_ft.launch.preload import preload
+from swift_ft.launch.processes.preload import preload
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.02

@@ -14,7 +14,7 @@ from swift_ft.checkpoint.store_claim import log_directory
 from swift_ft.checkpoint.worker_record import WorkerRecord, write_record
 from swift_ft.config.run_config import RunConfig
 from swift_ft.coordination.archive import JournalArchive
-from swift_ft.launch.setup import setup_of
+from swift_ft.launch.rendezvous.setup import setup_of
 from swift_ft.logging import Direction, MessageKey, SegmentIdentity
 from swift_ft.logging.format.segment import SegmentWriter
 from swift_ft.recovery import events as ev

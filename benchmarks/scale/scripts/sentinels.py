@@ -12,8 +12,8 @@ import threading
 import time
 from typing import Any
 
-from swift_ft.launch.sentinel import Sentinel
-from swift_ft.launch.watched_machine import LostMachine
+from swift_ft.launch.detection.policy import LostMachine
+from swift_ft.launch.detection.sentinel import Sentinel
 from swift_ft.network import JobSecret, Port
 from swift_ft.recovery.orders import neighbours_of
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from swift_ft.cli.recover.running import declare_run, following
 from swift_ft.cli.verb import ExitCode, Verb
 from swift_ft.errors import UsageError
-from swift_ft.launch.setup import COMMON_FLAGS
+from swift_ft.launch.rendezvous.setup import COMMON_FLAGS
 
 
 def _declare(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from swift_ft.launch.main_module import run_main
+from swift_ft.launch.processes.main_module import run_main
 from swift_ft.testing import nccl_like
 
 nccl_like.register()

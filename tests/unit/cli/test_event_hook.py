@@ -18,7 +18,7 @@ import pytest
 from swift_ft.cli.event_hook import EventHook
 from swift_ft.cli.event_stream import Line
 from swift_ft.coordination.store_client import connect
-from swift_ft.launch.store_service import StoreService
+from swift_ft.launch.rendezvous.store_service import StoreService
 from tests.support.waiting import wait_until
 
 TELLER = Path(__file__).parent / "scripts" / "tells_a_story.py"

@@ -16,7 +16,7 @@ from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import NotLaunchedError, UsageError
 from swift_ft.launch.machine import MachineJob
-from swift_ft.launch.worker_jobs import worker_job
+from swift_ft.launch.processes.worker_jobs import worker_job
 from swift_ft.network import JobSecret
 from tests.support.strangers import issue, new_authority
 

@@ -17,7 +17,7 @@ from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import Journal, open_journal
 from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.store_client import connect
-from swift_ft.launch.store_service import StoreService
+from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State

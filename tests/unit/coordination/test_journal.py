@@ -14,7 +14,7 @@ from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import MOST_EVENTS, Journal, Outbox, open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError
-from swift_ft.launch.store_service import StoreService
+from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.entries import Entry

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.config.run_config import RunConfig
-from swift_ft.launch.store_service import StoreService
+from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.network import JobSecret, Port
 from swift_ft.network.addresses import endpoint, is_this_host, listen_address, own_address, split_endpoint
 from swift_ft.network.page_server import PageServer

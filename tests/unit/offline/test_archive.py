@@ -15,7 +15,7 @@ from swift_ft.checkpoint.store_claim import tidy_store
 from swift_ft.coordination import archive as archive_module
 from swift_ft.coordination.archive import JournalArchive, JournalArchiver, Span, end_of
 from swift_ft.errors import UsageError
-from swift_ft.launch.run_end import RunEnd
+from swift_ft.launch.agent.run_end import RunEnd
 from swift_ft.offline.archive import read_journal
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.launch.main_module import search_path
+from swift_ft.launch.processes.main_module import search_path
 from swift_ft.program import kept_sources as kept_sources_module
 from swift_ft.program.discovery import environment_read_by, keep_program, main_source
 from swift_ft.program.kept_sources import KeptSources

@@ -15,7 +15,7 @@ from swift_ft.cli.recover.main import main
 from swift_ft.coordination.journal import Journal, open_journal
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
-from swift_ft.launch.store_service import StoreService
+from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
 from tests.support.journals import read_now
 

@@ -1,0 +1,441 @@
+"""The launcher agent of one machine: torchelastic's local agent with another policy.
+
+When the membership changes, healthy workers that hold a session keep running; they follow the journal
+themselves. The agent restarts only workers of a new slot and workers without a session. Its loop waits for
+events (journal, workers' messages, exits of processes) and never sleeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from typing import Any
+
+import torch
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
+
+from swift_ft.coordination.progress import progress_key
+from swift_ft.coordination.relay.lines import RELAY
+from swift_ft.errors import FencedError, RendezvousLostError, UsageError
+from swift_ft.launch.agent.guests import Guests
+from swift_ft.launch.agent.run_end import RunEnd
+from swift_ft.launch.agent.source_watch import SourceWatch
+from swift_ft.launch.agent.status import AgentStatus, WorkerFacts
+from swift_ft.launch.detection.neighbour_watch import NeighbourWatch
+from swift_ft.launch.detection.worker_channels import WorkerChannels
+from swift_ft.launch.detection.worker_watch import WorkerWatch
+from swift_ft.launch.passed_signals import PassedSignals, handles
+from swift_ft.launch.processes.context import StandbyContext
+from swift_ft.launch.processes.standby import Standby
+from swift_ft.launch.processes.worker_jobs import output_prefixes, worker_job
+from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
+from swift_ft.launch.settings import AgentSettings
+from swift_ft.launch.stop_signals import SignalException, ignore_stop_signals, signal_of_end, stopped_by
+from swift_ft.network import Port
+from swift_ft.observe.spans import recorder
+from swift_ft.observe.waits import waiting
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.guests import possible_hosts
+from swift_ft.recovery.job_state import Phase, State, Verdict
+from swift_ft.recovery.orders import AgentTodo, agent_order
+from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
+
+_logger = logging.getLogger(__name__)
+
+
+class MachineAgent(ElasticAgent):
+    """Runs one machine's workers from the first rendezvous to the end of the job.
+
+    Args:
+        spec: torchelastic's description of the workers; its handler is a :class:`JournalRendezvous`.
+        logs_specs: where output goes.
+        settings: what the workers run.
+        standby: forks the workers.
+        wake: the reading end of a socket that gets a byte at each change of the journal.
+        run_end: what is left to do for the store when the run is over.
+        passed: signals for the workers.
+        lifeline: a descriptor that reaches end of file when the process that started this agent is gone.
+        status: what is served of this agent, if anything is.
+        source_watch: says that the program's files were edited; None if another agent here does.
+
+    Attributes:
+        verdict: how the run ended for this machine; None before.
+        run_is_over: no machine goes on.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: MachineLogs,
+        settings: AgentSettings,
+        standby: Standby,
+        wake: socket.socket,
+        run_end: RunEnd,
+        passed: PassedSignals,
+        lifeline: int | None = None,
+        status: AgentStatus | None = None,
+        source_watch: SourceWatch | None = None,
+    ) -> None:
+        super().__init__(spec, logs_specs, shutdown_s=settings.shutdown_s)
+        self._logs = logs_specs
+        assert isinstance(spec.rdzv_handler, JournalRendezvous)
+        self._settings = settings
+        self._standby = standby
+        self._membership = spec.rdzv_handler
+        assert settings.secret is not None  # agreed on before
+        self._port = Port(settings.address, settings.secret, {RELAY: self._membership.relay.serve})
+        self._neighbours = NeighbourWatch(
+            spec.rdzv_handler, self._port, settings.secret, silence_s=settings.config.machine_silence_s
+        )
+        self._wake = wake
+        self._run_end = run_end
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wake, selectors.EVENT_READ)
+        self._selector.register(standby, selectors.EVENT_READ)
+        self._passed = passed
+        self._selector.register(passed, selectors.EVENT_READ)
+        self._lifeline = lifeline
+        if lifeline is not None:
+            self._selector.register(lifeline, selectors.EVENT_READ)
+        self._heard = WorkerChannels(self._selector, self._run_end.hear)
+        self._watch = WorkerWatch(
+            spec.rdzv_handler,
+            self._heard,
+            heartbeat_timeout_s=settings.config.heartbeat_timeout_s,
+            machine_silence_s=settings.config.machine_silence_s,
+        )
+        self._guests = Guests(standby, spec.rdzv_handler, settings.config.elastic_wait_s)
+        self._sessionless_in = 0
+        self._stopping = False  # by a signal
+        self._prepared = False  # workers that wait for a slot
+        self._forming_since: float | None = None
+        self._rejoin_at: float | None = None
+        self._processes: StandbyContext | None = None
+        self._status = status
+        self._source_watch = source_watch
+        self.verdict: Verdict | None = None
+        self.run_is_over = False
+
+    # ------------------------------------------------------------------------------------------ the loop
+
+    def supervise(self) -> RunResult:
+        """Follow the journal's orders until the job has ended."""
+        try:
+            self._join()
+            while True:
+                if self._status is not None:
+                    self._status.turn(self._worker_facts)
+                if self._source_watch is not None:
+                    self._source_watch.look(self._membership.follower.state.generation)
+                result = self._obey()
+                if result is not None:
+                    return result
+                for key, _ in self._selector.select(timeout=self._pause_s()):
+                    self._handle(key.fileobj, key.data)
+                self._watch_workers()
+                for rank, facts in self._heard.shown.items():
+                    self._membership.journal.note(progress_key(rank), facts)
+        except SignalException as error:
+            return self._hand_over(error.sigval)
+        except (UsageError, FencedError):  # the machine was refused, or is out: the journal says so
+            raise
+        except RendezvousLostError:  # nothing can be reported
+            self._run_end.archive(self._settings.shutdown_s)
+            raise
+        except BaseException as error:
+            self._watch.report_loss(f"its agent ended ({type(error).__name__}: {error})")
+            raise
+        finally:
+            self._neighbours.close()
+            self._port.close()
+
+    def _pause_s(self) -> float:
+        """Until something may be due that no event tells of."""
+        deadlines = [at for at in (self._rejoin_at, self._guests.due_at) if at is not None]
+        return max(0.0, min([self._watch.pause_s, *(at - time.monotonic() for at in deadlines)]))
+
+    def _worker_facts(self) -> list[WorkerFacts]:
+        """Called by threads that serve them."""
+        ranks = {worker.local_rank: worker.global_rank for worker in self.workers}
+        ages, beats = self._heard.ages(), self._heard.beats
+        return [WorkerFacts(ranks[i], age, beats.get(i, {})) for i, age in sorted(ages.items()) if i in ranks]
+
+    def _hand_over(self, number: signal.Signals) -> RunResult:
+        """A signal stops this launcher: Ctrl-C ends the run, and all others take this machine out of it."""
+        ignore_stop_signals()
+        membership, reason = self._membership, stopped_by(number)
+        ending = ev.JobClosed(reason=reason, exit_code=128 + number)
+        left = f"this machine left the run: {reason}"
+        ended: State | None = None
+        with contextlib.suppress(RendezvousLostError):
+            if number == signal.SIGINT:
+                state, left = membership.follower.append(ending), reason
+            else:
+                self._let_scripts_end(number)
+                left_by = ev.MachineLost(machine=membership.machine, reason=reason, stopped_by=number)
+                state = membership.follower.append(left_by)
+                if not state.membership.members and not state.membership.spares:  # no machine is left
+                    state = membership.follower.append(ending)
+            self.run_is_over = state.phase == Phase.ENDED
+            ended = state if self.run_is_over else None
+        self._stop(number)
+        if ended is not None:
+            self._end(ended)
+        self.verdict = Verdict(False, left, 128 + number)
+        return self._result(ok=False)
+
+    def _let_scripts_end(self, number: signal.Signals) -> None:
+        """Pass a signal on that stops this launcher, and wait for scripts that handle it.
+
+        They may save, or agree with the others to end after a step, as they do under torchrun. Once the
+        journal calls the machine lost its workers end in the middle of that, so it hears of it afterwards.
+        """
+        self._stopping = True
+        running = self._processes.running() if self._processes is not None else {}
+        handled = {local_rank: pid for local_rank, pid in running.items() if handles(pid, number)}
+        for pid in handled.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        what, limit_s = f"the scripts here to end, which handle {number.name}", self._settings.shutdown_s
+        deadline = time.monotonic() + limit_s
+        lost = contextlib.suppress(ConnectionAbortedError, ChildProcessError)  # the workers end with these
+        with waiting(what, limit_s), lost:
+            while self._processes is not None and (left := handled.keys() & self._processes.running().keys()):
+                if (left_s := deadline - time.monotonic()) <= 0:
+                    for local_rank in left:
+                        self._processes.kill(local_rank)
+                    return
+                for key, _ in self._selector.select(timeout=left_s):
+                    self._handle(key.fileobj, key.data)
+
+    def _end(self, state: State) -> None:
+        """The job has ended, and this machine's workers have."""
+        limit_s = self._settings.shutdown_s
+        self._run_end.tidy(state, state.slot_of(self._membership.machine), limit_s)
+        self._guests.wait_for_end(limit_s)
+
+    def _leave(self) -> RunResult:
+        """Leave the run, as somebody asked or because this is a guest: a spare takes this machine's place."""
+        membership = self._membership
+        reason = "it was a guest" if membership.host else "it was drained"
+        membership.follower.append(ev.MachineLost(machine=membership.machine, reason=reason, on_request=True))
+        self._stop()
+        self.verdict = Verdict(True, f"this machine left the run: {reason}")
+        return self._result(ok=True)
+
+    def _join(self) -> None:
+        if self._settings.spare:
+            limit_s = self._settings.config.join_timeout_s
+            formed = self._membership.follower.wait_for(
+                lambda state: state.generation > 0 or state.phase == Phase.ENDED, limit_s
+            )
+            if formed is None:
+                raise TimeoutError(f"the job did not start within {limit_s:g} s: some machines did not join")
+        self._membership.join(self._port.address)
+
+    def _handle(self, source: Any, local_rank: int | None) -> None:
+        if source is self._wake:
+            self._wake.recv(4096)
+        elif source is self._standby:
+            self._read_standby()
+        elif source is self._passed:
+            self._pass_signals_on()
+        elif source == self._lifeline:
+            raise ConnectionAbortedError("the launcher of this agent is gone")
+        elif local_rank is not None:
+            self._heard.read(local_rank)
+
+    def _obey(self) -> RunResult | None:
+        """Do what the state asks of this machine; returns the job's result when it has ended."""
+        membership = self._membership
+        state = membership.follower.state
+        self._neighbours.look(state)
+        order = agent_order(state, machine=membership.machine, started_in=membership.started_in)
+        match order.todo:
+            case AgentTodo.STOP:
+                ignore_stop_signals()
+                verdict = self.verdict = state.verdict
+                self._stop(signal_of_end(verdict.reason, verdict.exit_code) if verdict else signal.SIGTERM)
+                self._end(state)
+                self.run_is_over = True
+                return self._result(ok=verdict is not None and verdict.ok)
+            case AgentTodo.REFUSED:
+                self._stop()
+                raise UsageError(order.reason)
+            case AgentTodo.LEAVE:
+                return self._leave()
+            case AgentTodo.REJOIN:
+                self._stop()
+                self._rejoin(order.wait_s)
+            case AgentTodo.LAUNCH if self._joins_others(state, order.generation) and membership.has_changed():
+                self._watch.report_loss("its script or its setup has changed since it joined")
+            case AgentTodo.LAUNCH:
+                with recorder.span("stop the workers before"):
+                    self._stop()
+                with contextlib.suppress(RendezvousClosedError, RendezvousStateError):  # outdated
+                    with recorder.span("start workers", generation=order.generation):
+                        self.start_workers()
+                    assert self._processes is not None
+                    self._prepared = False
+                    self._heard.open(self._processes.channels)
+                    membership.serve(self._processes.lines.values())
+                    self._sessionless_in = 0
+            case AgentTodo.WAIT if self._has_lost_bootstrap(state):
+                server = membership.bootstrap.server
+                self._watch.report_loss(
+                    f"its workers' init_process_group needs a store that was lost with {server}"
+                )
+            case AgentTodo.WAIT:
+                self._prepare(state)
+                self._report_sessionless(state)
+                self._guests.check(state, self._processes.pids().values() if self._processes else ())
+                self._check_forming(state)
+        return None
+
+    def _has_lost_bootstrap(self, state: State) -> bool:
+        """Whether workers may wait for a lost machine in ``init_process_group``, which tries again for long.
+
+        Without any session all workers start again together.
+        """
+        fenced = self._membership.bootstrap.server in state.membership.fenced
+        return fenced and state.has_sessions and self._heard.without_session() > 0
+
+    def _result(self, *, ok: bool) -> RunResult:
+        results = {worker.global_rank: None for worker in self.workers}
+        return RunResult(WorkerState.SUCCEEDED if ok else WorkerState.FAILED, return_values=results)
+
+    def _rejoin(self, wait_s: float) -> None:
+        """Join under a new name, now or once the machine has stayed away for so long."""
+        now = time.monotonic()
+        if self._rejoin_at is None:
+            self._rejoin_at = now + wait_s
+            if wait_s:
+                _logger.warning(
+                    "other machines lost sight of this one again and again: it stays away for %.0f s. "
+                    "Can they connect to %s?",
+                    wait_s,
+                    self._port.address,
+                    extra={"event": "machine_stays_away"},
+                )
+        if now >= self._rejoin_at:
+            self._rejoin_at = None
+            self._membership.rejoin(self._port.address)
+
+    # ------------------------------------------------------------------------------------ start and stop
+
+    def make_processes(self) -> StandbyContext:
+        """The workers of the generation that this machine was just given a slot in."""
+        state = self._membership.follower.state
+        generation = self._membership.started_in or 0
+        joins = self._joins_others(state, generation)
+        workers_per_machine = state.shape.workers_per_machine
+        jobs = {
+            worker.local_rank: worker_job(
+                self._settings,
+                worker,
+                self.torch_env(worker, self._local_rank(worker.local_rank, workers_per_machine)),
+                run_id=self._membership.get_run_id(),
+                machine=self._membership.machine,
+                workers_per_machine=workers_per_machine,
+                generation=generation,
+                joins=joins,
+            )
+            for worker in self.workers
+        }
+        prefixes = output_prefixes(self.workers, self.group_rank, workers_per_machine)
+        self._processes = StandbyContext(self._standby, jobs, self._logs, prefixes)
+        return self._processes
+
+    def _local_rank(self, local_rank: int, workers: int) -> int:
+        """A worker's number on its host. Those of guests come after the host's own, so that ports differ.
+
+        Where there are accelerators, and none is left, it shares that of one of the host's workers.
+        """
+        own = self._settings.guest_number * workers + local_rank
+        devices = torch.accelerator.device_count() if self._settings.guest_number else 0
+        return own if own < devices or not devices else local_rank
+
+    def _prepare(self, state: State) -> None:
+        """A spare's workers are forked before it gets a slot.
+
+        While others recover on the processors of the same host, it waits: they would take longer.
+        """
+        recovering = state.phase in (Phase.AGREEING, Phase.RECOVERING)
+        if recovering and self._settings.config.on_one_host:
+            return
+        if not self._prepared and self._membership.machine in state.membership.spares:
+            self._standby.prepare(state.shape.workers_per_machine)
+            self._membership.bootstrap.prepare()
+            self._prepared = True
+
+    def _joins_others(self, state: State, generation: int) -> bool:
+        """Whether other workers were started before those that are started in a generation."""
+        return any(started_in != generation for started_in in state.membership.started_in.values())
+
+    def _stop(self, by: signal.Signals = signal.SIGTERM) -> None:
+        self._heard.close()
+        self.stop_workers(by)
+        self._processes = None
+        self._heard.forget()
+
+    # ------------------------------------------------------------------------------- messages and exits
+
+    def _read_standby(self) -> None:
+        """A worker ended, or the standby did."""
+        report = self._standby.receive()
+        if report is None:
+            raise ChildProcessError("the standby process died")
+        if self._processes is None:
+            return
+        if "stopped" in report:
+            self._watch.stopped()
+        local_rank = self._processes.note(report)
+        if local_rank is None or self._stopping:
+            return
+        self._heard.read(local_rank)  # those that it sent before it ended
+        rank, code = self.workers[local_rank].global_rank, self._processes.exit_codes[local_rank]
+        self._watch.ended(local_rank, rank, code)
+
+    def _pass_signals_on(self) -> None:
+        running = self._processes.running() if self._processes is not None else {}
+        workers = {self.workers[local_rank].global_rank: pid for local_rank, pid in running.items()}
+        self._passed.pass_on(workers, [pid for pid in self._standby.guests.values() if pid])
+
+    def _watch_workers(self) -> None:
+        processes = self._processes if self._settings.kind != "program" else None
+        ranks = {worker.local_rank: worker.global_rank for worker in self.workers}
+        self._watch.check(processes, ranks, self._read_standby)
+
+    def _report_sessionless(self, state: State) -> None:
+        """Workers without a session cannot report their own status when a generation begins."""
+        membership = self._membership
+        outdated = membership.started_in is not None and membership.started_in < state.generation
+        sessionless = len(self._heard.sessions) < state.shape.workers_per_machine
+        reported = self._sessionless_in >= state.generation
+        if state.phase == Phase.AGREEING and outdated and sessionless and not reported:
+            self._sessionless_in = state.generation
+            membership.journal.append(
+                ev.SessionlessWorkers(machine=membership.machine, generation=state.generation)
+            )
+
+    def _check_forming(self, state: State) -> None:
+        if state.phase != Phase.FORMING:
+            self._forming_since = None
+            return
+        self._forming_since = self._forming_since or time.monotonic()
+        limit_s = self._settings.config.join_timeout_s
+        if time.monotonic() - self._forming_since > limit_s:
+            empty = [slot for slot, member in enumerate(state.members) if member is None]
+            reason = f"no machine joined for slots {empty} within {limit_s:g} s"
+            if (least := state.shape.min_machines) is not None and len(possible_hosts(state)) < least:
+                reason += f", and fewer than {least} machines are left"
+            reason += ": start one more `swift-run` with the same --rdzv-endpoint, or keep spares"
+            if refused := state.membership.refused:
+                reason += f" (refused: {len(refused)}, such as {min(refused)}: {refused[min(refused)]})"
+            self._membership.journal.append(ev.JobClosed(reason=reason))

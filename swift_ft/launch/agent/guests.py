@@ -1,0 +1,127 @@
+"""The guests on this machine: it runs slots that no machine of its own fills (`recovery/guests.py`)."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pynvml
+
+from swift_ft.errors import first_line
+from swift_ft.host.memory import available_bytes
+from swift_ft.launch.processes.standby import Standby
+from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
+from swift_ft.observe.waits import waiting
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.guests import guests_wanted
+from swift_ft.recovery.job_state import State
+from swift_ft.units import format_bytes
+
+_TRIES = 3
+"""The number of times that a guest which ends before it has joined is started again."""
+_ROOM = 1.2
+"""Memory that must be left, by byte that this machine's workers take. A replay takes more than training."""
+
+
+class Guests:
+    """Starts guests when the job, or a machine that was asked to leave, has waited long enough for a machine.
+
+    Args:
+        standby: forks them.
+        wait_s: how long the job waits for a machine of its own.
+    """
+
+    def __init__(self, standby: Standby, membership: JournalRendezvous, wait_s: float) -> None:
+        self._standby = standby
+        self._membership = membership
+        self._wait_s = wait_s
+        self._since: float | None = None
+        self._tries: Counter[int] = Counter()  # by slot, since all slots were filled
+
+    @property
+    def due_at(self) -> float | None:
+        """When the job will have waited for so long, on the monotonic clock; None if it does not wait."""
+        at = None if self._since is None else self._since + self._wait_s
+        return at if at is not None and at > time.monotonic() else None
+
+    def check(self, state: State, workers: Iterable[int]) -> None:
+        """Start the guests that this machine is to take, if the job has waited for so long.
+
+        Args:
+            workers: pids of this machine's workers.
+        """
+        wanted = guests_wanted(state)
+        if not wanted:
+            self._since = None
+            self._tries.clear()
+            return
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since < self._wait_s:
+            return
+        machine = self._membership.machine
+        for slot in wanted.get(machine, ()):
+            if slot in self._standby.guests:
+                continue
+            if reason := self._why_not(slot, workers):
+                self._membership.journal.append(ev.GuestDeclined(machine=machine, reason=reason))
+                return
+            self._tries[slot] += 1
+            self._standby.launch_guest(slot, machine)
+
+    def wait_for_end(self, limit_s: float) -> None:
+        """The job has ended: let the guests end by themselves. The standby kills the rest.
+
+        A guest that was killed while it archives the journal would leave a begun file in the store.
+        """
+        deadline = time.monotonic() + limit_s
+        with waiting("its guests to end", limit_s):
+            while self._standby.guests and (left := deadline - time.monotonic()) > 0:
+                ready, _, _ = select.select([self._standby], [], [], left)
+                if ready and self._standby.receive() is None:
+                    return
+
+    def _why_not(self, slot: int, workers: Iterable[int]) -> str:
+        """Why this machine cannot take a guest; empty if it can."""
+        if self._tries[slot] == _TRIES:
+            return f"its guest ended {_TRIES} times before it had joined"
+        if reason := self._standby.unforked.pop(slot, ""):
+            return f"it can start no more processes ({reason})"
+        needed, left = int(_ROOM * resident_bytes(workers)), available_bytes()
+        if left is not None and needed > left:
+            return f"{format_bytes(left)} of memory are left, and a guest needs {format_bytes(needed)}"
+        return _why_not_on_devices()
+
+
+def _why_not_on_devices(devices: Path = Path("/dev")) -> str:
+    """Why the memory of a GPU is too small for the workers of a guest beside this machine's own."""
+    if not (devices / "nvidiactl").exists():
+        return ""
+    try:
+        pynvml.nvmlInit()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        memory = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return f"the driver does not say how much memory its GPUs have left ({first_line(error)})"
+    for index, device in enumerate(memory):
+        if (needed := int(device.used * _ROOM)) > device.free:
+            sizes = format_bytes(device.free), format_bytes(needed)
+            return f"{sizes[0]} of the memory of GPU {index} are left, and a guest needs {sizes[1]}"
+    return ""
+
+
+def resident_bytes(pids: Iterable[int], proc: Path = Path("/proc")) -> int:
+    """Bytes of memory that processes have for themselves. Those that have ended have none."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = (proc / str(pid) / "status").read_text().splitlines()
+        except OSError:
+            continue
+        own = (line for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+        total += sum(int(line.split()[1]) * 1024 for line in own)
+    return total

@@ -1,0 +1,1 @@
+"""The detection of machines, workers and stores that are gone."""

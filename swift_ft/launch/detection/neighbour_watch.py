@@ -1,0 +1,63 @@
+"""The watch over an agent's neighbours in the ring, and its reports of their loss."""
+
+from __future__ import annotations
+
+from swift_ft.errors import FencedError, RendezvousLostError, SwiftError
+from swift_ft.launch.detection.policy import LostMachine
+from swift_ft.launch.detection.ring import Ring
+from swift_ft.launch.detection.sentinel import Sentinel
+from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
+from swift_ft.network import JobSecret, Port
+from swift_ft.observe.spans import recorder
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Phase, State
+
+
+class NeighbourWatch:
+    """Watches one machine's neighbours, and reports those that are lost.
+
+    Args:
+        membership: of this machine, with the journal that gets the reports.
+        port: where others watch this machine.
+        secret: the job's.
+        silence_s: how long a machine may be silent, before the state's patience multiplies it.
+    """
+
+    def __init__(
+        self, membership: JournalRendezvous, port: Port, secret: JobSecret, *, silence_s: float
+    ) -> None:
+        self._membership = membership
+        self._ring = Ring()
+        self._unreported: SwiftError | None = None  # a loss could not be; set by a thread of the sentinel
+        self._sentinel = Sentinel(silence_s=silence_s, on_lost=self._report, port=port, secret=secret)
+
+    def look(self, state: State) -> None:
+        """Watch the neighbours that this machine has now. Called in the agent's main thread.
+
+        Raises:
+            RendezvousLostError: a loss could not be reported.
+            FencedError: this machine is out, and so could not report a loss.
+        """
+        if self._unreported is not None:
+            raise self._unreported
+        if (watch := self._ring.news(state, self._membership.machine)) is not None:
+            self._sentinel.watch(watch.machines, patience=watch.patience)
+
+    def close(self) -> None:
+        """Watch no machine any more, and be watched by none."""
+        self._sentinel.close()
+
+    def _report(self, lost: LostMachine) -> None:
+        """Called in a thread of the sentinel."""
+        try:
+            state, reporter = self._membership.follower.state, self._membership.machine
+            if lost.machine not in state.membership.fenced and state.phase != Phase.ENDED:
+                recorder.begin(recorder.now() - lost.known_ns)
+                with recorder.span("detect", machine=lost.machine, known_ns=lost.known_ns):
+                    self._membership.journal.append(
+                        ev.MachineLost(
+                            machine=lost.machine, reason=lost.reason, reporter=reporter, silent=lost.silent
+                        )
+                    )
+        except (RendezvousLostError, FencedError) as error:
+            self._unreported = error

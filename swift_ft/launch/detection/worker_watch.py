@@ -1,0 +1,188 @@
+"""The watch over an agent's own workers, and its reports of their ends and their silence."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Mapping
+
+from swift_ft.config.exit_codes import EXIT_FENCED
+from swift_ft.launch.detection.oom_kills import OomKills
+from swift_ft.launch.detection.stopped_workers import LOOKS, StoppedWorkers
+from swift_ft.launch.detection.worker_channels import WorkerChannels
+from swift_ft.launch.processes.context import StandbyContext, is_stopped
+from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
+from swift_ft.observe.spans import recorder
+from swift_ft.recovery import events as ev
+
+_logger = logging.getLogger(__name__)
+
+
+class WorkerWatch:
+    """Reports the ends of one machine's workers, and ends those that are silent.
+
+    Owner: the agent's main thread.
+
+    Args:
+        membership: this machine's, with the journal that gets the reports.
+        heard: what the workers say.
+        heartbeat_timeout_s: how long a worker may be silent, before the state's patience multiplies it.
+        machine_silence_s: how long a worker may be stopped by a signal, likewise.
+    """
+
+    def __init__(
+        self,
+        membership: JournalRendezvous,
+        heard: WorkerChannels,
+        *,
+        heartbeat_timeout_s: float,
+        machine_silence_s: float,
+    ) -> None:
+        self._membership = membership
+        self._heard = heard
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._machine_silence_s = machine_silence_s
+        self._stopped = StoppedWorkers()
+        self._oom_kills = OomKills()
+
+    @property
+    def pause_s(self) -> float:
+        """The longest time between two calls of :meth:`check`."""
+        rarely_s, often_s = self._heartbeat_timeout_s / 4, self._machine_silence_s / LOOKS
+        return min(rarely_s, often_s) if self._stopped.some else rarely_s
+
+    def stopped(self) -> None:
+        """A signal has stopped some worker. Call :meth:`check` at once."""
+        self._stopped.tell()
+
+    def report_loss(self, reason: str, *, out_of_memory: bool = False) -> None:
+        """Report this machine's loss at once, so that the other machines need not detect it."""
+        machine = self._membership.machine
+        recorder.begin()
+        with recorder.span("detect", machine=machine):
+            self._membership.journal.append(
+                ev.MachineLost(machine=machine, reason=reason, out_of_memory=out_of_memory)
+            )
+
+    def _report_death(self, reason: str) -> None:
+        """Report a loss by a signal, and whether it was the kernel's for want of memory."""
+        why = self._oom_kills.look()
+        self.report_loss(f"{reason}: {why}" if why else reason, out_of_memory=bool(why))
+
+    def ended(self, local_rank: int, rank: int, code: int) -> None:
+        """Report a worker's end.
+
+        Args:
+            local_rank: its number on this machine.
+            rank: its number in the job.
+            code: its exit code; the number of a signal, negated.
+        """
+        membership = self._membership
+        generation = membership.started_in or 0
+        self._heard.forget(local_rank)
+        if code == 0:
+            membership.journal.post(
+                ev.ScriptExited(
+                    machine=membership.machine,
+                    started_in=generation,
+                    rank=rank,
+                    iteration=self._heard.iteration(local_rank),
+                )
+            )
+        elif code == -signal.SIGKILL:
+            self._report_death(f"worker {rank} was killed by SIGKILL")
+        elif code < 0:
+            self.report_loss(f"worker {rank} was killed by {signal.Signals(-code).name}")
+        elif local_rank in self._heard.lost:
+            self._report_death(f"worker {rank}: {self._heard.lost[local_rank]}")
+        elif not self._found_itself_replaced(local_rank, code):
+            message = self._heard.failed.get(local_rank, {})
+            reason = message.get("failed", f"exited with code {code}")
+            usage = bool(message.get("usage"))
+            membership.journal.append(
+                ev.ScriptFailed(
+                    machine=membership.machine,
+                    started_in=generation,
+                    reason=reason if usage else f"worker {rank}: {reason}",
+                    exit_code=message.get("exit_code", code),
+                    usage=usage,
+                    differs=bool(message.get("differs")),
+                    alike=bool(message.get("alike")),
+                )
+            )
+
+    def _found_itself_replaced(self, local_rank: int, code: int) -> bool:
+        """The worker read of its replacement in the journal, which needs no report.
+
+        The code alone does not show it: a user's script may exit with any code.
+        """
+        return (
+            code == EXIT_FENCED
+            and local_rank in self._heard.sessions
+            and local_rank not in self._heard.failed
+        )
+
+    def check(
+        self, processes: StandbyContext | None, ranks: Mapping[int, int], read_exits: Callable[[], None]
+    ) -> None:
+        """Kill a worker that is stopped or hangs. The machine then counts as lost.
+
+        Args:
+            processes: the workers; None if none runs that could be silent.
+            ranks: their ranks in the job, by local rank.
+            read_exits: notes in `processes` which have ended.
+        """
+        self._oom_kills.look()  # those of now are no reason for a death later on
+        state = self._membership.follower.state
+        silence_s = self._heartbeat_timeout_s * state.patience
+        silent = self._heard.silent(silence_s)
+        if processes is None:
+            return
+        stopped_s = self._machine_silence_s * state.machine_patience
+        for local_rank in self._stopped.look(processes.pids(), self._heard.ages(), stopped_s):
+            self._heard.forget(local_rank)
+            self.report_loss(f"worker {ranks[local_rank]} was stopped by a signal for {stopped_s:g} s")
+            self._kill(local_rank, ranks[local_rank], processes)
+        for local_rank in silent:
+            if local_rank in self._heard.ages():
+                self._give_up(local_rank, ranks[local_rank], silence_s, processes, read_exits)
+
+    def _give_up(
+        self,
+        local_rank: int,
+        rank: int,
+        silence_s: float,
+        processes: StandbyContext,
+        read_exits: Callable[[], None],
+    ) -> None:
+        """Report a silent worker as lost, and kill it. An answer in between: the deadline was too short."""
+        self._heard.forget(local_rank)
+        self.report_loss(
+            f"worker {rank} was silent for {silence_s:g} s: it is stopped, or in a call that holds the "
+            "interpreter for longer than --heartbeat-timeout"
+        )
+        stopped = is_stopped(processes.pids()[local_rank])
+        if not stopped and self._answers(local_rank, silence_s, processes, read_exits):
+            machine = self._membership.machine
+            self._membership.journal.append(ev.WorkerCameBack(machine=machine, rank=rank))
+            _logger.warning(
+                "worker %d came back after more than %g s: if its script has calls that take so long, raise "
+                "--heartbeat-timeout",
+                rank,
+                silence_s,
+                extra={"event": "worker_came_back", "rank": rank},
+            )
+        self._kill(local_rank, rank, processes)
+
+    def _kill(self, local_rank: int, rank: int, processes: StandbyContext) -> None:
+        _logger.debug("worker %d was silent and is killed", rank, extra={"event": "worker_silent"})
+        processes.kill(local_rank)
+
+    def _answers(
+        self, local_rank: int, limit_s: float, processes: StandbyContext, read_exits: Callable[[], None]
+    ) -> bool:
+        """Whether a worker sends anything in time, or ends because it has read that it was replaced."""
+        if (heard := self._heard.hears_within(local_rank, limit_s)) is not None:
+            return heard
+        read_exits()
+        return processes.exit_codes.get(local_rank) == EXIT_FENCED

@@ -1,0 +1,185 @@
+"""A torchelastic process context whose workers are forked by the standby."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from swift_ft.coordination.agent_channel import channel_pair
+from swift_ft.coordination.relay.lines import LocalLine, local_pair
+from swift_ft.launch.processes.output_tail import OutputTail, Shown
+from swift_ft.launch.processes.standby import Standby
+from swift_ft.launch.processes.worker import WorkerJob
+from swift_ft.observe.spans import recorder
+from swift_ft.observe.waits import waiting
+from swift_ft.torch_adapters.elastic_agent import MachineLogs
+
+_POLL_S = 0.01
+_KILL_S = 5.0
+
+_STAT_BYTES = 4096  # the kernel's line is shorter
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for a process's state: ``X`` if it is gone, empty if the system does not tell."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)  # asked often: a file object takes longer
+    except OSError:
+        return "X" if Path("/proc/self/stat").exists() else ""
+    try:
+        return os.read(descriptor, _STAT_BYTES).rpartition(b")")[2].split()[0].decode()
+    except ProcessLookupError:  # it ended since
+        return "X"
+    finally:
+        os.close(descriptor)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or a debugger, or gone. False if the system does not tell."""
+    return process_state(pid) in {*"TtZX"}
+
+
+class StandbyContext(PContext):
+    """One machine's set of running workers: their pids, channels, logs and exit codes.
+
+    Args:
+        standby: forks them.
+        jobs: what they run, by local rank.
+        logs_specs: where their output goes, by torchelastic's rules.
+        prefixes: what precedes each line of a worker's output, by local rank.
+    """
+
+    def __init__(
+        self,
+        standby: Standby,
+        jobs: dict[int, WorkerJob],
+        logs_specs: MachineLogs,
+        prefixes: dict[int, str],
+    ) -> None:
+        super().__init__(
+            name="worker",
+            entrypoint=jobs[0].target,
+            args={rank: job.args for rank, job in jobs.items()},
+            envs={rank: job.env for rank, job in jobs.items()},
+            logs_specs=logs_specs,
+        )
+        streams = zip(logs_specs.shown, (sys.stdout, sys.stderr), strict=True)
+        self._shown = [
+            Shown(path, output, prefixes[local_rank])
+            for paths, output in streams
+            for local_rank, path in paths.items()
+        ]
+        self._tail: OutputTail | None = None
+        self._standby = standby
+        self._jobs = jobs
+        self._pids: dict[int, int] = {}
+        self.channels: dict[int, socket.socket] = {}
+        self.lines: dict[int, LocalLine] = {}
+        self.exit_codes: dict[int, int] = {}
+
+    def _start(self) -> None:
+        self._tail = OutputTail(self._shown) if self._shown else None
+        with recorder.span("fork workers"):
+            self._fork()
+
+    def _fork(self) -> None:
+        for local_rank, job in self._jobs.items():
+            ours, theirs = channel_pair()
+            self.channels[local_rank] = ours
+            our_end, line = local_pair()
+            self.lines[local_rank] = LocalLine(our_end)
+            self._standby.launch(
+                job,
+                local_rank=local_rank,
+                stdout=self.stdouts[local_rank],
+                stderr=self.stderrs[local_rank],
+                channel=theirs,
+                line=line,
+            )
+        with waiting("the standby process to start the workers"):
+            while len(self._pids) < self.nprocs:
+                self.note(self._standby.receive())
+
+    def note(self, report: dict[str, int] | None) -> int | None:
+        """Note a start or an end that the standby reports. Returns the local rank of the worker that ended.
+
+        Raises:
+            ChildProcessError: if the standby is gone, and with it the workers.
+        """
+        if report is None:
+            raise ChildProcessError("the standby process died, and the workers with it")
+        if "local_rank" in report:
+            self._pids[report["local_rank"]] = report["started"]
+            return None
+        for local_rank, pid in self._pids.items():
+            if pid == report.get("ended"):
+                self.exit_codes[local_rank] = report["status"]
+                return local_rank
+        return None
+
+    def _poll(self) -> RunProcsResult | None:
+        failures = {
+            rank: ProcessFailure(rank, self._pids[rank], code, self.error_files[rank])
+            for rank, code in self.exit_codes.items()
+            if code != 0
+        }
+        if failures or len(self.exit_codes) == self.nprocs:
+            return RunProcsResult(failures=failures, stdouts=self.stdouts, stderrs=self.stderrs)
+        return None
+
+    def pids(self) -> dict[int, int]:
+        """Pids by local rank."""
+        return dict(self._pids)
+
+    def running(self) -> dict[int, int]:
+        """Pids of those that have not ended, by local rank."""
+        return {rank: pid for rank, pid in self._pids.items() if rank not in self.exit_codes}
+
+    def kill(self, local_rank: int) -> None:
+        """Kill a worker, unless it has ended already, which the standby may not have reported yet."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pids[local_rank], signal.SIGKILL)
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        """Signal the workers that still run, wait for them, and kill those that remain."""
+        deadline = time.monotonic() + timeout
+        stopped = bool(self.running())
+        self._signal_running(death_sig)
+        self._signal_running(signal.SIGCONT)  # a stopped worker must get the signal too
+        while self.running() and time.monotonic() < deadline:
+            self._wait_for_report()
+        self._signal_running(signal.SIGKILL)
+        deadline = time.monotonic() + _KILL_S  # a report may be lost where a signal interrupted the launcher
+        while self.running() and time.monotonic() < deadline:
+            self._wait_for_report()
+        if stopped:
+            self._standby.kill_strays()
+        for channel in self.channels.values():
+            channel.close()
+        for line in self.lines.values():
+            line.close()
+        if self._tail is not None:
+            self._tail.stop()
+
+    def _signal_running(self, number: int) -> None:
+        for pid in self.running().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _wait_for_report(self) -> None:
+        if not select.select([self._standby], [], [], _POLL_S)[0]:
+            return
+        report = self._standby.receive()
+        if report is None:  # the standby is gone and took the workers with it
+            self.exit_codes.update(dict.fromkeys(self._pids, -int(signal.SIGKILL)))
+        else:
+            self.note(report)

@@ -1,0 +1,201 @@
+"""The main function of a worker process: it runs the user's script."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from swift_ft.config.exit_codes import EXIT_USAGE
+from swift_ft.config.worker_context import WorkerContext
+from swift_ft.coordination.agent_channel import AgentChannel, set_agent_channel
+from swift_ft.coordination.relay.lines import set_line_of_worker
+from swift_ft.coordination.setup_communication import SetupCommunication
+from swift_ft.errors import GaveUpError, JobEndedError, UsageError
+from swift_ft.launch.console_log import show_log
+from swift_ft.launch.processes.main_module import run_main, show_error
+from swift_ft.launch.processes.script_end import finish
+from swift_ft.launch.processes.torch_threads import use_threads_of_environment
+from swift_ft.network import JobSecret, hold_secret
+from swift_ft.network.secret import SECRET_VARIABLE
+from swift_ft.observe.spans import recorder
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
+from swift_ft.torch_adapters.ddp_construction import construct_within, join_without_sync
+from swift_ft.torch_adapters.distribution import distribute_within
+from swift_ft.torch_adapters.killed_children import killed_child
+from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.script_groups import be_given_own_objects, script_groups
+
+_logger = logging.getLogger(__name__)
+
+_FAILED_ENDS_S = 30.0
+"""The longest time that threads and exit handlers of a failed script may take: the other workers wait."""
+
+_FOLLOWS_S = 2.0
+"""Wait after a broken connection. Another worker's failure may have caused it: that worker reports first."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """The job of a worker.
+
+    Attributes:
+        env: variables to add to the agent's environment.
+        target: the script's path, or a module's name.
+        args: the script's arguments.
+        kind: ``script``, ``module`` (``-m``) or ``program`` (``--no-python``).
+        beat_s: seconds between heartbeats to the agent.
+        joins: the job's other workers are already training.
+        secret: the key of the job's secret, as hexadecimal digits; empty outside of a job.
+    """
+
+    env: dict[str, str]
+    target: str
+    args: tuple[str, ...]
+    kind: str = "script"
+    beat_s: float = 0.5
+    joins: bool = False
+    secret: str = field(default="", repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> WorkerJob:
+        """The inverse of :meth:`to_dict`."""
+        return cls(**{**data, "args": tuple(data["args"])})
+
+
+def run_worker(
+    job: WorkerJob, connection: socket.socket, line: socket.socket | None, forked: int
+) -> NoReturn:
+    """Run the script and end the process with its exit code.
+
+    Args:
+        job: what it runs.
+        connection: the worker's end of its channel to the agent.
+        line: the worker's end of its line to the agent's relay, where there is one.
+        forked: when this process began, by the clock of `spans.py`.
+    """
+    os.environ.update(job.env)
+    if job.secret:
+        _take_secret(job)
+    if job.kind == "program":
+        os.set_inheritable(connection.fileno(), True)  # it closes when the program ends
+        os.execvp(job.target, [job.target, *job.args])
+    if WorkerContext.from_env().started_in > 1:  # a recovery has started it
+        recorder.begin(forked, awake=True)
+        recorder.add("be forked", forked)
+        recorder.lap("make ready for the script")
+    if job.joins:  # process groups formed before the session must not wait for the others
+        # The others are in the middle of their work and would not answer (decision 63).
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+        join_without_sync()
+    script_groups.install()
+    LastingGroup.interceptor = setup = SetupCommunication.of(WorkerContext.from_env(), joins=job.joins)
+    construct_within(setup.left_out)
+    distribute_within(setup.left_out, alone=job.joins)
+    if job.joins:
+        be_given_own_objects(lambda: LastingGroup.interceptor is setup)
+    show_log("swift_ft")
+    use_threads_of_environment()
+    # When the agent dies the machine counts as lost: clean nothing up, send nothing more.
+    channel = AgentChannel(connection, beat_s=job.beat_s, on_agent_lost=lambda: os._exit(1))
+    set_agent_channel(channel)
+    if line is not None:
+        set_line_of_worker(line)
+    recorder.lap("script before its session")
+    config = WorkerContext.from_env().config
+    try:
+        code = _run_script(job, channel)
+        _finish(code, channel, config.exit_timeout_s)
+    except KeyboardInterrupt:  # the signal is this worker's failure, and the agent sees which one it was
+        code = -signal.SIGINT
+    channel.send_last_beat()
+    _end_process(code)
+
+
+def _finish(code: int, channel: AgentChannel, limit_s: float) -> None:
+    """Let the script's threads, handlers and files end. Nobody waits for long for those of a failed one."""
+
+    def end_late(awaited: str) -> None:
+        if awaited and code == 0:
+            failed = f"the script ended, but {awaited} did not within {limit_s:g} s (--exit-timeout)"
+            channel.send(failed=failed, exit_code=1)
+            os._exit(1)
+        os._exit(code)
+
+    finish(limit_s if code == 0 else min(limit_s, _FAILED_ENDS_S), end_late)
+
+
+def _end_process(code: int) -> NoReturn:
+    """End without an interpreter's shutdown: `launch/processes/script_end.py` says why."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _take_secret(job: WorkerJob) -> None:
+    """A program replaces this process and its memory, so it gets the secret in a variable."""
+    if job.kind == "program":
+        os.environ[SECRET_VARIABLE] = job.secret
+    else:
+        certificates = WorkerContext.from_env().config.certificates
+        hold_secret(JobSecret(bytes.fromhex(job.secret), certificates))
+
+
+def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
+    """Run it to its last line. Returns the exit code that Python would end with."""
+    try:
+        run_main(job.target, job.args, as_module=job.kind == "module")
+    except SystemExit as error:
+        return _exit_code(error, channel)
+    except UsageError as error:
+        _logger.error("%s", error, extra={"event": "script_misused"})  # noqa: TRY400  (the line is enough)
+        whose = {name: bool(error.fields.get(name)) for name in ("differs", "alike")}
+        channel.send(failed=str(error), exit_code=EXIT_USAGE, usage=True, **whose)
+        return EXIT_USAGE
+    except JobEndedError as error:  # the launcher prints the reason, once for all workers
+        channel.send(failed=str(error), exit_code=1)
+        return 1
+    except GaveUpError as error:
+        _logger.error("%s", error, extra={"event": "recovery_gave_up"})  # noqa: TRY400  (the line is enough)
+        channel.send(failed=str(error), exit_code=1)
+        return 1
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader's handler raises at any line, also below
+        if is_broken_communication(error):
+            time.sleep(_FOLLOWS_S)  # this process is ended meanwhile if another worker's failure ends the job
+        elif lost := killed_child(error):  # its machine's fault: as if this process were killed
+            channel.send(lost=lost)
+            _end_process(1)
+        show_error(error)
+        channel.send(failed=f"{type(error).__name__}: {error}"[:2000], exit_code=1)
+        return 1
+    return 0
+
+
+def _exit_code(end: SystemExit, channel: AgentChannel) -> int:
+    """What Python makes of ``sys.exit(...)``: a number's lowest byte; 1, and a line, for anything else."""
+    is_number = isinstance(end.code, int)
+    code = end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None)
+    if not is_number and end.code is not None:
+        print(end.code, file=sys.stderr)
+    if code:
+        detail = "" if is_number else f": {end.code}"
+        channel.send(failed=f"the script exited with code {code}{detail}"[:2000], exit_code=code)
+    return code

@@ -1,0 +1,228 @@
+"""When a machine starts a guest, and when it says that it cannot."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pynvml
+import pytest
+
+from swift_ft.launch.agent import guests
+from swift_ft.launch.agent.guests import Guests, resident_bytes
+from swift_ft.launch.processes.standby import Standby
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.protocol import step
+from tests.support.waiting import wait_until
+
+
+class Fakes:
+    """A standby that forks nothing, and a journal that is a list."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[int, str]] = []
+        self.guests: dict[int, int] = {}
+        self.unforked: dict[int, str] = {}
+        self.events: list[ev.Event] = []
+        self.machine = "A"
+        self.journal = SimpleNamespace(append=self.events.append)
+
+    def launch_guest(self, slot: int, host: str) -> None:
+        self.launched.append((slot, host))
+        self.guests[slot] = 0
+
+
+def state_after(*events: ev.Event) -> State:
+    state = step(State(), ev.JobOpened(machines=2))
+    for machine in "AB":
+        state = step(state, ev.MachineJoined(machine=machine))
+    for event in events:
+        state = step(state, event)
+    return state
+
+
+LOSS = state_after(ev.MachineLost(machine="B", reason="it was killed"))
+
+
+def guests_of(fakes: Any, wait_s: float = 0.0) -> Guests:
+    return Guests(fakes, fakes, wait_s)
+
+
+def test_a_guest_is_started_once() -> None:
+    fakes = Fakes()
+    ours = guests_of(fakes)
+    ours.check(state_after(), [])
+    assert not fakes.launched
+    for _ in range(3):
+        ours.check(LOSS, [])
+    assert fakes.launched == [(1, "A")]
+
+
+def test_the_job_waits_for_a_machine_at_first() -> None:
+    fakes = Fakes()
+    ours = guests_of(fakes, wait_s=0.2)
+    ours.check(LOSS, [])
+    assert not fakes.launched
+
+    def has_launched() -> bool:
+        ours.check(LOSS, [])
+        return bool(fakes.launched)
+
+    wait_until(has_launched, "no guest was launched", 30.0)
+    assert fakes.launched == [(1, "A")]
+
+
+def test_the_wait_begins_anew_with_each_loss() -> None:
+    fakes = Fakes()
+    ours = guests_of(fakes, wait_s=1e-9)
+    ours.check(LOSS, [])
+    ours.check(state_after(), [])
+    ours.check(LOSS, [])
+    assert not fakes.launched
+    ours.check(LOSS, [])
+    assert fakes.launched == [(1, "A")]
+
+
+def test_a_guest_that_ends_again_and_again_is_given_up() -> None:
+    fakes = Fakes()
+    ours = guests_of(fakes)
+    for _ in range(3):
+        ours.check(LOSS, [])
+        fakes.guests.clear()
+    assert not fakes.events
+    ours.check(LOSS, [])
+    assert fakes.launched == [(1, "A")] * 3
+    assert fakes.events == [
+        ev.GuestDeclined(machine="A", reason="its guest ended 3 times before it had joined")
+    ]
+
+
+def test_a_machine_without_memory_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = Fakes()
+    own = resident_bytes([os.getpid()])
+    assert own > 10_000_000  # torch is imported
+    monkeypatch.setattr(guests, "available_bytes", lambda: own)
+    guests_of(fakes).check(LOSS, [os.getpid()])
+    assert not fakes.launched
+    (declined,) = fakes.events
+    assert isinstance(declined, ev.GuestDeclined)
+    assert "of memory are left, and a guest needs" in declined.reason
+    monkeypatch.setattr(guests, "available_bytes", lambda: 2 * own)
+    guests_of(fakes).check(LOSS, [os.getpid()])
+    assert fakes.launched == [(1, "A")]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "reason"),
+    [
+        ([(30, 51), (39, 42)], "42.0 GB of the memory of GPU 1 are left, and a guest needs 46.8 GB"),
+        ([(30, 51)], ""),
+        ([], ""),
+        (
+            pynvml.NVMLError_NotSupported(),
+            "the driver does not say how much memory its GPUs have left (Not",
+        ),
+        (pynvml.NVMLError_LibraryNotFound(), "(NVML Shared Library Not Found)"),
+    ],
+)
+def test_the_memory_of_gpus(
+    gpus: list[tuple[int, int]] | pynvml.NVMLError,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In GB, used and free."""
+    known = [] if isinstance(gpus, pynvml.NVMLError) else gpus
+
+    def memory(index: int) -> SimpleNamespace:
+        used, free = known[index]
+        return SimpleNamespace(used=used * 10**9, free=free * 10**9)
+
+    def begin() -> None:
+        if isinstance(gpus, pynvml.NVMLError):
+            raise gpus
+
+    monkeypatch.setattr(pynvml, "nvmlInit", begin)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(known))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", memory)
+    assert not guests._why_not_on_devices(tmp_path)  # no device file, so no driver is asked
+    (tmp_path / "nvidiactl").touch()
+    found = guests._why_not_on_devices(tmp_path)
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_the_standby_knows_its_guests() -> None:
+    """Their ends are noted, whoever reads the report."""
+    standby = Standby(become_guest=lambda slot, host, number: os._exit(slot + number))
+    try:
+        standby.launch_guest(2, "A")
+        assert standby.guests == {2: 0}
+        started = standby.receive()
+        assert started is not None
+        assert started["guest"] == 2
+        assert standby.guests == {2: started["started"]}
+        assert standby.receive() == {"ended": started["started"], "status": 3}
+        assert standby.guests == {}
+    finally:
+        standby.close()
+
+
+def test_guests_have_different_numbers() -> None:
+    """The number of one that has ended is free again."""
+    read_end, write_end = os.pipe()
+
+    def become_guest(slot: int, host: str, number: int) -> NoReturn:
+        if slot == 1:
+            os.read(read_end, 1)
+        os._exit(number)
+
+    standby = Standby(become_guest=become_guest)
+    try:
+        for slot in (1, 2, 3):
+            standby.launch_guest(slot, "A")
+            started = standby.receive() or {}
+            if slot > 1:
+                assert standby.receive() == {"ended": started["started"], "status": 2}
+    finally:
+        standby.close()
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_a_guest_that_cannot_be_forked_is_declined() -> None:
+    """A limit of processes is reached: the standby and the machine's workers live on."""
+
+    def no_process() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    standby = Standby(close_in_child=lambda: setattr(os, "fork", no_process))
+    fakes = Fakes()
+    fakes.launch_guest, fakes.guests, fakes.unforked = (  # type: ignore[method-assign]  # a real standby's
+        standby.launch_guest,
+        standby.guests,
+        standby.unforked,
+    )
+    try:
+        guests_of(fakes).check(LOSS, [])
+        assert standby.receive() == {"guest": 1, "unforked": "[Errno 11] Resource temporarily unavailable"}
+        assert standby.guests == {}
+        guests_of(fakes).check(LOSS, [])
+        (declined,) = fakes.events
+        assert "it can start no more processes ([Errno 11]" in str(declined)
+    finally:
+        standby.close()
+
+
+def test_a_process_that_has_ended_takes_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text(
+        "Name:\tpython\nRssAnon:\t 12 kB\nRssFile:\t 9 kB\nRssShmem:\t 3 kB\n"
+    )
+    assert resident_bytes([7, 8], tmp_path) == 15 * 1024

@@ -1,0 +1,42 @@
+"""The kernel's count of processes that it ended for want of memory, in both versions of control groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swift_ft.launch.detection.oom_kills import OomKills
+
+VERSION_2, VERSION_1 = "0::/job\n", "9:name=systemd:/\n4:memory:/job\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "counter", "limit"),
+    [
+        (VERSION_2, "cgroup/job/memory.events", "cgroup/job/memory.max"),
+        (VERSION_2, "cgroup/memory.events", "cgroup/memory.max"),  # in a container
+        (VERSION_1, "cgroup/memory/job/memory.oom_control", "cgroup/memory/job/memory.limit_in_bytes"),
+        (VERSION_1, "cgroup/memory/memory.oom_control", "cgroup/memory/memory.limit_in_bytes"),
+    ],
+)
+def test_a_kill_is_told_once_and_with_its_limit(
+    tmp_path: Path, groups: str, counter: str, limit: str
+) -> None:
+    for name, text in (("self/cgroup", groups), (counter, "low 3\noom_kill 2\n"), (limit, "2000000000\n")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    kills = OomKills(tmp_path, tmp_path / "cgroup")
+    assert kills.look() == ""
+    (tmp_path / counter).write_text("low 4\noom_kill 3\n")
+    assert kills.look() == "the kernel was out of memory, of which 2.00 GB are allowed"
+    assert kills.look() == ""
+
+
+def test_without_control_groups_the_host_counts(tmp_path: Path) -> None:
+    (tmp_path / "vmstat").write_text("nr_free_pages 4\noom_kill 0\n")
+    kills = OomKills(tmp_path, tmp_path / "none")
+    (tmp_path / "vmstat").write_text("nr_free_pages 4\noom_kill 1\n")
+    assert kills.look() == "the kernel was out of memory"
+    (tmp_path / "vmstat").unlink()
+    assert kills.look() == ""

@@ -1,0 +1,231 @@
+"""When a machine counts as lost to those that watch it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from swift_ft.launch.detection.awake_clock import AwakeClock
+from swift_ft.launch.detection.policy import END_STEP_S, FIRST_CONTACT, LostMachine, WatchedMachine
+from swift_ft.launch.detection.sentinel import BEAT, WATCH, Sentinel
+from swift_ft.network import JobSecret, Port, connect
+from tests.support.waiting import wait_until
+
+DEADLINE_S = 60.0
+HOST = "127.0.0.1"
+TOKEN = "a token that the machines share"
+SECRET = JobSecret.of_token(TOKEN)
+OTHER_PROCESS = f"""
+import sys
+from swift_ft.launch.detection.sentinel import Sentinel
+from swift_ft.network import JobSecret, Port
+secret = JobSecret.of_token({TOKEN!r})
+port = Port("127.0.0.1", secret)
+sentinel = Sentinel(silence_s=1.0, on_lost=print, port=port, secret=secret)
+print(port.address, flush=True)
+sys.stdin.read()
+sentinel.close()
+"""
+
+
+class Watcher:
+    """A sentinel, and what it reported."""
+
+    def __init__(self, silence_s: float = 1.0) -> None:
+        self.lost: queue.Queue[LostMachine] = queue.Queue()
+        self.port = Port(HOST, SECRET)
+        self.sentinel = Sentinel(silence_s=silence_s, on_lost=self.lost.put, port=self.port, secret=SECRET)
+
+    @property
+    def address(self) -> str:
+        return self.port.address
+
+    def close(self) -> None:
+        self.sentinel.close()
+        self.port.close()
+
+    def next_lost(self) -> LostMachine:
+        return self.lost.get(timeout=DEADLINE_S)
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., Watcher]]:
+    watchers: list[Watcher] = []
+
+    def make(silence_s: float = 1.0) -> Watcher:
+        watchers.append(Watcher(silence_s))
+        return watchers[-1]
+
+    yield make
+    for watcher in watchers:
+        watcher.close()
+
+
+@contextlib.contextmanager
+def other_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A machine of a process of its own, and where it is watched."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OTHER_PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# ---------------------------------------------------------------------------------------- without any clock
+
+
+def test_the_clock_counts_only_what_its_process_saw() -> None:
+    clock = AwakeClock(0.02, now=100.0)
+    assert clock.look(100.1, 0.1) == pytest.approx(0.1)
+    assert clock.look(100.15, 0.1) == pytest.approx(0.15)  # something came
+    assert clock.look(100.26, 0.1) == pytest.approx(0.26)
+    assert clock.look(160.0, 0.1) == pytest.approx(0.26)  # frozen for a minute
+    assert clock.awake_s == pytest.approx(0.26)
+
+
+def test_the_clock_of_a_process_that_is_held_up_is_slow() -> None:
+    clock = AwakeClock(0.02, now=100.0)
+    assert clock.look(100.16, 0.1) == pytest.approx(0.16 - 2 * 0.04)
+    assert clock.look(100.46, 0.1) == pytest.approx(0.08)
+
+
+def test_watchers_report_in_turn() -> None:
+    first, second, third = (
+        WatchedMachine("m", "host:1", turn, heard_at=10.0, connected=True) for turn in range(3)
+    )
+    assert 10.9 < first.due_at(1.0) < second.due_at(1.0) < third.due_at(1.0) == 11.0
+    second.end("its agent's connection ended", 10.2)
+    second.end("and more", 10.3)
+    assert second.due_at(1.0) == 10.2 + END_STEP_S
+    assert second.as_lost(10.25) == LostMachine("m", "its agent's connection ended")
+
+
+def test_the_first_contact_may_take_longer() -> None:
+    """Connections are proven by both sides, which may have to connect to many."""
+    one = WatchedMachine("m", "host:1", 0, heard_at=10.0)
+    assert one.due_at(1.0) == 10.0 + FIRST_CONTACT
+    assert one.as_lost(15.0) == LostMachine("m", "its agent cannot be reached (timed out)")
+    one.end("its agent cannot be reached (Connection refused)", 11.0)
+    assert one.due_at(1.0) == 11.0
+
+
+def test_a_stall_of_half_the_time_leaves_room_for_a_loaded_host() -> None:
+    """The last beat may have been one interval before the stall, and the next one comes late."""
+    stalled = WatchedMachine("m", "host:1", 0, heard_at=0.0, connected=True)
+    assert stalled.due_at(1.0) - (0.5 + 0.1) > 0.3
+    assert stalled.as_lost(0.95) == LostMachine("m", "its agent was silent for 0.9 s", silent=True)
+
+
+# ------------------------------------------------------------------------------------- with real connections
+
+
+def test_a_machine_that_is_killed_is_lost_by_its_connection(made: Callable[..., Watcher]) -> None:
+    watcher = made(silence_s=DEADLINE_S)
+    with other_process() as (process, address):
+        watcher.sentinel.watch({"m": address})
+        wait_until(lambda: "m" in watcher.sentinel._lines, "the connection")
+        process.kill()
+        assert watcher.next_lost() == LostMachine("m", "its agent's connection ended")
+
+
+def test_a_machine_that_is_stopped_is_lost_by_its_silence(made: Callable[..., Watcher]) -> None:
+    watcher = made()
+    with other_process() as (process, address):
+        watcher.sentinel.watch({"m": address})
+        wait_until(lambda: "m" in watcher.sentinel._lines, "the connection")
+        os.kill(process.pid, signal.SIGSTOP)
+        lost = watcher.next_lost()
+    assert lost.silent
+    assert "was silent for" in lost.reason
+
+
+def test_several_that_are_lost_at_once_are_all_found(made: Callable[..., Watcher]) -> None:
+    """None of them waits until another one was reported."""
+    watcher = made(silence_s=DEADLINE_S)
+    with contextlib.ExitStack() as stack:
+        others = [stack.enter_context(other_process()) for _ in range(3)]
+        watcher.sentinel.watch({f"m{i}": address for i, (_, address) in enumerate(others)})
+        wait_until(lambda: len(watcher.sentinel._lines) == 3, "all connections")
+        for process, _ in others:
+            process.kill()
+        assert {watcher.next_lost().machine for _ in others} == {"m0", "m1", "m2"}
+
+
+def test_a_machine_that_says_goodbye_is_not_lost(made: Callable[..., Watcher]) -> None:
+    leaving, other, watcher = made(DEADLINE_S), made(DEADLINE_S), made(DEADLINE_S)
+    watcher.sentinel.watch({"leaving": leaving.address, "other": other.address})
+    wait_until(lambda: len(watcher.sentinel._lines) == 2, "both connections")
+    leaving.sentinel.close()
+    wait_until(lambda: watcher.sentinel._watched["leaving"].over, "the goodbye")
+    assert watcher.lost.empty()
+
+
+def test_nothing_listens_there(made: Callable[..., Watcher]) -> None:
+    with socket.create_server((HOST, 0)) as closed:
+        address = f"{HOST}:{closed.getsockname()[1]}"
+    watcher = made(DEADLINE_S)
+    watcher.sentinel.watch({"m": address})
+    assert watcher.next_lost() == LostMachine("m", "its agent cannot be reached (Connection refused)")
+
+
+def test_a_host_that_does_not_answer_holds_up_no_other(made: Callable[..., Watcher]) -> None:
+    """Its packets vanish, as those to a host without power: here, since its queue of connections is full."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
+        waiting = stack.enter_context(socket.create_connection(full.getsockname()))
+        process, address = stack.enter_context(other_process())
+        watcher = made()
+        watcher.sentinel.watch({"dead": f"{HOST}:{full.getsockname()[1]}", "m": address})
+        wait_until(lambda: "m" in watcher.sentinel._lines, "the connection")
+        assert waiting.fileno() >= 0
+        assert watcher.next_lost() == LostMachine("dead", "its agent cannot be reached (timed out)")
+        process.kill()
+        assert watcher.next_lost().machine == "m"
+
+
+def test_one_is_watched_again_if_the_ring_still_has_it(made: Callable[..., Watcher]) -> None:
+    """Its loss was not heard, for example because the one that reported it was fenced itself."""
+    watcher = made(DEADLINE_S)
+    with other_process() as (process, address):
+        watcher.sentinel.watch({"m": address})
+        wait_until(lambda: "m" in watcher.sentinel._lines, "the connection")
+        process.kill()
+        assert watcher.next_lost().machine == "m"
+        watcher.sentinel.watch({"m": address})
+        assert watcher.next_lost().machine == "m"
+
+
+def test_beats_go_on_while_a_report_is_held_up(made: Callable[..., Watcher]) -> None:
+    """The journal may take its time, and other machines must not take that for this one's silence."""
+    reported, may_go_on = threading.Event(), threading.Event()
+
+    def held_up(_: LostMachine) -> None:
+        reported.set()
+        may_go_on.wait(DEADLINE_S)
+
+    with socket.create_server((HOST, 0)) as closed:
+        address = f"{HOST}:{closed.getsockname()[1]}"
+    port = Port(HOST, SECRET)
+    sentinel = Sentinel(silence_s=1.0, on_lost=held_up, port=port, secret=SECRET)
+    try:
+        sentinel.watch({"m": address})
+        assert reported.wait(DEADLINE_S)
+        with contextlib.closing(connect(port.address, SECRET, WATCH, timeout_s=DEADLINE_S)) as line:
+            assert [line.receive(DEADLINE_S), line.receive(DEADLINE_S)] == [BEAT, BEAT]
+    finally:
+        may_go_on.set()
+        sentinel.close()
+        port.close()

@@ -1,0 +1,114 @@
+"""What an agent reports of workers that ended or are silent."""
+
+from __future__ import annotations
+
+import selectors
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+from swift_ft.config.exit_codes import EXIT_FENCED
+from swift_ft.launch.detection.worker_channels import WorkerChannels
+from swift_ft.launch.detection.worker_watch import WorkerWatch
+from swift_ft.launch.processes.context import StandbyContext
+from swift_ft.recovery import events as ev
+
+RANKS = {0: 4, 1: 5}
+SILENCE_S = 4.0
+
+
+class Watched:
+    """Two workers of machine A, ranks 4 and 5, without processes."""
+
+    def __init__(self, *, sessions: bool = True) -> None:
+        self.reports: list[ev.Event] = []
+        self.heard = WorkerChannels(selectors.DefaultSelector())
+        self.heard.sessions = {*RANKS} if sessions else set()
+        membership: Any = SimpleNamespace(
+            machine="A",
+            started_in=3,
+            journal=SimpleNamespace(append=self.reports.append, post=self.reports.append),
+            follower=SimpleNamespace(state=SimpleNamespace(patience=1, machine_patience=1)),
+        )
+        self.watch = WorkerWatch(
+            membership, self.heard, heartbeat_timeout_s=SILENCE_S, machine_silence_s=SILENCE_S / 2
+        )
+        self.killed: list[int] = []
+
+    def end(self, code: int) -> list[ev.Event]:
+        """Worker 4 ends; what is reported of it."""
+        self.watch.ended(0, RANKS[0], code)
+        return self.reports
+
+    def silent_for(self, seconds: float) -> None:
+        """Both workers were heard of so long ago, and heartbeats were looked at just now."""
+        self.heard._heard_at = dict.fromkeys(RANKS, time.monotonic() - seconds)
+        self.heard._looked_at = time.monotonic()
+
+    def check(self) -> list[int]:
+        """The workers that were killed for their silence so far. No process has these numbers."""
+        pids = dict.fromkeys(RANKS, 0)
+        processes = SimpleNamespace(pids=lambda: pids, kill=self.killed.append)
+        self.watch.check(cast(StandbyContext, processes), RANKS, lambda: None)
+        return self.killed
+
+
+def test_a_worker_that_found_itself_replaced_is_not_reported() -> None:
+    assert Watched().end(EXIT_FENCED) == []
+
+
+def test_a_script_may_end_with_any_code() -> None:
+    assert Watched(sessions=False).end(EXIT_FENCED) == [
+        ev.ScriptFailed(
+            machine="A",
+            started_in=3,
+            reason=f"worker 4: exited with code {EXIT_FENCED}",
+            exit_code=EXIT_FENCED,
+        )
+    ]
+    own_code = Watched()
+    own_code.heard.failed[0] = {"failed": "the script exited", "exit_code": EXIT_FENCED}
+    assert own_code.end(EXIT_FENCED) == [
+        ev.ScriptFailed(
+            machine="A", started_in=3, reason="worker 4: the script exited", exit_code=EXIT_FENCED
+        )
+    ]
+
+
+def test_how_workers_end() -> None:
+    assert Watched().end(-9) == [ev.MachineLost(machine="A", reason="worker 4 was killed by SIGKILL")]
+    assert Watched().end(1) == [
+        ev.ScriptFailed(machine="A", started_in=3, reason="worker 4: exited with code 1")
+    ]
+    assert Watched().end(0) == [ev.ScriptExited(machine="A", started_in=3, rank=4)]
+    trained, iterations = Watched(), 12
+    trained.heard.beats[0] = {"iteration": iterations}
+    assert trained.end(0) == [ev.ScriptExited(machine="A", started_in=3, rank=4, iteration=iterations)]
+
+
+def test_a_silent_worker_is_given_up() -> None:
+    watched = Watched()
+    watched.silent_for(SILENCE_S - 1)
+    assert watched.check() == []
+    watched.silent_for(SILENCE_S + 1)
+    assert watched.check() == [0, 1]
+    assert [type(report) for report in watched.reports] == [ev.MachineLost, ev.MachineLost]
+    assert watched.check() == [0, 1]  # each once
+
+
+def test_workers_are_not_silent_because_their_agent_was_frozen() -> None:
+    watched = Watched()
+    watched.silent_for(60.0)
+    watched.heard._looked_at -= 60.0
+    assert watched.check() == []
+    watched.heard._heard_at[0] -= SILENCE_S + 1  # one of them has really stopped
+    assert watched.check() == [0]
+
+
+def test_a_worker_that_is_gone_may_be_killed_again() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    processes = SimpleNamespace(_pids={0: ended.pid})
+    StandbyContext.kill(cast(StandbyContext, processes), 0)

@@ -1,0 +1,67 @@
+"""What a worker leaves behind, as its standby sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swift_ft.coordination.agent_channel import channel_pair
+from swift_ft.launch.processes.context import process_state
+from swift_ft.launch.processes.standby import Standby
+from swift_ft.launch.processes.worker import WorkerJob
+from tests.support.waiting import wait_until
+
+LEAVES_ONE = "setsid sleep 60 & echo $! > {place}"
+
+
+@pytest.fixture
+def standby() -> Iterator[Standby]:
+    standby = Standby()
+    yield standby
+    standby.close()
+
+
+def left_behind(standby: Standby, place: Path, command: str) -> int:
+    """Run a worker to its end. Returns the process that it has started."""
+    job = WorkerJob({}, "bash", ("-c", command.format(place=place)), kind="program")
+    ours, theirs = channel_pair()
+    with ours:
+        standby.launch(job, local_rank=0, stdout="", stderr="", channel=theirs)
+    assert "started" in (standby.receive() or {})
+    assert "ended" in (standby.receive() or {})
+    return int(place.read_text())
+
+
+def is_alive(pid: int) -> bool:
+    return process_state(pid) not in ("X", "Z")
+
+
+def test_a_dead_worker_leaves_nothing(standby: Standby, tmp_path: Path) -> None:
+    """It is gone when the agent hears of the end."""
+    pid = left_behind(standby, tmp_path / "pid", LEAVES_ONE + "; kill -9 $$")
+    assert not is_alive(pid)
+
+
+def test_what_a_finished_script_leaves_goes_on(standby: Standby, tmp_path: Path) -> None:
+    """As under torchrun, unless the agent has stopped the worker, or is itself dead."""
+    pid = left_behind(standby, tmp_path / "pid", LEAVES_ONE)
+    assert is_alive(pid)
+    standby.kill_strays()
+    wait_until(lambda: not is_alive(pid), "the agent has asked for its end")
+    pid = left_behind(standby, tmp_path / "pid", LEAVES_ONE)
+    standby.close()
+    assert is_alive(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_who_cleans_up_after_a_dead_worker_may_do_so(standby: Standby, tmp_path: Path) -> None:
+    """The tracker of multiprocessing removes its shared memory, and ends by itself."""
+    tracker = "(exec -a multiprocessing.resource_tracker sleep 60) & echo $! > {place}"
+    is_named = "until grep -q tracker /proc/$(cat {place})/cmdline; do :; done"
+    pid = left_behind(standby, tmp_path / "pid", f"{tracker}; {is_named}; kill -9 $$")
+    assert is_alive(pid)
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,70 @@
+"""The store that a launcher starts outlives its machines by a while, and not for ever."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from swift_ft.launch.rendezvous import store_service
+from swift_ft.launch.rendezvous.store_service import StoreService
+from tests.support.waiting import wait_until
+
+SHORT_S, LONG_S = 0.3, 3600.0
+LAUNCHER = """
+import sys
+from functools import partial
+from swift_ft.coordination.journal import open_journal
+from swift_ft.coordination.runs import find_run
+from swift_ft.coordination.store_client import connect
+from swift_ft.recovery import events as ev
+from swift_ft.config.store_address import StoreAddress
+client = partial(connect, StoreAddress.parse(sys.argv[1]))
+journal = open_journal(partial(client, find_run(client, "job")), by="test")
+journal.append(ev.JobOpened(machines=1))
+if sys.argv[2] == "ends":
+    journal.append(ev.JobClosed(reason="it is over"))
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def made() -> Iterator[list[StoreService]]:
+    """Those that have not ended."""
+    services: list[StoreService] = []
+    yield services
+    for service in services:
+        service.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "linger_s", "abandoned_s"), [("ends", SHORT_S, LONG_S), ("stays", LONG_S, SHORT_S)]
+)
+def test_it_ends_after_machines_that_say_nothing(
+    how: str, linger_s: float, abandoned_s: float, made: list[StoreService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether their run has ended or not. As long as one of them is connected, it serves.
+
+    A connection that the process had which has started it is none of theirs.
+    """
+    for name, seconds in (("_LOOK_S", 0.05), ("_LINGER_S", linger_s), ("_ABANDONED_S", abandoned_s)):
+        monkeypatch.setattr(store_service, name, seconds)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
+        service = StoreService("127.0.0.1", 0, until_over="job")
+    made.append(service)
+    command = [sys.executable, "-c", LAUNCHER, str(service.address), how]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "here\n"
+        with pytest.raises(TimeoutError):
+            wait_until(service.ended, "its end", 5 * SHORT_S)
+        launcher.kill()
+    wait_until(service.ended, "its end")
+    made.clear()
