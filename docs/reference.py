@@ -13,6 +13,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from docs.generated import write_or_check
-from docs.house import MODULES, ROOT
+from docs.house import MODULES, PACKAGE, ROOT
 from swift_ft.cli import group, simulate, store
 from swift_ft.cli.operator_events import OPERATOR_EVENTS
 from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
 from swift_ft.cli.verb import Verb
+from swift_ft.config import detection_timings as timings
 from swift_ft.config import store_keys
 from swift_ft.config.option import Option, flag_of
 from swift_ft.config.run_config import RunConfig
@@ -509,6 +511,68 @@ def _store_keys() -> Iterator[str]:
     return _table(("key", "what is in it", "set by", "read by", "of use until"), rows())
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timing:
+    """A line of the table of detection's timings.
+
+    Attributes:
+        name: in the code.
+        value: seconds, if the name ends with ``_S``; else a number or shares.
+        group: the heading above it.
+        words: what it is, and why it is no other.
+        users: files of the package that read it.
+    """
+
+    name: str
+    value: Any
+    group: str
+    words: str
+    users: tuple[str, ...]
+
+
+def detection_timings_table() -> Iterator[Timing]:
+    """The table, read from the file that declares it."""
+    path = Path(inspect.getfile(timings))
+    text = path.read_text()
+    headings = {n: line for n, line in enumerate(text.splitlines(), 1) if line.startswith("# ---")}
+    users: dict[str, list[str]] = {}
+    for module in MODULES.values():
+        for name in set(re.findall(r"\btimings\.([A-Z_]+)\b", module.read_text())):
+            users.setdefault(name, []).append(module.relative_to(PACKAGE).as_posix())
+    body = ast.parse(text).body
+    for declared, words in itertools.pairwise(body):
+        if isinstance(declared, ast.Assign) and isinstance(words, ast.Expr):
+            name = ast.unparse(declared.targets[0])
+            heading = headings[max(n for n in headings if n < declared.lineno)].lstrip("# -")
+            said = " ".join(str(ast.literal_eval(words.value)).split())
+            yield Timing(name, getattr(timings, name), heading, said, tuple(sorted(users.get(name, ()))))
+
+
+def _detection_timings() -> Iterator[str]:
+    def value_of(timing: Timing) -> str:
+        if isinstance(timing.value, tuple):
+            return ", ".join(f"{share:g}" for share in timing.value)
+        return f"{timing.value:g} s" if timing.name.endswith("_S") else f"{timing.value:g}"
+
+    for heading, rows in itertools.groupby(detection_timings_table(), lambda timing: timing.group):
+        yield f"**{heading[0].upper()}{heading[1:]}**"
+        yield ""
+        columns = "timing", "value", "what it is, and why", "read in"
+        yield from _table(
+            columns,
+            (
+                (
+                    f"`{timing.name}`",
+                    value_of(timing),
+                    _markdown(timing.words),
+                    ", ".join(f"`{user}`" for user in timing.users),
+                )
+                for timing in rows
+            ),
+        )
+        yield ""
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "swift-run": _flags,
     "front-door": _front_door,
@@ -518,6 +582,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "swift-plan": _verbs_of("swift-plan", plan.VERBS),
     "store": _options_of(store.parser()),
     "store-keys": _store_keys,
+    "detection-timings": _detection_timings,
     "simulation": _options_of(simulation.parser()),
     "metrics": _fields_of(SessionMetrics, LogMetrics, IterationStats, LogWriterMetrics),
     "agent-metrics": lambda: _families(agent_metrics().values()),

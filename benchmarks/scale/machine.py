@@ -25,8 +25,8 @@ from swift_ft.coordination.relay.lines import RELAY, LocalLine, local_pair
 from swift_ft.coordination.relay.worker_journal import WorkerJournal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import JobEndedError, RendezvousLostError
+from swift_ft.launch.detection.neighbour_watch import Ring
 from swift_ft.launch.detection.policy import LostMachine
-from swift_ft.launch.detection.ring import Ring
 from swift_ft.launch.detection.sentinel import Sentinel
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.network import JobSecret, Port

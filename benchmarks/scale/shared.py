@@ -15,10 +15,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.coordination import follower, journal, journal_reader
-from swift_ft.coordination.relay import merging, outgoing, relay, worker_journal
+from swift_ft.coordination.relay import merging, relay, worker_journal
 from swift_ft.coordination.relay.upstream import Upstream
-from swift_ft.launch.detection import policy, sentinel
 from swift_ft.recovery.blocks import Block, Sequencer, block_from_text
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
@@ -55,10 +55,10 @@ def be_patient(silence_s: float) -> None:
     for constructor in (Upstream.__init__, worker_journal.WorkerJournal.__init__):
         defaults: dict[str, Any] = constructor.__kwdefaults__ or {}
         defaults["silence_s"] = silence_s
-    outgoing._ALLOWED_S = silence_s
+    timings.EVENT_ALLOWED_S = silence_s
     merging.LINGER_S, merging.LONGEST_LINGER_S = _LINGER_S, silence_s / 12
-    policy.END_STEP_S = _LINGER_S
-    relay.BEAT_S = sentinel._LONGEST_BEAT_S = silence_s / 12
+    timings.END_STEP_S = _LINGER_S
+    timings.RELAY_BEAT_S = timings.LONGEST_BEAT_S = silence_s / 12
 
 
 def share() -> None:

@@ -33,8 +33,8 @@ from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
-from swift_ft.launch.event_pipe import EventPipe
-from swift_ft.launch.stop_signals import leave_to_the_launcher
+from swift_ft.launch.log_handlers import EventPipe
+from swift_ft.launch.signals import leave_to_the_launcher
 from swift_ft.observe.waits import Announcements, wait_in_words
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.config.option import flag_of, option
 from swift_ft.errors import UsageError
 from swift_ft.faults import parse_faults
 from swift_ft.network import Certificates
 from swift_ft.network.addresses import listen_address
 from swift_ft.network.secret import token_of
-
-STORE_SILENCE_S = 300.0
-"""Seconds without an answer after which the rendezvous store's host counts as lost."""
 
 _STORE_CREDENTIALS = "SWIFT_FT_STORE_CREDENTIALS"
 _HIGHEST_PORT = 65535
@@ -145,13 +143,13 @@ class RunConfig:
         metavar="FAULTS",
     )
     heartbeat_timeout_s: float = _timeout(
-        10.0, "seconds without a heartbeat after which a worker counts as lost"
+        timings.HEARTBEAT_TIMEOUT_S, "seconds without a heartbeat after which a worker counts as lost"
     )
     machine_silence_s: float = option(
         Topic.TIMEOUTS,
-        1.0,
+        timings.MACHINE_SILENCE_S,
         "seconds of silence after which a machine counts as lost, and so does one with a worker that was "
-        "stopped by a signal (default: 1)",
+        f"stopped by a signal (default: {timings.MACHINE_SILENCE_S:g})",
         metavar="S",
         above=0,
         same_everywhere=True,
@@ -167,17 +165,19 @@ class RunConfig:
     )
     join_timeout_s: float = _timeout(600.0, "seconds to wait for a machine that fills an empty slot")
     report_timeout_s: float = _timeout(
-        300.0,
+        timings.REPORT_TIMEOUT_S,
         "seconds until every worker has reported its status in a new generation; includes the start of a "
         "replacement's script up to its session",
     )
     rendezvous_timeout_s: float = _timeout(
-        STORE_SILENCE_S,
+        timings.STORE_SILENCE_S,
         "seconds that what a recovery needs may wait for a rendezvous store that does not answer; then this "
         "machine ends",
     )
     group_timeout_s: float = _timeout(300.0, "seconds to form a process group")
-    replay_timeout_s: float = _timeout(300.0, "seconds without progress after which a replay has failed")
+    replay_timeout_s: float = _timeout(
+        timings.REPLAY_TIMEOUT_S, "seconds without progress after which a replay has failed"
+    )
     flush_timeout_s: float = _timeout(
         120.0,
         "seconds to flush queued log messages after a failure, and to wait for a log segment that a replay "

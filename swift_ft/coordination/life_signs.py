@@ -9,14 +9,10 @@ from __future__ import annotations
 import time
 import uuid
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.config import store_keys
 from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-
-SIGN_S = 2.5
-"""The longest time between two signs of a machine that reaches the store."""
-
-_LOOK_S = 0.25
 
 
 class LifeSigns:
@@ -31,7 +27,7 @@ class LifeSigns:
         self._seen = ""
 
     def give(self) -> None:
-        """Change the key, unless another machine has since the last call. Call it every :data:`SIGN_S`."""
+        """Change the key, unless another machine has since the last call. Call it every ``SIGN_S``."""
         key, new = store_keys.sign_of_life(), uuid.uuid4().hex[:12]
         self._seen = self._store.compare_set(key, self._seen, new, keep=False).decode()
 
@@ -43,7 +39,7 @@ def shows_life(store: RendezvousStore, limit_s: float) -> bool:
         while time.monotonic() < deadline:
             if _sign(store) != before:
                 return True
-            time.sleep(_LOOK_S)
+            time.sleep(timings.SIGN_LOOK_S)
     return False
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import agent_channel
@@ -27,12 +28,6 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder, worker_order
 
 _logger = logging.getLogger(__name__)
-
-_LOSS_MARGIN_S = 5.0
-"""Time beyond the detection of a peer's loss for which a worker waits for the event."""
-
-_SETTLES_S = 0.1
-"""Time in which the losses of machines are found that fell silent at once: that between two heartbeats."""
 
 _ENDED = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
 """How gloo and the kernel say that the other side ended a connection."""
@@ -186,8 +181,8 @@ class Participant:
         # asks all workers again (decision 78).
         if not state.round.after_silence:
             return True
-        with waiting("further losses of machines that fell silent", _SETTLES_S):
-            return self.wait_for(lambda s: s.generation != state.generation, _SETTLES_S) is None
+        with waiting("further losses of machines that fell silent", timings.SETTLES_S):
+            return self.wait_for(lambda s: s.generation != state.generation, timings.SETTLES_S) is None
 
     def wait_for_finish(self) -> State:
         """Wait until all workers have completed the last iteration, or the generation is over."""
@@ -220,7 +215,7 @@ class Participant:
 
         There is nothing to wait for where the script of another worker has ended: that was the cause.
         """
-        limit_s = self._loss_known_after_s(cause) + _LOSS_MARGIN_S
+        limit_s = self._loss_known_after_s(cause) + timings.LOSS_MARGIN_S
         generation = self.active.number
         with (
             recorder.span("confirm the loss"),

@@ -13,8 +13,8 @@ from functools import partial
 
 from torch.distributed import DistError
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.config import store_keys
-from swift_ft.config.run_config import STORE_SILENCE_S
 from swift_ft.config.store_address import ETCD, StoreAddress
 from swift_ft.errors import RendezvousLostError, UsageError, first_line
 from swift_ft.host.alarms import alarms
@@ -42,7 +42,7 @@ def connect(
     run_id: str,
     *,
     timeout_s: float = 30.0,
-    silence_s: float = STORE_SILENCE_S,
+    silence_s: float = timings.STORE_SILENCE_S,
     admit: Admit | None = None,
 ) -> RendezvousStore:
     """A new client of the rendezvous store, confined to the names of one run.

@@ -31,7 +31,7 @@ from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.machine import MachineJob, run_machine
 from swift_ft.launch.processes.preload import preload
 from swift_ft.launch.rendezvous.store_service import StoreService, say_restarted
-from swift_ft.launch.stop_signals import (
+from swift_ft.launch.signals import (
     FOR_WORKERS,
     SignalException,
     ignore_stop_signals,

@@ -18,11 +18,11 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.config.store_address import ETCD
 from swift_ft.coordination.journal_reader import History
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import RELAY
-from swift_ft.coordination.relay.upstream import HEAD_SILENCE_S
 from swift_ft.coordination.store_client import Admit, connect, how_to_restart
 from swift_ft.errors import SwiftError
 from swift_ft.launch.agent.agent import MachineAgent
@@ -32,13 +32,13 @@ from swift_ft.launch.agent.run_end import RunEnd
 from swift_ft.launch.agent.source_watch import SourceWatch
 from swift_ft.launch.agent.status import AgentStatus
 from swift_ft.launch.detection.store_watch import StoreWatch
-from swift_ft.launch.passed_signals import PassedSignals
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.launch.rendezvous.setup import setup_of
 from swift_ft.launch.rendezvous.store_service import run_is_over
 from swift_ft.launch.settings import AgentSettings
-from swift_ft.launch.stop_signals import (
+from swift_ft.launch.signals import (
+    PassedSignals,
     SignalException,
     default_stop_signals,
     ending_with_a_line,
@@ -60,7 +60,6 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 _logger = logging.getLogger(__name__)
 
 _FIRST_EVENT_S = 60.0
-_LOOP_MARGIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ def run_machine(job: MachineJob) -> Verdict:
             setup=setup,
             domain=settings.config.domain_of(job.index),
             host=job.host,
-            reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=HEAD_SILENCE_S),
+            reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=timings.HEAD_SILENCE_S),
             fanout=settings.config.relay_fanout,
             append_s=settings.config.rendezvous_timeout_s,
             joins_at_once=not settings.spare and not job.host,
@@ -286,7 +285,7 @@ def _status(job: MachineJob) -> AgentStatus | None:
     if not config.metrics_port:
         return None
     # The loop waits for a silent worker's answer, and for workers to end: longer is stuck.
-    loop_limit_s = 3 * config.heartbeat_timeout_s + job.settings.shutdown_s + _LOOP_MARGIN_S
+    loop_limit_s = 3 * config.heartbeat_timeout_s + job.settings.shutdown_s + timings.LOOP_MARGIN_S
     return AgentStatus(loop_limit_s=loop_limit_s)
 
 

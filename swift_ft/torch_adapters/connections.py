@@ -14,13 +14,12 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
+from swift_ft.config import detection_timings as timings
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DESCRIPTORS = "/proc/self/fd"
-
-_PROBES = 4
-"""The number of times that the kernel asks a silent host before a connection fails."""
 
 _TCP_RTO_MAX_MS = 44  # Linux 6.15; Python has no name for it
 _LONGEST_REPETITION_MS = 2000
@@ -94,12 +93,12 @@ def keep_alive(connections: dict[int, str], silence_s: float) -> None:
 
 def keep_socket_alive(opened: socket.socket, silence_s: float) -> None:
     """As :func:`keep_alive`. What a socket that listens accepts has its options."""
-    probe_s = max(1, int(silence_s / _PROBES))
+    probe_s = max(1, int(silence_s / timings.KEEP_ALIVE_PROBES))
     for level, option, value in (
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe_s),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, timings.KEEP_ALIVE_PROBES),
         (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000)),  # if data is under way
     ):
         opened.setsockopt(level, option, value)

@@ -25,6 +25,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError, DistStoreError
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.errors import NotRestoredError, RendezvousLostError
 from swift_ft.network.addresses import create_server, listen_address
 from swift_ft.observe.waits import waiting
@@ -53,11 +54,6 @@ _TRY_S = 0.1
 _TRIES = 3
 """A call whose connection ends so often is itself the cause: its value is too large, perhaps."""
 _LEAST_S = 0.001
-_SILENT_S = 5.0
-"""Silence after which a connection is given up for a new one: TCP asks a host that was cut off ever more
-seldom, and learns of its return ever later."""
-_GONE_S = 300.0
-"""A client that says nothing for so long, although the kernel asks it, is gone."""
 _HELLO, _PING = struct.pack("=BI", 0, 0x3C85F7CE), 13
 
 _Answer = TypeVar("_Answer")
@@ -77,7 +73,8 @@ def serve_store(host: str, port: int) -> TCPStore:
         OSError, torch.distributed.DistError: it cannot listen there.
     """
     listener = create_server(listen_address(host), port, backlog=_BACKLOG)
-    keep_socket_alive(listener, _GONE_S)  # or a client that vanished keeps its descriptor here for ever
+    # Without it, a client that vanished keeps its descriptor here for ever.
+    keep_socket_alive(listener, timings.STORE_CLIENT_SILENCE_S)
     port = listener.getsockname()[1]
     descriptor = listener.detach()  # it belongs to the server from now on
     return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=descriptor)
@@ -151,7 +148,7 @@ class RendezvousStore:
                 own = dict(new_connections(before).items() & connections_to(server.port).items())
                 exempt(own)
                 if self.patience_s:  # what fails is tried again on another connection
-                    keep_alive(own, min(_SILENT_S, self.patience_s))
+                    keep_alive(own, min(timings.STORE_CONNECTION_SILENCE_S, self.patience_s))
         return store
 
     def _patiently(self, connect: Callable[[], Store]) -> Store:

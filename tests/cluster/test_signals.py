@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swift_ft.launch.passed_signals import handles
+from swift_ft.launch.signals import handles
 from tests.support.cluster import (
     EXAMPLES,
     SLOW_UNTIL_TOLD,

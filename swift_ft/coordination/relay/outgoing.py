@@ -11,20 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.errors import RendezvousLostError
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.events import Event, PartPersisted
 from swift_ft.recovery.snapshot import JournalSnapshot
 
-_ALLOWED_S = 2.5
-"""Each relay on the way may hold an event for 0.4 s (`merging.py`), and the longest way has four."""
-_PARTS_ALLOWED_S = 3.0
-"""Parts of checkpoints are held for longer, by each relay on the way."""
-
 
 def _allowed_s(stamped: Stamped) -> float:
-    return _PARTS_ALLOWED_S if isinstance(stamped.event, PartPersisted) else _ALLOWED_S
+    return timings.PART_ALLOWED_S if isinstance(stamped.event, PartPersisted) else timings.EVENT_ALLOWED_S
 
 
 class Outgoing:

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch.distributed import DistError
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.coordination.compaction import may_have_snapshot
 from swift_ft.coordination.kept_keys import KeptKeys
 from swift_ft.coordination.meeting import Met
@@ -29,7 +30,6 @@ from swift_ft.coordination.relay.notes import Notes
 from swift_ft.coordination.relay.outgoing import Outgoing, Stamper
 from swift_ft.coordination.relay.subscriber import Subscriber
 from swift_ft.coordination.relay.upstream import Upstream
-from swift_ft.coordination.relay.worker_journal import AGENT_SILENCE_S
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, first_line
 from swift_ft.network.messages import TEXT, encoded
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text
@@ -41,11 +41,6 @@ from swift_ft.recovery.snapshot import JournalSnapshot
 _logger = logging.getLogger(__name__)
 
 NOTES_S = 1.0
-BEAT_S = 0.25
-"""Between two signs of life, if other machines follow."""
-
-WORKERS_BEAT_S = AGENT_SILENCE_S / 4
-"""The same if workers alone do, which wait longer for it."""
 
 _REPEAT_S = 1.0
 _LONG_S = 3600.0
@@ -292,7 +287,8 @@ class Relay:
             for subscriber in subscribers:
                 subscriber.push(message)
             self._upstream.check()
-            self._stopped.wait(BEAT_S if any(s.machine for s in subscribers) else WORKERS_BEAT_S)
+            others_follow = any(s.machine for s in subscribers)
+            self._stopped.wait(timings.RELAY_BEAT_S if others_follow else timings.WORKERS_BEAT_S)
 
     def close(self) -> None:
         """Serve no line any more."""

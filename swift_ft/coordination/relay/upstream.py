@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.coordination.block_log import StoreRenewedError
 from swift_ft.coordination.journal import Journal
 from swift_ft.coordination.meeting import Met
@@ -34,14 +35,8 @@ from swift_ft.recovery.job_state import State
 
 _logger = logging.getLogger(__name__)
 
-HEAD_SILENCE_S = 1.0
-"""A head that sends nothing for so long is passed over."""
-
-_SUSPECTED_FOR_S = 30.0
 _MOST_SUSPECTED = 2
 """More heads are not tried: a whole rack may be lost, and each of them may take a second."""
-_LOOK_AGAIN_S = 30.0
-"""So often a machine that reads from the store looks whether it has a head again."""
 
 
 class Upstream:
@@ -52,7 +47,7 @@ class Upstream:
         connect: opens a line to a machine's relay, by its address; None in a job that has no heads.
         outgoing: what has not arrived yet.
         fanout: see :data:`swift_ft.recovery.heads.FANOUT`.
-        silence_s: see :data:`HEAD_SILENCE_S`.
+        silence_s: the silence after which a head is passed over.
         now: a monotonic clock, in seconds.
         meets: this machine is about to :meth:`meet` another one.
         copy: what this machine could republish of the journal; one of its own if None.
@@ -70,7 +65,7 @@ class Upstream:
         outgoing: Outgoing,
         *,
         fanout: int = FANOUT,
-        silence_s: float = HEAD_SILENCE_S,
+        silence_s: float = timings.HEAD_SILENCE_S,
         now: Callable[[], float] = time.monotonic,
         meets: bool = False,
         copy: JournalCopy | None = None,
@@ -169,7 +164,7 @@ class Upstream:
         _logger.debug("reads the journal %s", through, extra={"event": "head_changed"})
 
     def _suspect(self, machine: str, why: str) -> None:
-        self._suspected[machine] = self._now() + _SUSPECTED_FOR_S
+        self._suspected[machine] = self._now() + timings.SUSPECTED_FOR_S
         _logger.debug("passes over %s: %s", machine, why, extra={"event": "head_suspected"})
 
     def check(self) -> None:
@@ -221,7 +216,7 @@ class Upstream:
             feed = self._choose()
             left_s = max(0.0, deadline - self._now())
             if feed is None:
-                return self.journal.log.read(number, min(left_s, _LOOK_AGAIN_S))
+                return self.journal.log.read(number, min(left_s, timings.HEAD_LOOK_S))
             try:
                 return feed.next(number, left_s)
             except NotHereError:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.coordination.block_log import StoreRenewedError
 from swift_ft.coordination.journal import EventLog, Journal
 from swift_ft.coordination.relay.feed import Feed, LineEndedError, NotHereError, SilentError
@@ -21,12 +22,6 @@ from swift_ft.errors import FencedError, RendezvousLostError
 from swift_ft.recovery.blocks import Block, Stamped, block_from_text
 from swift_ft.recovery.events import Event
 from swift_ft.recovery.snapshot import JournalSnapshot
-
-AGENT_SILENCE_S = 2.0
-"""An agent that sends nothing for so long does not keep its workers from the journal."""
-
-_GLANCE_S = 0.5
-"""For so long a worker waits at the store, before it listens to its agent again."""
 
 
 def journal_of_worker(journal: Callable[[], Journal], *, by: str, append_s: float) -> EventLog:
@@ -63,7 +58,7 @@ class WorkerJournal:
         by: str,
         append_s: float,
         on_agent_lost: Callable[[], None],
-        silence_s: float = AGENT_SILENCE_S,
+        silence_s: float = timings.AGENT_SILENCE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._feed = Feed(line, "", silence_s=silence_s, now=now)
@@ -136,13 +131,13 @@ class WorkerJournal:
                 return self._from_agent(number, left_s)
             except NotHereError:
                 self._unshared = None  # this log itself knows what it has read
-                return self._store().log.read(number, min(left_s, _GLANCE_S))
+                return self._store().log.read(number, min(left_s, timings.STORE_GLANCE_S))
             except SilentError:
                 journal = self._store()
                 if missing := self._outgoing.all():
                     with contextlib.suppress(StoreRenewedError):  # they are still here in the next round
                         journal.pass_on(missing)
-                text = journal.log.read(number, min(left_s, _GLANCE_S))
+                text = journal.log.read(number, min(left_s, timings.STORE_GLANCE_S))
                 if text is not None:
                     self._unshared = number, text
                 if text is not None or left_s <= 0:

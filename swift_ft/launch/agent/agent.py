@@ -9,39 +9,33 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import selectors
 import signal
 import socket
 import time
 from typing import Any
 
-import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
 from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.errors import FencedError, RendezvousLostError, UsageError
-from swift_ft.launch.agent.guests import Guests
+from swift_ft.launch import signals
+from swift_ft.launch.agent.guests import FormingDeadline, Guests
 from swift_ft.launch.agent.run_end import RunEnd
 from swift_ft.launch.agent.source_watch import SourceWatch
 from swift_ft.launch.agent.status import AgentStatus, WorkerFacts
 from swift_ft.launch.detection.neighbour_watch import NeighbourWatch
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
-from swift_ft.launch.passed_signals import PassedSignals, handles
-from swift_ft.launch.processes.context import StandbyContext
+from swift_ft.launch.processes.context import StandbyContext, output_prefixes, worker_jobs
 from swift_ft.launch.processes.standby import Standby
-from swift_ft.launch.processes.worker_jobs import output_prefixes, worker_job
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.launch.settings import AgentSettings
-from swift_ft.launch.stop_signals import SignalException, ignore_stop_signals, signal_of_end, stopped_by
 from swift_ft.network import Port
 from swift_ft.observe.spans import recorder
-from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.guests import possible_hosts
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
@@ -77,7 +71,7 @@ class MachineAgent(ElasticAgent):
         standby: Standby,
         wake: socket.socket,
         run_end: RunEnd,
-        passed: PassedSignals,
+        passed: signals.PassedSignals,
         lifeline: int | None = None,
         status: AgentStatus | None = None,
         source_watch: SourceWatch | None = None,
@@ -96,13 +90,11 @@ class MachineAgent(ElasticAgent):
         self._wake = wake
         self._run_end = run_end
         self._selector = selectors.DefaultSelector()
-        self._selector.register(wake, selectors.EVENT_READ)
-        self._selector.register(standby, selectors.EVENT_READ)
         self._passed = passed
-        self._selector.register(passed, selectors.EVENT_READ)
         self._lifeline = lifeline
-        if lifeline is not None:
-            self._selector.register(lifeline, selectors.EVENT_READ)
+        for source in (wake, standby, passed, lifeline):
+            if source is not None:
+                self._selector.register(source, selectors.EVENT_READ)
         self._heard = WorkerChannels(self._selector, self._run_end.hear)
         self._watch = WorkerWatch(
             spec.rdzv_handler,
@@ -111,10 +103,10 @@ class MachineAgent(ElasticAgent):
             machine_silence_s=settings.config.machine_silence_s,
         )
         self._guests = Guests(standby, spec.rdzv_handler, settings.config.elastic_wait_s)
+        self._forming = FormingDeadline(spec.rdzv_handler, settings.config.join_timeout_s)
         self._sessionless_in = 0
         self._stopping = False  # by a signal
         self._prepared = False  # workers that wait for a slot
-        self._forming_since: float | None = None
         self._rejoin_at: float | None = None
         self._processes: StandbyContext | None = None
         self._status = status
@@ -136,12 +128,11 @@ class MachineAgent(ElasticAgent):
                 result = self._obey()
                 if result is not None:
                     return result
-                for key, _ in self._selector.select(timeout=self._pause_s()):
-                    self._handle(key.fileobj, key.data)
+                self._turn(self._pause_s())
                 self._watch_workers()
                 for rank, facts in self._heard.shown.items():
                     self._membership.journal.note(progress_key(rank), facts)
-        except SignalException as error:
+        except signals.SignalException as error:
             return self._hand_over(error.sigval)
         except (UsageError, FencedError):  # the machine was refused, or is out: the journal says so
             raise
@@ -154,6 +145,11 @@ class MachineAgent(ElasticAgent):
         finally:
             self._neighbours.close()
             self._port.close()
+
+    def _turn(self, pause_s: float) -> None:
+        """Wait for the next events, and handle them."""
+        for key, _ in self._selector.select(timeout=pause_s):
+            self._handle(key.fileobj, key.data)
 
     def _pause_s(self) -> float:
         """Until something may be due that no event tells of."""
@@ -168,8 +164,8 @@ class MachineAgent(ElasticAgent):
 
     def _hand_over(self, number: signal.Signals) -> RunResult:
         """A signal stops this launcher: Ctrl-C ends the run, and all others take this machine out of it."""
-        ignore_stop_signals()
-        membership, reason = self._membership, stopped_by(number)
+        signals.ignore_stop_signals()
+        membership, reason = self._membership, signals.stopped_by(number)
         ending = ev.JobClosed(reason=reason, exit_code=128 + number)
         left = f"this machine left the run: {reason}"
         ended: State | None = None
@@ -191,28 +187,16 @@ class MachineAgent(ElasticAgent):
         return self._result(ok=False)
 
     def _let_scripts_end(self, number: signal.Signals) -> None:
-        """Pass a signal on that stops this launcher, and wait for scripts that handle it.
+        """Let scripts end that handle a signal which stops this launcher.
 
         They may save, or agree with the others to end after a step, as they do under torchrun. Once the
         journal calls the machine lost its workers end in the middle of that, so it hears of it afterwards.
         """
         self._stopping = True
-        running = self._processes.running() if self._processes is not None else {}
-        handled = {local_rank: pid for local_rank, pid in running.items() if handles(pid, number)}
-        for pid in handled.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        what, limit_s = f"the scripts here to end, which handle {number.name}", self._settings.shutdown_s
-        deadline = time.monotonic() + limit_s
-        lost = contextlib.suppress(ConnectionAbortedError, ChildProcessError)  # the workers end with these
-        with waiting(what, limit_s), lost:
-            while self._processes is not None and (left := handled.keys() & self._processes.running().keys()):
-                if (left_s := deadline - time.monotonic()) <= 0:
-                    for local_rank in left:
-                        self._processes.kill(local_rank)
-                    return
-                for key, _ in self._selector.select(timeout=left_s):
-                    self._handle(key.fileobj, key.data)
+        if self._processes is not None:
+            # The launcher of this agent, or the standby, may go meanwhile: the workers end with these.
+            with contextlib.suppress(ConnectionAbortedError, ChildProcessError):
+                self._processes.let_scripts_end(number, self._settings.shutdown_s, self._turn)
 
     def _end(self, state: State) -> None:
         """The job has ended, and this machine's workers have."""
@@ -259,9 +243,11 @@ class MachineAgent(ElasticAgent):
         order = agent_order(state, machine=membership.machine, started_in=membership.started_in)
         match order.todo:
             case AgentTodo.STOP:
-                ignore_stop_signals()
+                signals.ignore_stop_signals()
                 verdict = self.verdict = state.verdict
-                self._stop(signal_of_end(verdict.reason, verdict.exit_code) if verdict else signal.SIGTERM)
+                self._stop(
+                    signals.signal_of_end(verdict.reason, verdict.exit_code) if verdict else signal.SIGTERM
+                )
                 self._end(state)
                 self.run_is_over = True
                 return self._result(ok=verdict is not None and verdict.ok)
@@ -295,7 +281,7 @@ class MachineAgent(ElasticAgent):
                 self._prepare(state)
                 self._report_sessionless(state)
                 self._guests.check(state, self._processes.pids().values() if self._processes else ())
-                self._check_forming(state)
+                self._forming.check(state)
         return None
 
     def _has_lost_bootstrap(self, state: State) -> bool:
@@ -333,33 +319,20 @@ class MachineAgent(ElasticAgent):
         """The workers of the generation that this machine was just given a slot in."""
         state = self._membership.follower.state
         generation = self._membership.started_in or 0
-        joins = self._joins_others(state, generation)
         workers_per_machine = state.shape.workers_per_machine
-        jobs = {
-            worker.local_rank: worker_job(
-                self._settings,
-                worker,
-                self.torch_env(worker, self._local_rank(worker.local_rank, workers_per_machine)),
-                run_id=self._membership.get_run_id(),
-                machine=self._membership.machine,
-                workers_per_machine=workers_per_machine,
-                generation=generation,
-                joins=joins,
-            )
-            for worker in self.workers
-        }
+        jobs = worker_jobs(
+            self._settings,
+            self.workers,
+            self.torch_env,
+            run_id=self._membership.get_run_id(),
+            machine=self._membership.machine,
+            workers_per_machine=workers_per_machine,
+            generation=generation,
+            joins=self._joins_others(state, generation),
+        )
         prefixes = output_prefixes(self.workers, self.group_rank, workers_per_machine)
         self._processes = StandbyContext(self._standby, jobs, self._logs, prefixes)
         return self._processes
-
-    def _local_rank(self, local_rank: int, workers: int) -> int:
-        """A worker's number on its host. Those of guests come after the host's own, so that ports differ.
-
-        Where there are accelerators, and none is left, it shares that of one of the host's workers.
-        """
-        own = self._settings.guest_number * workers + local_rank
-        devices = torch.accelerator.device_count() if self._settings.guest_number else 0
-        return own if own < devices or not devices else local_rank
 
     def _prepare(self, state: State) -> None:
         """A spare's workers are forked before it gets a slot.
@@ -382,7 +355,7 @@ class MachineAgent(ElasticAgent):
         self._heard.close()
         self.stop_workers(by)
         self._processes = None
-        self._heard.forget()
+        self._heard.heartbeats.forget_all()
 
     # ------------------------------------------------------------------------------- messages and exits
 
@@ -423,19 +396,3 @@ class MachineAgent(ElasticAgent):
             membership.journal.append(
                 ev.SessionlessWorkers(machine=membership.machine, generation=state.generation)
             )
-
-    def _check_forming(self, state: State) -> None:
-        if state.phase != Phase.FORMING:
-            self._forming_since = None
-            return
-        self._forming_since = self._forming_since or time.monotonic()
-        limit_s = self._settings.config.join_timeout_s
-        if time.monotonic() - self._forming_since > limit_s:
-            empty = [slot for slot, member in enumerate(state.members) if member is None]
-            reason = f"no machine joined for slots {empty} within {limit_s:g} s"
-            if (least := state.shape.min_machines) is not None and len(possible_hosts(state)) < least:
-                reason += f", and fewer than {least} machines are left"
-            reason += ": start one more `swift-run` with the same --rdzv-endpoint, or keep spares"
-            if refused := state.membership.refused:
-                reason += f" (refused: {len(refused)}, such as {min(refused)}: {refused[min(refused)]})"
-            self._membership.journal.append(ev.JobClosed(reason=reason))

@@ -1,4 +1,4 @@
-"""The guests on this machine: it runs slots that no machine of its own fills (`recovery/guests.py`)."""
+"""Slots that no machine fills: a guest on this machine takes one (`recovery/guests.py`), or the job ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.guests import guests_wanted
-from swift_ft.recovery.job_state import State
+from swift_ft.recovery.guests import guests_wanted, possible_hosts
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.units import format_bytes
 
 _TRIES = 3
@@ -94,6 +94,39 @@ class Guests:
         if left is not None and needed > left:
             return f"{format_bytes(left)} of memory are left, and a guest needs {format_bytes(needed)}"
         return _why_not_on_devices()
+
+
+class FormingDeadline:
+    """Ends a job whose slots stay empty for too long.
+
+    Args:
+        limit_s: how long that may be.
+    """
+
+    def __init__(self, membership: JournalRendezvous, limit_s: float) -> None:
+        self._membership = membership
+        self._limit_s = limit_s
+        self._since: float | None = None
+
+    def check(self, state: State) -> None:
+        """Call it again and again."""
+        if state.phase != Phase.FORMING:
+            self._since = None
+            return
+        self._since = self._since or time.monotonic()
+        if time.monotonic() - self._since > self._limit_s:
+            self._membership.journal.append(ev.JobClosed(reason=_nobody_joined(state, self._limit_s)))
+
+
+def _nobody_joined(state: State, limit_s: float) -> str:
+    empty = [slot for slot, member in enumerate(state.members) if member is None]
+    reason = f"no machine joined for slots {empty} within {limit_s:g} s"
+    if (least := state.shape.min_machines) is not None and len(possible_hosts(state)) < least:
+        reason += f", and fewer than {least} machines are left"
+    reason += ": start one more `swift-run` with the same --rdzv-endpoint, or keep spares"
+    if refused := state.membership.refused:
+        reason += f" (refused: {len(refused)}, such as {min(refused)}: {refused[min(refused)]})"
+    return reason
 
 
 def _why_not_on_devices(devices: Path = Path("/dev")) -> str:

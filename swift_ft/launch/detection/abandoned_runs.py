@@ -15,10 +15,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.config.run_config import RunConfig
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import open_journal
-from swift_ft.coordination.life_signs import SIGN_S, shows_life
+from swift_ft.coordination.life_signs import shows_life
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.coordination.runs import Connect
 from swift_ft.launch.rendezvous.job_secret import found_secret
@@ -28,9 +29,6 @@ from swift_ft.recovery.events import JobClosed
 
 _logger = logging.getLogger(__name__)
 
-_SIGNS = 3
-"""So many signs of life in a row are not missed by chance."""
-_ANSWER_S = 2.0
 _AT_ONCE = 64
 
 
@@ -54,7 +52,7 @@ def _close_if_abandoned(connect: Connect, config: RunConfig, secret: JobSecret |
     state = Follower(journal).state
     addresses = [*state.membership.addresses.values()]
     store = connect(run)
-    silence_s = config.machine_silence_s * state.machine_patience + _SIGNS * SIGN_S
+    silence_s = config.machine_silence_s * state.machine_patience + timings.SIGNS_MISSED * timings.SIGN_S
     if not addresses or shows_life(store, silence_s):
         return False
     secret = secret or found_secret(store, config)
@@ -77,7 +75,7 @@ def _any_answers(addresses: list[str], secret: JobSecret) -> bool:
 def _answers(secret: JobSecret, address: str) -> bool:
     """Whether a machine of the job listens at an address: another program's port is none of it."""
     try:
-        reach(address, secret, RELAY, timeout_s=_ANSWER_S).close()
+        reach(address, secret, RELAY, timeout_s=timings.ADDRESS_ANSWERS_S).close()
     except (OSError, RefusedError):
         return False
     return True

@@ -1,11 +1,18 @@
-"""A clock that stands still while its process does, and slows down while it is held up.
+"""A watcher's own time: the clock that stands still while its process does, and the gaps between its looks.
 
 A process that was suspended or starved received no heartbeats, so the gap says nothing about its peers. Their
 silence is measured in the time during which it could have heard them. A process that is held up on an
 overloaded host cannot expect others on this host to be on time either.
+
+The watch over machines counts that time (:class:`AwakeClock`). Those over workers and over the store, which
+look now and then, ask whether they were held up since their last look (:class:`Looks`). Pure.
 """
 
 from __future__ import annotations
+
+import math
+
+from swift_ft.config import detection_timings as timings
 
 
 class AwakeClock:
@@ -39,3 +46,24 @@ class AwakeClock:
         self._awake_s += max(0.0, took_s - 2 * late_s)
         self._looked_at = now
         return self._awake_s
+
+
+class Looks:
+    """Notes when a process looks at others, and whether it was held up in between.
+
+    Args:
+        looked_at: when it looked first, by the monotonic time; without it, the next look is the first one.
+    """
+
+    def __init__(self, looked_at: float = math.inf) -> None:
+        self._looked_at = looked_at
+
+    def were_apart(self, now: float, silence_s: float) -> bool:
+        """Note a look. Whether this process was held up since the last one, and heard nothing meanwhile.
+
+        Args:
+            now: the monotonic time.
+            silence_s: how long the others may be silent.
+        """
+        apart_s, self._looked_at = now - self._looked_at, now
+        return apart_s > timings.ASLEEP_SHARE * silence_s

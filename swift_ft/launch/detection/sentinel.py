@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.launch.detection.awake_clock import AwakeClock
-from swift_ft.launch.detection.policy import FIRST_CONTACT, LostMachine, WatchedMachine
+from swift_ft.launch.detection.policy import LostMachine, WatchedMachine
 from swift_ft.network import Channel, JobSecret, Port, connect
 from swift_ft.network.messages import encoded
 
@@ -27,15 +28,9 @@ WATCH = "watch"
 BEAT: dict[str, Any] = {"beat": 1}
 _BYE: dict[str, Any] = {"bye": 1}
 
-_BEATS = 10
-"""Heartbeats in the time of silence after which a machine counts as lost."""
-
-_LONGEST_BEAT_S = 0.5
 _END = getattr(select, "POLLRDHUP", select.POLLIN)
 """Wakes for the end of a connection alone, where the system can tell it; beats wait for the next look. They
 are most of what comes, and a wake for each was most of what an idle agent cost (decision 79)."""
-_DIALS = 2
-"""Attempts to connect in the time that the first contact may take."""
 
 
 class Sentinel:
@@ -55,10 +50,10 @@ class Sentinel:
         self, *, silence_s: float, on_lost: Callable[[LostMachine], None], port: Port, secret: JobSecret
     ) -> None:
         self._allowed_s = silence_s
-        self._beat_s = min(_LONGEST_BEAT_S, silence_s / _BEATS)
+        self._beat_s = min(timings.LONGEST_BEAT_S, silence_s / timings.BEATS)
         self._on_lost = on_lost
         self._secret = secret
-        self._clock = AwakeClock(self._beat_s / 5, time.monotonic())
+        self._clock = AwakeClock(timings.BEAT_GRACE * self._beat_s, time.monotonic())
         # Owner of these four: the sentinel's thread.
         self._silence_s = silence_s
         self._watched: dict[str, WatchedMachine] = {}
@@ -212,7 +207,7 @@ class Sentinel:
 
     def _dial(self, watched: WatchedMachine) -> None:
         """Connect, in a thread of its own: a dead host does not answer, and that must hold up no other."""
-        attempt_s = self._silence_s * FIRST_CONTACT / _DIALS
+        attempt_s = self._silence_s * timings.FIRST_CONTACT / timings.DIALS
         while not (watched.over or self._closing):
             try:
                 line = connect(watched.address, self._secret, WATCH, timeout_s=attempt_s)

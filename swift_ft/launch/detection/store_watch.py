@@ -13,13 +13,13 @@ import time
 
 from torch.distributed import DistError
 
-from swift_ft.coordination.life_signs import SIGN_S, LifeSigns
+from swift_ft.config import detection_timings as timings
+from swift_ft.coordination.life_signs import LifeSigns
 from swift_ft.errors import FencedError, RendezvousLostError, first_line
+from swift_ft.launch.detection.policy import StoreNews, StoreSilence
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 _logger = logging.getLogger(__name__)
-
-_NOTICE_S = 4 * SIGN_S
 
 
 class StoreWatch:
@@ -44,11 +44,11 @@ class StoreWatch:
         self._signs = LifeSigns(store)
         self._remedy = remedy
         self._place = place
-        self._notice_s = min(_NOTICE_S, limit_s / 2)
+        self._notice_s = min(timings.STORE_NOTICE_S, limit_s / 2)
         self._limit_s = limit_s
         self._interval_s = self._notice_s / 4
         self._closed = threading.Event()
-        self._heard_at = time.monotonic()  # owner: the asking thread, and the watching one after a freeze
+        self._silence = StoreSilence(self._notice_s, time.monotonic())
         for target in (self._ask, self._watch):
             threading.Thread(target=target, name=f"swift-store{target.__name__}", daemon=True).start()
 
@@ -59,7 +59,7 @@ class StoreWatch:
 
     def silence_s(self) -> float:
         """Seconds since the store answered. It is told of four times in :attr:`notice_s`."""
-        return time.monotonic() - self._heard_at
+        return self._silence.silence_s(time.monotonic())
 
     def close(self) -> None:
         """Stop watching."""
@@ -74,26 +74,21 @@ class StoreWatch:
             except (DistError, RuntimeError, RendezvousLostError) as error:
                 _logger.debug("the rendezvous store does not answer: %s", first_line(error))
             else:
-                self._heard_at = time.monotonic()
+                self._silence.answered(time.monotonic())
             self._closed.wait(self._interval_s)
 
     def _watch(self) -> None:
-        warn_after_s, told = self._notice_s, False
-        looked_at = time.monotonic()
         while not self._closed.wait(self._interval_s):
             now = time.monotonic()
-            if now - looked_at > self._notice_s / 2:
-                self._heard_at = now  # this process was frozen, not the store
-            looked_at = now
-            silence_s = now - self._heard_at
-            if silence_s > warn_after_s:
-                self._warn(silence_s)
-                warn_after_s, told = 2 * silence_s, True
-            elif told and silence_s < self._notice_s:
-                _logger.warning(
-                    "the rendezvous store at %s answers again", self._place, extra={"event": "store_answers"}
-                )
-                warn_after_s, told = self._notice_s, False
+            match self._silence.look(now):
+                case StoreNews.SILENT:
+                    self._warn(self._silence.silence_s(now))
+                case StoreNews.ANSWERS:
+                    _logger.warning(
+                        "the rendezvous store at %s answers again",
+                        self._place,
+                        extra={"event": "store_answers"},
+                    )
 
     def _warn(self, silence_s: float) -> None:
         _logger.warning(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import select
 import selectors
 import socket
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swift_ft.coordination.agent_channel import receive
+from swift_ft.launch.detection.policy import Heartbeats
 
 
 class WorkerChannels:
@@ -23,6 +23,7 @@ class WorkerChannels:
         on_message: called with each message.
 
     Attributes:
+        heartbeats: when each worker was heard last.
         sessions: workers that hold a session.
         after_loop: workers whose script has left its loop.
         failed: what a worker said before it ended with an error.
@@ -37,8 +38,7 @@ class WorkerChannels:
         self._selector = selector
         self._on_message = on_message
         self._channels: dict[int, socket.socket] = {}
-        self._heard_at: dict[int, float] = {}  # monotonic; workers that still run
-        self._looked_at = math.inf
+        self.heartbeats = Heartbeats()
         self.sessions: set[int] = set()
         self.after_loop: set[int] = set()
         self.failed: dict[int, dict[str, Any]] = {}
@@ -53,18 +53,13 @@ class WorkerChannels:
         self._channels = dict(channels)
         for local_rank, channel in self._channels.items():
             channel.setblocking(False)
-            self._heard_at[local_rank] = time.monotonic()
+            self.heartbeats.hear(local_rank, time.monotonic())
             self._selector.register(channel, selectors.EVENT_READ, data=local_rank)
 
     def close(self) -> None:
         """Stop listening, before the workers are stopped."""
         for local_rank in list(self._channels):
             self._drop(local_rank)
-
-    def forget(self, local_rank: int | None = None) -> None:
-        """Expect no heartbeat of a worker any more; without a rank, of none."""
-        for rank in list(self._heard_at) if local_rank is None else [local_rank]:
-            self._heard_at.pop(rank, None)
 
     def read(self, local_rank: int) -> None:
         """Read all that a worker has sent so far."""
@@ -76,7 +71,7 @@ class WorkerChannels:
             if message is None:
                 self._drop(local_rank)
                 return
-            self._heard_at[local_rank] = time.monotonic()
+            self.heartbeats.hear(local_rank, time.monotonic())
             self._note(local_rank, message)
 
     def _note(self, local_rank: int, message: dict[str, Any]) -> None:
@@ -104,8 +99,7 @@ class WorkerChannels:
 
     def ages(self) -> dict[int, float]:
         """Seconds since each running worker was heard last."""
-        now = time.monotonic()
-        return {local_rank: now - heard_at for local_rank, heard_at in list(self._heard_at.items())}
+        return self.heartbeats.ages(time.monotonic())
 
     def silent(self, silence_s: float) -> list[int]:
         """Workers that have sent nothing for so long. Call it again and again, more often than that.
@@ -113,13 +107,8 @@ class WorkerChannels:
         One that is done with its loop exports and evaluates, in calls that may hold the interpreter for long.
         Nobody waits for it any more.
         """
-        now = time.monotonic()
-        frozen, self._looked_at = now - self._looked_at > silence_s / 2, now
-        if frozen:  # this process was, and read no heartbeats, though workers sent them
-            self._heard_at = dict.fromkeys(self._heard_at, now)
-        since = now - silence_s
-        judged = self._heard_at.items()
-        return [rank for rank, heard_at in judged if heard_at < since and rank not in self.after_loop]
+        silent = self.heartbeats.silent(time.monotonic(), silence_s)
+        return [local_rank for local_rank in silent if local_rank not in self.after_loop]
 
     def hears_within(self, local_rank: int, limit_s: float) -> bool | None:
         """Wait for a message of one worker. None if its channel ends instead."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Callable, Mapping
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
-from swift_ft.launch.detection.oom_kills import OomKills
-from swift_ft.launch.detection.stopped_workers import LOOKS, StoppedWorkers
+from swift_ft.launch.detection.kernel import STOPPED_BY_SIGNAL, OomKills, is_stopped, process_state
+from swift_ft.launch.detection.policy import StoppedWorkers
 from swift_ft.launch.detection.worker_channels import WorkerChannels
-from swift_ft.launch.processes.context import StandbyContext, is_stopped
+from swift_ft.launch.processes.context import StandbyContext
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
@@ -48,7 +50,8 @@ class WorkerWatch:
     @property
     def pause_s(self) -> float:
         """The longest time between two calls of :meth:`check`."""
-        rarely_s, often_s = self._heartbeat_timeout_s / 4, self._machine_silence_s / LOOKS
+        rarely_s = self._heartbeat_timeout_s / timings.HEARTBEAT_LOOKS
+        often_s = self._machine_silence_s / timings.STOPPED_LOOKS
         return min(rarely_s, often_s) if self._stopped.some else rarely_s
 
     def stopped(self) -> None:
@@ -79,7 +82,7 @@ class WorkerWatch:
         """
         membership = self._membership
         generation = membership.started_in or 0
-        self._heard.forget(local_rank)
+        self._heard.heartbeats.forget(local_rank)
         if code == 0:
             membership.journal.post(
                 ev.ScriptExited(
@@ -139,13 +142,26 @@ class WorkerWatch:
         if processes is None:
             return
         stopped_s = self._machine_silence_s * state.machine_patience
-        for local_rank in self._stopped.look(processes.pids(), self._heard.ages(), stopped_s):
-            self._heard.forget(local_rank)
+        for local_rank in self._stopped_for(stopped_s, processes):
+            self._heard.heartbeats.forget(local_rank)
             self.report_loss(f"worker {ranks[local_rank]} was stopped by a signal for {stopped_s:g} s")
             self._kill(local_rank, ranks[local_rank], processes)
         for local_rank in silent:
             if local_rank in self._heard.ages():
                 self._give_up(local_rank, ranks[local_rank], silence_s, processes, read_exits)
+
+    def _stopped_for(self, limit_s: float, processes: StandbyContext) -> list[int]:
+        """Workers that a signal has stopped for as long as it may. A debugger's stop is left alone."""
+        now = time.monotonic()
+        if not self._stopped.is_due(now):
+            return []
+        ages = self._heard.ages()
+        stopped = {
+            local_rank: pid
+            for local_rank, pid in processes.pids().items()
+            if local_rank in ages and process_state(pid) == STOPPED_BY_SIGNAL
+        }
+        return self._stopped.look(now, stopped, ages, limit_s)
 
     def _give_up(
         self,
@@ -156,7 +172,7 @@ class WorkerWatch:
         read_exits: Callable[[], None],
     ) -> None:
         """Report a silent worker as lost, and kill it. An answer in between: the deadline was too short."""
-        self._heard.forget(local_rank)
+        self._heard.heartbeats.forget(local_rank)
         self.report_loss(
             f"worker {rank} was silent for {silence_s:g} s: it is stopped, or in a call that holds the "
             "interpreter for longer than --heartbeat-timeout"

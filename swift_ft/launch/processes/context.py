@@ -1,4 +1,4 @@
-"""A torchelastic process context whose workers are forked by the standby."""
+"""The workers of one machine, as torchelastic's process context, and their jobs. The standby forks them."""
 
 from __future__ import annotations
 
@@ -9,43 +9,27 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 
+import torch
+from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import channel_pair
 from swift_ft.coordination.relay.lines import LocalLine, local_pair
 from swift_ft.launch.processes.output_tail import OutputTail, Shown
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.processes.worker import WorkerJob
+from swift_ft.launch.settings import AgentSettings
+from swift_ft.launch.signals import handles
 from swift_ft.observe.spans import recorder
 from swift_ft.observe.waits import waiting
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 
 _POLL_S = 0.01
 _KILL_S = 5.0
-
-_STAT_BYTES = 4096  # the kernel's line is shorter
-
-
-def process_state(pid: int) -> str:
-    """The kernel's letter for a process's state: ``X`` if it is gone, empty if the system does not tell."""
-    try:
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)  # asked often: a file object takes longer
-    except OSError:
-        return "X" if Path("/proc/self/stat").exists() else ""
-    try:
-        return os.read(descriptor, _STAT_BYTES).rpartition(b")")[2].split()[0].decode()
-    except ProcessLookupError:  # it ended since
-        return "X"
-    finally:
-        os.close(descriptor)
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by a signal or a debugger, or gone. False if the system does not tell."""
-    return process_state(pid) in {*"TtZX"}
 
 
 class StandbyContext(PContext):
@@ -149,6 +133,27 @@ class StandbyContext(PContext):
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pids[local_rank], signal.SIGKILL)
 
+    def let_scripts_end(self, number: signal.Signals, limit_s: float, turn: Callable[[float], None]) -> None:
+        """Pass a signal on that stops the launcher, and wait for scripts that handle it.
+
+        Args:
+            number: the signal.
+            limit_s: scripts that take longer are killed.
+            turn: notes what happens meanwhile, for at most so many seconds.
+        """
+        handled = {local_rank: pid for local_rank, pid in self.running().items() if handles(pid, number)}
+        for pid in handled.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + limit_s
+        with waiting(f"the scripts here to end, which handle {number.name}", limit_s):
+            while left := handled.keys() & self.running().keys():
+                if (left_s := deadline - time.monotonic()) <= 0:
+                    for local_rank in left:
+                        self.kill(local_rank)
+                    return
+                turn(left_s)
+
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         """Signal the workers that still run, wait for them, and kill those that remain."""
         deadline = time.monotonic() + timeout
@@ -183,3 +188,72 @@ class StandbyContext(PContext):
             self.exit_codes.update(dict.fromkeys(self._pids, -int(signal.SIGKILL)))
         else:
             self.note(report)
+
+
+def worker_jobs(
+    settings: AgentSettings,
+    workers: Iterable[Worker],
+    torch_env: Callable[[Worker, int], Mapping[str, str]],
+    *,
+    run_id: str,
+    machine: str,
+    workers_per_machine: int,
+    generation: int,
+    joins: bool,
+) -> dict[int, WorkerJob]:
+    """The jobs of one machine's workers, by local rank.
+
+    Args:
+        workers: as torchelastic knows them.
+        torch_env: torchrun's own variables for a worker and its number on its host. Ours are added.
+        run_id: the run.
+        machine: the workers' machine.
+        workers_per_machine: on every machine.
+        generation: in which they are started.
+        joins: the job's other workers are already training.
+    """
+    assert settings.secret is not None  # agreed on before
+    jobs = {}
+    for worker in workers:
+        context = WorkerContext(
+            run_id=run_id,
+            store=settings.store,
+            machine=machine,
+            address=settings.address,
+            agent_pid=os.getpid(),
+            rank=worker.global_rank,
+            world_size=worker.world_size,
+            workers_per_machine=workers_per_machine,
+            started_in=generation,
+            config=settings.config,
+            secret=settings.secret,
+        )
+        number = _number_on_host(settings, worker.local_rank, workers_per_machine)
+        restarts = {"TORCHELASTIC_RESTART_COUNT": str(generation)}
+        jobs[worker.local_rank] = WorkerJob(
+            {**context.to_env(), **torch_env(worker, number), **restarts},
+            settings.target,
+            settings.args,
+            settings.kind,
+            joins=joins,
+            secret=settings.secret.key.hex(),
+        )
+    return jobs
+
+
+def _number_on_host(settings: AgentSettings, local_rank: int, workers_per_machine: int) -> int:
+    """A worker's number on its host. Those of guests come after the host's own, so that ports differ.
+
+    Where there are accelerators, and none is left, it shares that of one of the host's workers.
+    """
+    own = settings.guest_number * workers_per_machine + local_rank
+    devices = torch.accelerator.device_count() if settings.guest_number else 0
+    return own if own < devices or not devices else local_rank
+
+
+def output_prefixes(workers: Iterable[Worker], slot: int | None, workers_per_machine: int) -> dict[int, str]:
+    """The label at the beginning of each line of a worker's output, by local rank."""
+    machine = f"machine {slot}"
+    if workers_per_machine == 1:
+        return {worker.local_rank: f"[{machine}] " for worker in workers}
+    return {worker.local_rank: f"[{machine} rank {worker.global_rank}] " for worker in workers}

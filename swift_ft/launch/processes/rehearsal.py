@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from swift_ft.checkpoint.state_payload import pack, unpack
 from swift_ft.host.heap import map_ahead
 from swift_ft.host.pages import copy_shared
-from swift_ft.launch.processes.torch_threads import use_threads_of_environment
+from swift_ft.launch.processes.worker import use_threads_of_environment
 
 
 def rehearse(is_needed: Callable[[], bool]) -> None:

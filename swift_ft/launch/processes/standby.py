@@ -32,7 +32,7 @@ from swift_ft.errors import UsageError
 from swift_ft.launch.processes.preload import preload
 from swift_ft.launch.processes.strays import adopt_orphans, kill_strays
 from swift_ft.launch.processes.worker import WorkerJob, run_worker
-from swift_ft.launch.stop_signals import leave_to_the_launcher, undo_ignoring
+from swift_ft.launch.signals import leave_to_the_launcher, undo_ignoring
 from swift_ft.observe.spans import recorder
 
 _MAX_PACKET = 1 << 20

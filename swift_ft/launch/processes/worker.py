@@ -13,16 +13,18 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import torch
+
+from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import AgentChannel, set_agent_channel
 from swift_ft.coordination.relay.lines import set_line_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.errors import GaveUpError, JobEndedError, UsageError
-from swift_ft.launch.console_log import show_log
+from swift_ft.launch.log_handlers import show_log
 from swift_ft.launch.processes.main_module import run_main, show_error
 from swift_ft.launch.processes.script_end import finish
-from swift_ft.launch.processes.torch_threads import use_threads_of_environment
 from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE
 from swift_ft.observe.spans import recorder
@@ -37,9 +39,6 @@ _logger = logging.getLogger(__name__)
 
 _FAILED_ENDS_S = 30.0
 """The longest time that threads and exit handlers of a failed script may take: the other workers wait."""
-
-_FOLLOWS_S = 2.0
-"""Wait after a broken connection. Another worker's failure may have caused it: that worker reports first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class WorkerJob:
     target: str
     args: tuple[str, ...]
     kind: str = "script"
-    beat_s: float = 0.5
+    beat_s: float = timings.WORKER_BEAT_S
     joins: bool = False
     secret: str = field(default="", repr=False)
 
@@ -179,7 +178,8 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
     except BaseException as error:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader's handler raises at any line, also below
         if is_broken_communication(error):
-            time.sleep(_FOLLOWS_S)  # this process is ended meanwhile if another worker's failure ends the job
+            # This process is ended meanwhile if another worker's failure ends the job.
+            time.sleep(timings.OTHERS_REPORT_S)
         elif lost := killed_child(error):  # its machine's fault: as if this process were killed
             channel.send(lost=lost)
             _end_process(1)
@@ -199,3 +199,9 @@ def _exit_code(end: SystemExit, channel: AgentChannel) -> int:
         detail = "" if is_number else f": {end.code}"
         channel.send(failed=f"the script exited with code {code}{detail}"[:2000], exit_code=code)
     return code
+
+
+def use_threads_of_environment() -> None:
+    """As many as ``OMP_NUM_THREADS`` says: torch was imported before that was set, in the standby."""
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))

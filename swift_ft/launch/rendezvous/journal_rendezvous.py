@@ -18,8 +18,8 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.config import store_keys
-from swift_ft.config.run_config import STORE_SILENCE_S
 from swift_ft.coordination.block_log import block_log_in
 from swift_ft.coordination.compaction import ArchivedPosition, Compactor
 from swift_ft.coordination.follower import Follower
@@ -102,7 +102,7 @@ class JournalRendezvous(RendezvousHandler):
         compacts: bool = True,
         reach: Callable[[str], Line] | None = None,
         fanout: int = FANOUT,
-        append_s: float = STORE_SILENCE_S,
+        append_s: float = timings.STORE_SILENCE_S,
         joins_at_once: bool = True,
         silence_s: float = 0.0,
         store_place: str = "",

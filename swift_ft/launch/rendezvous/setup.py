@@ -1,12 +1,20 @@
-"""The setup that all machines of a job must share: versions, the script, its arguments, and flags."""
+"""The setup that all machines of a job must share: versions, the script, its arguments, flags, variables.
+
+Another learning rate, another number of threads: a machine with these would train the job's weights to other
+values. What differs on purpose (a folder on a local disk) is named by the user: ``--may-differ``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.util
 import os
 import platform
-from collections.abc import Sequence
+import re
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,7 +22,6 @@ import torch
 
 from swift_ft.config.option import flag_of
 from swift_ft.config.run_config import RunConfig
-from swift_ft.launch.rendezvous.compared import argument_facts, environment_facts
 from swift_ft.network import JobSecret
 from swift_ft.program.discovery import environment_read_by, main_source
 from swift_ft.program.kept_sources import digest_of
@@ -26,8 +33,8 @@ COMMON_FLAGS = frozenset(_SHAPE) | {
 }
 """The flags of swift-run that all machines of a job must have in common."""
 
-_SHOWN = 12
-"""Digits of a digest: enough to tell secrets apart."""
+_DIGITS = 12
+"""The shown digits of a digest: enough to tell two apart."""
 
 
 def setup_of(
@@ -63,11 +70,11 @@ def setup_of(
         if flag_of(declared.name) in COMMON_FLAGS:
             facts[flag_of(declared.name)] = getattr(config, declared.name)
     if secret is not None:
-        facts["the job's secret (--token-file)"] = secret.token("setup")[:_SHOWN]
+        facts["the job's secret (--token-file)"] = secret.token("setup")[:_DIGITS]
         certificates = secret.certificates
         facts["TLS (--tls-cert)"] = "on" if certificates is not None else "off"
         if certificates is not None:
-            facts["the authorities (--tls-ca)"] = certificates.authorities().hex()[:_SHOWN]
+            facts["the authorities (--tls-ca)"] = certificates.authorities().hex()[:_DIGITS]
     facts |= argument_facts(args, may_differ) | environment_facts(environment_read_by(), may_differ)
     return tuple(f"{name.replace(': ', ':')}: {value}" for name, value in facts.items())
 
@@ -95,3 +102,119 @@ def _digest(kind: str, target: str) -> str:
     if kind == "program" or path is None or not Path(path).is_file():
         return "not read"
     return digest_of(Path(path).read_bytes())
+
+
+# -------------------------------------------------------------------- the script's arguments and environment
+
+_CHANGE_NUMBERS = (
+    # How many threads share a sum, and by which code, decides in which order it is added up.
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_CBWR",
+    "MKL_DYNAMIC",
+    "OMP_DYNAMIC",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    # Which kernels an accelerator's libraries choose, and in which precision they compute.
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDNN_DETERMINISTIC",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCH_COMPILE_DISABLE",
+    "TORCHDYNAMO_DISABLE",
+    "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCHINDUCTOR_EMULATE_PRECISION_CASTS",
+    "PYTORCH_JIT",
+    # In which order ranks add up in a collective. Both ends must agree on these anyway.
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    # The order of sets of texts, where it is fixed at all.
+    "PYTHONHASHSEED",
+)
+"""Variables that libraries read, and that change the bits of a result. A script does not name them."""
+
+_OF_A_MACHINE = re.compile(
+    r"(GROUP_|LOCAL_|NODE_|MACHINE_|ROLE_)?(RANK|WORLD_SIZE|ID|NAME|IP)|GROUP_WORLD_SIZE|MASTER_(ADDR|PORT)|"
+    r"(HOST|POD)(NAME|_NAME|_IP)?|HOME|USER|LOGNAME|SHELL|PATH|(OLD)?PWD|TERM|TMPDIR|TE?MP|"
+    r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CONDA_PREFIX|"
+    r"(SLURM|PMIX?|OMPI|MPI|KUBERNETES|TORCHELASTIC|PET|SWIFT|XDG|SSH)_.*"
+)
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL")
+"""What a script reads from such a variable is of its machine or its user, and changes no result."""
+
+_ARGUMENTS_OF_A_MACHINE = frozenset({"rank", "local-rank", "node-rank", "machine-rank", "hostname"})
+
+_OPTION = re.compile(r"--?[A-Za-z_]")
+_PLAIN = re.compile(r"[^\n@]{0,120}")
+"""What is shown as it is. In a URL with ``@`` there may be a password."""
+
+
+def argument_facts(args: Iterable[str], may_differ: Collection[str] = ()) -> dict[str, str]:
+    """A script's arguments by name: an option with all that follows it up to the next one.
+
+    Args:
+        args: as the script gets them.
+        may_differ: options that are left out, as ``data``; and numbers of arguments before all options.
+    """
+    exempt = {_name(name) for name in may_differ} | _ARGUMENTS_OF_A_MACHINE
+    return {
+        f"the script's {name}": _shown(shlex.join(values))
+        for name, values in _by_option(args)
+        if _name(name.partition(" (")[0].removeprefix("argument ")) not in exempt
+    }
+
+
+def _name(option: str) -> str:
+    return option.strip().lstrip("-").replace("_", "-")
+
+
+def _by_option(args: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    found: list[tuple[str, list[str]]] = []
+    times: Counter[str] = Counter()
+    for arg in args:
+        if _OPTION.match(arg):
+            name, given, value = arg.partition("=")
+            times[name] += 1
+            again = f" ({times[name]})" if times[name] > 1 else ""
+            found.append((name + again, [value] if given else []))
+        elif found and found[-1][0].startswith("-"):
+            found[-1][1].append(arg)
+        else:
+            found.append((f"argument {len(found) + 1}", [arg]))
+    yield from found
+
+
+def environment_facts(
+    read: Iterable[str], may_differ: Collection[str] = (), env: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The variables that change what a script computes, as far as that can be known.
+
+    Args:
+        read: those that the script reads by name.
+        may_differ: those that are left out.
+        env: where they are.
+    """
+    names = {*_CHANGE_NUMBERS, *filter(_is_of_the_program, read)} - {name.strip() for name in may_differ}
+    values = {name: env.get(name) for name in sorted(names)}
+    return {
+        f"the variable {name}": "not set" if value is None else _shown(value)
+        for name, value in values.items()
+        if value is not None or name not in _CHANGE_NUMBERS
+    }
+
+
+def _is_of_the_program(name: str) -> bool:
+    return not _OF_A_MACHINE.fullmatch(name) and not _SECRET.search(name.upper())
+
+
+def _shown(value: str) -> str:
+    """A value as others may read it, or a digest of it."""
+    if _PLAIN.fullmatch(value):
+        return value
+    return f"another text ({hashlib.sha256(value.encode(errors='surrogateescape')).hexdigest()[:_DIGITS]})"

@@ -18,22 +18,18 @@ from typing import NoReturn
 
 from torch.distributed import DistError
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.config import store_keys
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.runs import close_after_run, is_ended
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, first_line
-from swift_ft.launch.stop_signals import leave_to_the_launcher
+from swift_ft.launch.signals import leave_to_the_launcher
 from swift_ft.network.addresses import endpoint, listen_address, split_endpoint
 from swift_ft.torch_adapters.connections import connections_to, tcp_connections
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore, serve_store
 
 _logger = logging.getLogger(__name__)
-
-_LINGER_S = 10.0
-_ABANDONED_S = 600.0
-"""How long a run that has not ended may be without machines: so long it waits for one in an empty slot."""
-_LOOK_S = 2.0
 
 
 def is_listening(address: StoreAddress) -> bool:
@@ -182,10 +178,12 @@ def _wait_until_over(port: int, inherited: dict[int, str], store: RendezvousStor
             alone_since = None
         elif alone_since is None:
             alone_since, has_ended = time.monotonic(), is_ended(lambda: store)
-        elif time.monotonic() - alone_since > (_LINGER_S if has_ended else _ABANDONED_S):
-            return
-        time.sleep(_LOOK_S)
-    time.sleep(_LINGER_S)
+        else:
+            limit_s = timings.STORE_ENDED_ALONE_S if has_ended else timings.STORE_ALONE_S
+            if time.monotonic() - alone_since > limit_s:
+                return
+        time.sleep(timings.STORE_ALONE_LOOK_S)
+    time.sleep(timings.STORE_ENDED_ALONE_S)
 
 
 def _others_are_connected(port: int, inherited: dict[int, str]) -> bool:

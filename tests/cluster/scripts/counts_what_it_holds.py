@@ -18,6 +18,7 @@ from placement import add_device_options, join
 from torch import nn
 
 import swift_ft
+from swift_ft.config import detection_timings as timings
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination import participant
 from tests.support.waiting import wait_until
@@ -33,7 +34,7 @@ FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
 STORE_PORT = f"{int(CONTEXT.store.port):04X}"
 ESTABLISHED = "01"
 
-participant._LOSS_MARGIN_S = 0.05
+timings.LOSS_MARGIN_S = 0.05
 participant.Participant._loss_known_after_s = lambda *_: 0.0
 
 

@@ -15,7 +15,7 @@ import pytest
 from docs.reference import MEANINGS
 from swift_ft.cli.event_stream import EventFile, EventStream
 from swift_ft.cli.operator_events import OPERATOR_EVENTS, JournalReader, Notice
-from swift_ft.launch.event_pipe import EventPipe, _PipeHandler
+from swift_ft.launch.log_handlers import EventPipe, _PipeHandler
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from tests.support.json_schema import mistakes

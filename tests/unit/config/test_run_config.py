@@ -16,7 +16,7 @@ from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import NotLaunchedError, UsageError
 from swift_ft.launch.machine import MachineJob
-from swift_ft.launch.processes.worker_jobs import worker_job
+from swift_ft.launch.processes.context import worker_jobs
 from swift_ft.network import JobSecret
 from tests.support.strangers import issue, new_authority
 
@@ -53,18 +53,18 @@ def swift_run(folder: Path, *flags: str) -> int:
 
 def context_of_worker(job: MachineJob) -> WorkerContext:
     """What a worker reads from the environment that its agent makes for it."""
-    worker: Any = SimpleNamespace(global_rank=1, world_size=4)
-    found = worker_job(
+    worker: Any = SimpleNamespace(local_rank=1, global_rank=1, world_size=4)
+    found = worker_jobs(
         job.settings,
-        worker,
-        {"LOCAL_RANK": "1"},
+        [worker],
+        lambda _, local_rank: {"LOCAL_RANK": str(local_rank)},
         run_id=job.run_id,
         machine="m",
         workers_per_machine=2,
         generation=3,
         joins=False,
     )
-    return WorkerContext.from_env(found.env)
+    return WorkerContext.from_env(found[1].env)
 
 
 @pytest.mark.parametrize("name", FIELDS)

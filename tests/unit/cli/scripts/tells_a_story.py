@@ -17,7 +17,7 @@ from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.incarnations import begin
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.store_client import connect
-from swift_ft.launch.event_pipe import EventPipe
+from swift_ft.launch.log_handlers import EventPipe
 from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import Journal
 from swift_ft.coordination.relay import merging, outgoing
@@ -54,7 +55,7 @@ def report(job: RelayedJob) -> None:
 def test_a_phase_costs_one_block(job: RelayedJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it takes: what is complete is passed on, and no linger ends before."""
     monkeypatch.setattr(merging, "LINGER_S", 60.0)
-    monkeypatch.setattr(outgoing, "_ALLOWED_S", 60.0)
+    monkeypatch.setattr(timings, "EVENT_ALLOWED_S", 60.0)
     wait_until(lambda: job.machines["m5"].upstream.head and job.machines["m3"].upstream.head, "the heads")
     wait_until(lambda: sum(m.upstream.head is None for m in job.machines.values()) == 1, "one head")
     before = len(job.log.texts)

@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.journal import open_journal
@@ -18,7 +19,6 @@ from swift_ft.coordination.life_signs import LifeSigns
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.coordination.runs import find_run, is_ended
 from swift_ft.coordination.store_client import connect
-from swift_ft.launch.detection import abandoned_runs
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.rendezvous.job_secret import agreed_secret
 from swift_ft.network import JobSecret, Port
@@ -67,7 +67,7 @@ class Job:
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setattr(abandoned_runs, "SIGN_S", 0.1)
+    monkeypatch.setattr(timings, "SIGN_S", 0.1)
     return Job()
 
 

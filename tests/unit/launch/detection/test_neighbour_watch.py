@@ -11,12 +11,13 @@ import pytest
 from immutables import Map
 
 from swift_ft.errors import RendezvousLostError
-from swift_ft.launch.detection.neighbour_watch import NeighbourWatch
+from swift_ft.launch.detection.neighbour_watch import NeighbourWatch, Ring
 from swift_ft.launch.detection.policy import LostMachine
 from swift_ft.network import JobSecret, Port
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.membership import Membership
+from swift_ft.recovery.protocol import step
 
 SECRET = JobSecret(b"s" * 32)
 LOST = LostMachine("B", "it is silent", silent=True)
@@ -71,3 +72,48 @@ def test_a_report_that_fails_is_an_error_of_the_agent(neighbour: Neighbour) -> N
     neighbour.watch._report(LOST)
     with pytest.raises(RendezvousLostError, match="the store is gone"):
         neighbour.watch.look(neighbour.follower.state)
+
+
+MACHINES = 4
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def joined(machines: int) -> State:
+    state = step(State(), ev.JobOpened(machines=MACHINES))
+    for number in range(machines):
+        state = step(state, ev.MachineJoined(machine=f"m{number}", address=f"m{number}:1"))
+    return state
+
+
+def test_a_job_that_forms_is_looked_at_the_more_rarely_the_larger_it_is() -> None:
+    clock = Clock()
+    ring = Ring(clock)
+    watch = ring.news(joined(2), "m0")
+    assert watch is not None
+    assert watch.machines == {"m1": "m1:1"}
+    assert ring.news(joined(3), "m0") is None
+    clock.now += 0.01
+    watch = ring.news(joined(3), "m0")
+    assert watch is not None
+    assert list(watch.machines) == ["m1", "m2"]
+
+
+def test_once_it_has_formed_each_change_counts_at_once() -> None:
+    ring, formed = Ring(Clock()), joined(MACHINES)
+    assert formed.phase != Phase.FORMING
+    assert ring.news(joined(2), "m0") is not None
+    watch = ring.news(formed, "m0")
+    assert watch is not None
+    assert list(watch.machines) == ["m1", "m2", "m3"]
+    assert ring.news(formed, "m0") is None
+    lost = ring.news(step(formed, ev.MachineLost(machine="m1", reason="?")), "m0")
+    assert lost is not None
+    assert list(lost.machines) == ["m2", "m3"]

@@ -1,4 +1,4 @@
-"""When a machine counts as lost to those that watch it."""
+"""Sentinels that watch machines over real connections."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from swift_ft.launch.detection.awake_clock import AwakeClock
-from swift_ft.launch.detection.policy import END_STEP_S, FIRST_CONTACT, LostMachine, WatchedMachine
+from swift_ft.launch.detection.policy import LostMachine
 from swift_ft.launch.detection.sentinel import BEAT, WATCH, Sentinel
 from swift_ft.network import JobSecret, Port, connect
 from tests.support.waiting import wait_until
@@ -82,54 +81,6 @@ def other_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
     finally:
         process.kill()
         process.communicate()
-
-
-# ---------------------------------------------------------------------------------------- without any clock
-
-
-def test_the_clock_counts_only_what_its_process_saw() -> None:
-    clock = AwakeClock(0.02, now=100.0)
-    assert clock.look(100.1, 0.1) == pytest.approx(0.1)
-    assert clock.look(100.15, 0.1) == pytest.approx(0.15)  # something came
-    assert clock.look(100.26, 0.1) == pytest.approx(0.26)
-    assert clock.look(160.0, 0.1) == pytest.approx(0.26)  # frozen for a minute
-    assert clock.awake_s == pytest.approx(0.26)
-
-
-def test_the_clock_of_a_process_that_is_held_up_is_slow() -> None:
-    clock = AwakeClock(0.02, now=100.0)
-    assert clock.look(100.16, 0.1) == pytest.approx(0.16 - 2 * 0.04)
-    assert clock.look(100.46, 0.1) == pytest.approx(0.08)
-
-
-def test_watchers_report_in_turn() -> None:
-    first, second, third = (
-        WatchedMachine("m", "host:1", turn, heard_at=10.0, connected=True) for turn in range(3)
-    )
-    assert 10.9 < first.due_at(1.0) < second.due_at(1.0) < third.due_at(1.0) == 11.0
-    second.end("its agent's connection ended", 10.2)
-    second.end("and more", 10.3)
-    assert second.due_at(1.0) == 10.2 + END_STEP_S
-    assert second.as_lost(10.25) == LostMachine("m", "its agent's connection ended")
-
-
-def test_the_first_contact_may_take_longer() -> None:
-    """Connections are proven by both sides, which may have to connect to many."""
-    one = WatchedMachine("m", "host:1", 0, heard_at=10.0)
-    assert one.due_at(1.0) == 10.0 + FIRST_CONTACT
-    assert one.as_lost(15.0) == LostMachine("m", "its agent cannot be reached (timed out)")
-    one.end("its agent cannot be reached (Connection refused)", 11.0)
-    assert one.due_at(1.0) == 11.0
-
-
-def test_a_stall_of_half_the_time_leaves_room_for_a_loaded_host() -> None:
-    """The last beat may have been one interval before the stall, and the next one comes late."""
-    stalled = WatchedMachine("m", "host:1", 0, heard_at=0.0, connected=True)
-    assert stalled.due_at(1.0) - (0.5 + 0.1) > 0.3
-    assert stalled.as_lost(0.95) == LostMachine("m", "its agent was silent for 0.9 s", silent=True)
-
-
-# ------------------------------------------------------------------------------------- with real connections
 
 
 def test_a_machine_that_is_killed_is_lost_by_its_connection(made: Callable[..., Watcher]) -> None:

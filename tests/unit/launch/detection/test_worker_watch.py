@@ -9,7 +9,11 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
+from swift_ft.launch.detection import worker_watch
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
 from swift_ft.launch.processes.context import StandbyContext
@@ -44,12 +48,13 @@ class Watched:
 
     def silent_for(self, seconds: float) -> None:
         """Both workers were heard of so long ago, and heartbeats were looked at just now."""
-        self.heard._heard_at = dict.fromkeys(RANKS, time.monotonic() - seconds)
-        self.heard._looked_at = time.monotonic()
+        self.heard.silent(SILENCE_S)
+        for local_rank in RANKS:
+            self.heard.heartbeats.hear(local_rank, time.monotonic() - seconds)
 
-    def check(self) -> list[int]:
-        """The workers that were killed for their silence so far. No process has these numbers."""
-        pids = dict.fromkeys(RANKS, 0)
+    def check(self, pids: dict[int, int] | None = None) -> list[int]:
+        """The workers that were killed so far. Without pids, no process has their numbers."""
+        pids = pids or dict.fromkeys(RANKS, 0)
         processes = SimpleNamespace(pids=lambda: pids, kill=self.killed.append)
         self.watch.check(cast(StandbyContext, processes), RANKS, lambda: None)
         return self.killed
@@ -98,13 +103,22 @@ def test_a_silent_worker_is_given_up() -> None:
     assert watched.check() == [0, 1]  # each once
 
 
-def test_workers_are_not_silent_because_their_agent_was_frozen() -> None:
+@pytest.mark.parametrize(("letter", "killed"), [("T", [0]), ("t", [])])
+def test_a_signal_may_not_stop_a_worker_for_long_and_a_debugger_may(
+    letter: str, killed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     watched = Watched()
-    watched.silent_for(60.0)
-    watched.heard._looked_at -= 60.0
-    assert watched.check() == []
-    watched.heard._heard_at[0] -= SILENCE_S + 1  # one of them has really stopped
-    assert watched.check() == [0]
+    watched.silent_for(SILENCE_S - 1)
+    now = time.monotonic()
+    monkeypatch.setattr(worker_watch, "process_state", {100: letter, 101: "R"}.__getitem__)
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    for _ in range(2 * timings.STOPPED_LOOKS):
+        watched.check(pids={0: 100, 1: 101})
+        now += SILENCE_S / 2 / timings.STOPPED_LOOKS
+    assert watched.killed == killed
+    assert [report.reason for report in watched.reports if isinstance(report, ev.MachineLost)] == [
+        "worker 4 was stopped by a signal for 2 s" for _ in killed
+    ]
 
 
 def test_a_worker_that_is_gone_may_be_killed_again() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.coordination.agent_channel import channel_pair
-from swift_ft.launch.processes.context import process_state
+from swift_ft.launch.detection.kernel import process_state
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.processes.worker import WorkerJob
 from tests.support.waiting import wait_until

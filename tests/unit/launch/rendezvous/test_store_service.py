@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swift_ft.launch.rendezvous import store_service
+from swift_ft.config import detection_timings as timings
 from swift_ft.launch.rendezvous.store_service import StoreService
 from tests.support.waiting import wait_until
 
@@ -51,8 +51,12 @@ def test_it_ends_after_machines_that_say_nothing(
 
     A connection that the process had which has started it is none of theirs.
     """
-    for name, seconds in (("_LOOK_S", 0.05), ("_LINGER_S", linger_s), ("_ABANDONED_S", abandoned_s)):
-        monkeypatch.setattr(store_service, name, seconds)
+    for name, seconds in (
+        ("STORE_ALONE_LOOK_S", 0.05),
+        ("STORE_ENDED_ALONE_S", linger_s),
+        ("STORE_ALONE_S", abandoned_s),
+    ):
+        monkeypatch.setattr(timings, name, seconds)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()),

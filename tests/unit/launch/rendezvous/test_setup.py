@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_ft.launch.rendezvous.compared import argument_facts, environment_facts
+from swift_ft.launch.rendezvous.setup import argument_facts, environment_facts
 
 
 @pytest.mark.parametrize(

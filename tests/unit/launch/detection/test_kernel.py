@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.launch.detection.oom_kills import OomKills
+from swift_ft.launch.detection.kernel import OomKills
 
 VERSION_2, VERSION_1 = "0::/job\n", "9:name=systemd:/\n4:memory:/job\n0::/\n"
 

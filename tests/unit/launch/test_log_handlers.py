@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.launch.console_log import show_log
+from swift_ft.launch.log_handlers import show_log
 
 logger = logging.getLogger("swift_ft.launch.test")
 

@@ -1,16 +1,22 @@
-"""The signals that ask a launcher to stop, as an exception in its main thread.
+"""The signals that come to a launcher: those that ask it to stop, and those for its workers.
 
-torchelastic handles them the same way, but only from the first start of workers on. Which ones they are is
-said by torchrun's ``--signals-to-handle``, and kept where torchelastic looks for it, too.
+Those that ask it to stop are an exception in its main thread. torchelastic handles them the same way, but
+only from the first start of workers on. Which ones they are is said by torchrun's ``--signals-to-handle``,
+and kept where torchelastic looks for it, too.
+
+SIGUSR1 and SIGUSR2 are sent by a scheduler to a launcher for its workers, such as before a time limit.
+torchrun dies of them. Here they reach the workers whose scripts handle them, and else a line says so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -19,10 +25,12 @@ from swift_ft.errors import UsageError
 
 __all__ = [
     "FOR_WORKERS",
+    "PassedSignals",
     "SignalException",
     "choose_stop_signals",
     "default_stop_signals",
     "ending_with_a_line",
+    "handles",
     "ignore_stop_signals",
     "leave_to_the_launcher",
     "raise_stop_signals",
@@ -33,11 +41,13 @@ __all__ = [
 ]
 
 FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that schedulers send to a launcher for its workers (`launch/passed_signals.py`)."""
+"""Signals that schedulers send to a launcher for its workers (:class:`PassedSignals`)."""
 
 _VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _NOT_TO_BE_HANDLED = {signal.SIGKILL, signal.SIGSTOP}
+
+_logger = logging.getLogger(__name__)
 
 
 def choose_stop_signals(names: str) -> None:
@@ -148,3 +158,77 @@ def signal_of_end(reason: str, exit_code: int) -> signal.Signals:
 def _raise(number: int, _frame: object) -> NoReturn:
     name = signal.Signals(number)
     raise SignalException(f"stopped by {name.name}", sigval=name)
+
+
+# ------------------------------------------------------------------------------------------- for the workers
+
+
+class PassedSignals:
+    """Notes signals for the workers from now on, unless the user has them stop the launcher.
+
+    Make it in the main thread. A handler only notes: what it interrupts may hold any lock.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        for number in {*FOR_WORKERS}.difference(stop_signals()):
+            signal.signal(number, self._note)
+
+    def fileno(self) -> int:
+        """For a selector: readable when a signal has come."""
+        return self._read
+
+    def close_in_child(self) -> None:
+        """In a process that has other things to do. It says by itself what the signals do there."""
+        os.close(self._read)
+        os.close(self._write)
+
+    def pass_on(self, workers: Mapping[int, int], others: Iterable[int]) -> None:
+        """Send on what has come since the last call.
+
+        Args:
+            workers: processes that run scripts, by rank.
+            others: launchers that do the same, by process.
+        """
+        for number in self._noted():
+            for pid in others:
+                _send(pid, number)
+            deaf = [rank for rank, pid in sorted(workers.items()) if not handles(pid, number)]
+            for rank in workers.keys() - deaf:
+                _send(workers[rank], number)
+            if deaf or not workers:
+                ranks = ", ".join(f"worker {rank}" for rank in deaf)
+                why = f"the script of {ranks} does not handle it" if deaf else "no worker runs here now"
+                _logger.warning(
+                    "%s is ignored: %s",
+                    number.name,
+                    why,
+                    extra={"event": "signal_ignored", "ranks": deaf},
+                )
+
+    def _note(self, number: int, _frame: object) -> None:
+        with contextlib.suppress(BlockingIOError):  # thousands of them wait there already
+            os.write(self._write, bytes([number]))
+
+    def _noted(self) -> list[signal.Signals]:
+        try:
+            return [signal.Signals(number) for number in os.read(self._read, 4096)]
+        except BlockingIOError:
+            return []
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal. False if it is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "SigCgt":
+                return bool(int(value, 16) >> (number - 1) & 1)
+    return False
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

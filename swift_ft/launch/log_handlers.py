@@ -1,7 +1,9 @@
-"""Brings log events of a launcher, its agents and its workers to one process, which writes them down.
+"""The handlers of the package's log in swift-run, its agents and its workers: lines on stderr, and a pipe.
 
-All of them are forked from the launcher and inherit the writing end. Sending never waits: what does not fit
-is dropped and counted.
+The pipe brings log events of all of them to one process, which writes them down. They are forked from the
+launcher and inherit its writing end. Sending never waits: what does not fit is dropped and counted.
+
+A program that uses the library without swift-run configures ``logging.getLogger("swift_ft")`` itself.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import logging
 import os
 import socket
-from typing import Any
+from typing import Any, TextIO
 
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import NotLaunchedError
@@ -21,6 +23,42 @@ _MAX_MESSAGE = 4000
 _MAX_PACKET = 64 * 1024
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every log record has. All else came with ``extra``."""
+
+
+def show_log(prefix: str) -> None:
+    """Show records of INFO and above on stderr, as ``prefix: message``.
+
+    Does not touch the root logger. If the user has given the root logger a handler that shows records, that
+    handler shows ours too, and this one stays silent: no line appears twice.
+
+    Args:
+        prefix: what each line begins with. A second call replaces the handler of the first one.
+    """
+    logger = logging.getLogger("swift_ft")
+    for handler in logger.handlers[:]:
+        if isinstance(handler, _ConsoleHandler):
+            logger.removeHandler(handler)
+    logger.addHandler(_ConsoleHandler(prefix))
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
+class _ConsoleHandler(logging.StreamHandler[TextIO]):
+    def __init__(self, prefix: str) -> None:
+        super().__init__()  # writes to what sys.stderr is now
+        self.setLevel(logging.INFO)
+        self.setFormatter(logging.Formatter(f"{prefix}: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not _root_shows_records():
+            super().emit(record)
+
+
+def _root_shows_records() -> bool:
+    """Whether the root logger has a handler other than for a file."""
+    if not logging.getLogger("swift_ft").propagate:
+        return False
+    return any(not isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers)
 
 
 class EventPipe:

@@ -1,13 +1,37 @@
-"""The kernel's count of processes that it ended here for want of memory."""
+"""The kernel's word on processes here: their states, and how many it has ended for want of memory."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from swift_ft.units import format_bytes
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+STOPPED_BY_SIGNAL = "T"
+"""The kernel's letter for a process that a signal has stopped. A debugger's stop has another one."""
+
+_STAT_BYTES = 4096  # the kernel's line is shorter
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for a process's state: ``X`` if it is gone, empty if the system does not tell."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)  # asked often: a file object takes longer
+    except OSError:
+        return "X" if Path("/proc/self/stat").exists() else ""
+    try:
+        return os.read(descriptor, _STAT_BYTES).rpartition(b")")[2].split()[0].decode()
+    except ProcessLookupError:  # it ended since
+        return "X"
+    finally:
+        os.close(descriptor)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or a debugger, or gone. False if the system does not tell."""
+    return process_state(pid) in {*"TtZX"}
 
 
 class OomKills:
