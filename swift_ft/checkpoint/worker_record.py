@@ -45,12 +45,12 @@ class WorkerRecord:
 
 def write_record(store: Store, rank: int, record: WorkerRecord) -> None:
     """Write or replace a worker's record."""
-    store.write_json(_path(rank), asdict(record))
+    store.write_json(record_path(rank), asdict(record))
 
 
 def read_record(store: Store, rank: int) -> WorkerRecord | None:
     """A worker's record; None if there is none: the worker has no pipeline, or never began a step."""
-    facts = store.read_json(_path(rank))
+    facts = store.read_json(record_path(rank))
     if facts is None:
         return None
     lists = {name: tuple(facts.get(name, ())) for name in ("stages", "holds", "linked", "together")}
@@ -63,5 +63,6 @@ def sweep_records(store: Store) -> None:
     store.sweep(_FOLDER)
 
 
-def _path(rank: int) -> str:
+def record_path(rank: int) -> str:
+    """The file of a worker's record."""
     return f"{_FOLDER}/rank-{rank:05d}.json"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from swift_ft.costs.job import Job, Measured, Worker
-from swift_ft.planning.costs import Costs, times
+from swift_ft.planning.costs import Costs, Movements, times
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.timeline import Recovery
 
@@ -89,19 +89,16 @@ class RunCosts:
             "--heartbeat-timeout",
         )
         yield self._replacing()
-        loading = {rank for rank, task in plan.tasks.items() if task.load is not None and task.holder is None}
-        if loading:
+        moved = Movements.of(plan)
+        if moved.loading:
             source = "measured: the state and the writing of checkpoints; assumed: reading is as fast"
-            yield _part("loading the checkpoint", self._costs.load_s(loading), source)
-        receiving = {rank for transfer in plan.transfers for rank in transfer.targets} - loading
-        if receiving:
-            source = "measured: the state, and the link between machines at the start"
-            yield _part("receiving the state from replicas", self._costs.transfer_s(receiving), source)
-        fetching = {rank for rank, task in plan.tasks.items() if task.holder not in (None, rank)}
-        if fetching:
-            source = "measured: the state, and the link between machines at the start"
+            yield _part("loading the checkpoint", self._costs.load_s(moved.loading), source)
+        source = "measured: the state, and the link between machines at the start"
+        if moved.receiving:
+            yield _part("receiving the state from replicas", self._costs.transfer_s(moved.receiving), source)
+        if moved.fetching:
             what = "getting the lost state from the memory of another machine"
-            yield _part(what, self._costs.transfer_s(fetching), source)
+            yield _part(what, self._costs.transfer_s(moved.fetching), source)
         replays = max(
             (task.replay_until - task.begin for task in plan.tasks.values() if task.replays), default=0
         )

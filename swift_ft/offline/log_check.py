@@ -221,18 +221,21 @@ def _damaged(segment: _Segment, what: str) -> _Content:
 def _verified(segment: _Segment, records: Iterable[Record]) -> _Content:
     entries, damages = [], []
     for position, record in enumerate(records):
-        intact = True
-        try:
-            verify(unpack(record))
-        except LogCorruptError as error:
-            intact, iteration = False, record.key.iteration
-            damage = LogDamage(
-                segment.path, first_line(error), segment.rank, (iteration, iteration), blocks=False
-            )
-            damages.append(damage)
+        if what := payload_damage(record):
+            iterations = record.key.iteration, record.key.iteration
+            damages.append(LogDamage(segment.path, what, segment.rank, iterations, blocks=False))
         order = segment.name.generation, segment.name.sequence, position
-        entries.append(Entry(record.kind, record.key, record.checksum, intact, segment.path, order))
+        entries.append(Entry(record.kind, record.key, record.checksum, not what, segment.path, order))
     return _Content(tuple(entries), tuple(damages))
+
+
+def payload_damage(record: Record) -> str:
+    """The damage of a record's payload; empty if it matches its checksum."""
+    try:
+        verify(unpack(record))
+    except LogCorruptError as error:
+        return first_line(error)
+    return ""
 
 
 def _gaps(rank: int, segments: list[_Segment]) -> Iterator[LogDamage]:

@@ -16,16 +16,15 @@ from typing import Any
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.manifest import MANIFEST
-from swift_ft.checkpoint.verify import part_damages
 from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import OfflineReplay
 from swift_ft.errors import DamagedCheckpointError, UsageError
 from swift_ft.launch.rendezvous.setup import is_readable_file, setup_of
 from swift_ft.offline.archive import ArchivedJournal, read_journal
-from swift_ft.offline.log_extent import log_extent
+from swift_ft.offline.checkpoint_check import part_damages
 from swift_ft.offline.part_comparison import REPLAY_RECORD, differences, find_parts, read_part
-from swift_ft.offline.replay_plan import ReplayPlan, machines_to_replay
+from swift_ft.offline.replay_plan import ReplayPlan, log_extent, machines_to_replay
 from swift_ft.offline.replay_workers import ReplayWorkers, log_name
 from swift_ft.offline.run_store import RunStore, open_run_store
 from swift_ft.recovery.events import JobOpened

@@ -1,9 +1,10 @@
 """Checks that the logs have every message that a replay of each worker would need. Pure.
 
-Nothing but the logs is asked. A sender logs each message, a receiver a receipt of it, so the records show who
-holds which stage, and what crosses each boundary in an iteration: the same microbatches and slots in all of
-them. Records are added in the order of their iterations and compared one iteration after the other, so that
-only a few iterations are in memory with all their keys.
+Nothing but the logs is asked about who sent what. A sender logs each message, a receiver a receipt of it, so
+the records show who holds which stage, and what crosses each boundary in an iteration: the same microbatches
+and slots in all of them. Only which workers are rebuilt together is the plan's decision (`replay_plan.py`).
+Records are added in the order of their iterations and compared one iteration after the other, so that only a
+few iterations are in memory with all their keys.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Replay:
     Attributes:
         rank: the worker.
         stages: on it, as the logs show them.
-        together: other workers that would replay with it, because no message between them is logged.
+        together: other workers that would be rebuilt with it.
         writers: the workers whose logs it would read.
         until: the iterations that it would have completed at the first hole; the newest if there is none.
         holes: what is missing, oldest first.
@@ -226,15 +227,16 @@ class ReplayCoverage:
             if links.get((receiver, _boundary_of(message.key))) == sender
         ]
 
-    def replays(self, begin: int) -> dict[int, Replay]:
+    def replays(self, begin: int, rebuilt: Mapping[int, Set[int]] | None = None) -> dict[int, Replay]:
         """The findings of each worker's replay, from a checkpoint to the newest iteration.
 
         Args:
             begin: completed iterations of the checkpoint.
+            rebuilt: by rank, the workers that are rebuilt with it, itself included. Others are rebuilt alone.
         """
         stages, links = self._stages(), self._links()
-        groups = self._unlogged_groups(stages)
-        return {rank: self._replay(rank, begin, stages, groups[rank], links) for rank in sorted(stages)}
+        together = {rank: (rebuilt or {}).get(rank, {rank}) & stages.keys() for rank in stages}
+        return {rank: self._replay(rank, begin, stages, together[rank], links) for rank in sorted(stages)}
 
     def _stages(self) -> dict[int, set[int]]:
         stages: dict[int, set[int]] = defaultdict(set)
@@ -264,24 +266,12 @@ class ReplayCoverage:
                     links.setdefault((receiver, boundary), (known or sorted(ranks))[0])
         return links
 
-    def _unlogged_groups(self, stages: Mapping[int, set[int]]) -> dict[int, set[int]]:
-        """By rank, the workers that no logged boundary separates from it, itself included."""
-        logged = {frozenset(boundary[:2]) for _, boundary in (*self._sent, *self._received)}
-        groups = {rank: {rank} for rank in stages}
-        for one, other in itertools.combinations(sorted(stages), 2):
-            between = {frozenset((a, b)) for a in stages[one] for b in stages[other] if abs(a - b) == 1}
-            if between and not between & logged and not stages[one] & stages[other]:
-                merged = groups[one] | groups[other]
-                for rank in merged:
-                    groups[rank] = merged
-        return groups
-
     def _replay(
         self,
         rank: int,
         begin: int,
         stages: Mapping[int, set[int]],
-        together: set[int],
+        together: Set[int],
         links: Mapping[tuple[int, Boundary], int],
     ) -> Replay:
         newest = self.newest

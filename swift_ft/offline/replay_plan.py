@@ -1,4 +1,4 @@
-"""The plan of a replay without the job: the workers to rebuild, and what they are told. Pure.
+"""The plan of a replay without the job: which workers, how far, and what they are told.
 
 The plan is the live job's own (`recovery/plan.py`). The workers of the lost machines report that they have no
 state, all others that they are live at the iteration where the replay ends. What the machine cannot be
@@ -8,17 +8,24 @@ the replicas of its stages, whose gradients were averaged with its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from swift_ft.checkpoint.store_claim import log_directory
 from swift_ft.checkpoint.worker_record import WorkerRecord
 from swift_ft.errors import UsageError
+from swift_ft.logging import Direction, LogReader
+from swift_ft.logging.format.record import RecordKind
+from swift_ft.offline.replay_coverage import Boundary, Entry, ReplayCoverage
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.plan import make_plan
 from swift_ft.recovery.waits import named
+from swift_ft.storage.store import Store
 
 GENERATION = 2
 """In the first one all machines join; in this one the lost ones have been replaced."""
+
+_NEWEST = (0, 0, 0)  # the reader has chosen among the copies of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ def machines_to_replay(
         held = {records[rank].holds for rank in ranks}
         needed = {rank for rank in records if records[rank].holds in held}
         if needed != set(records):
-            needed |= _rebuilt_with(records, needed, workers_per_machine)
+            needed |= _rebuilt_with(records, needed)
         lost |= {rank // workers_per_machine for rank in needed}
     if len(lost) * workers_per_machine == len(records) and len(records) > 0:
         raise UsageError(
@@ -86,11 +93,95 @@ def machines_to_replay(
     return tuple(sorted(lost))
 
 
-def _rebuilt_with(records: Mapping[int, WorkerRecord], lost: set[int], workers_per_machine: int) -> set[int]:
+def workers_to_replay(records: Mapping[int, WorkerRecord], rank: int) -> set[int]:
+    """The workers that have to be rebuilt together with one, if no replica of it is left.
+
+    Args:
+        records: of all workers, by rank. Only the worker's own pipeline counts.
+    """
+    own = {other: record for other, record in records.items() if record.pipeline == records[rank].pipeline}
+    return _rebuilt_with(own, {rank})
+
+
+def _rebuilt_with(records: Mapping[int, WorkerRecord], lost: set[int]) -> set[int]:
     """The workers that the live job would rebuild if it lost some: those of their group and neighbours."""
     statuses = {rank: _status(rank, record, None if rank in lost else 1) for rank, record in records.items()}
-    plan = make_plan(statuses, workers_per_machine=workers_per_machine, committed=0, allow_helpers=False)
+    # Each record names its group, so that no machine stands for one.
+    plan = make_plan(statuses, workers_per_machine=1, committed=0, allow_helpers=False)
     return {rank for rank, task in plan.tasks.items() if not task.idle}
+
+
+def log_extent(
+    store: Store,
+    run_id: str,
+    records: Mapping[int, WorkerRecord],
+    ranks: Sequence[int],
+    begin: int,
+    *,
+    since: int = 0,
+) -> int | None:
+    """The number of completed iterations up to which some workers can be replayed.
+
+    An iteration counts if each neighbour outside of these workers has logged as many messages in it as in any
+    other one, and no fewer than there are microbatches.
+
+    Args:
+        run_id: the run.
+        records: of all workers, by rank.
+        ranks: the workers that are rebuilt.
+        begin: completed iterations of the checkpoint that they load.
+        since: the generation before which all segments belong to an abandoned history.
+
+    Returns:
+        At least ``begin``. None if none of these workers needs a log.
+
+    Raises:
+        RecoveryError: a segment that matters is missing, torn or corrupt.
+    """
+    extents = []
+    for rank in ranks:
+        senders = _senders(records, rank, ranks)
+        if senders:
+            directories = [log_directory(sender) for sender in sorted(set(senders.values()))]
+            reader = LogReader(
+                store, directories, run_id=run_id, since_generation=since, from_iteration=begin
+            )
+            reader.refresh()
+            extents.append(_extent(reader, records[rank], senders, begin))
+    return min(extents, default=None)
+
+
+def _senders(
+    records: Mapping[int, WorkerRecord], rank: int, ranks: Sequence[int]
+) -> dict[tuple[int, int], int]:
+    """The workers that logged the messages which a worker reads, by source and destination stage."""
+    own = records[rank]
+    holders = {
+        stage: other
+        for other, record in records.items()
+        if record.pipeline == own.pipeline
+        for stage in record.stages
+    }
+    near = {(s + step, s) for s in own.stages for step in (-1, 1) if s + step in holders}
+    linked = {(stage, s) for stage in own.linked for s in own.stages}
+    return {(source, s): holders[source] for source, s in near | linked if holders[source] not in ranks}
+
+
+def _extent(reader: LogReader, own: WorkerRecord, senders: Mapping[tuple[int, int], int], begin: int) -> int:
+    coverage = ReplayCoverage()
+    for source, destination in senders:
+        if source == destination - 1:
+            every = {(microbatch, 0) for microbatch in range(own.microbatches)}
+            coverage.expect(Boundary(source, destination, Direction.FORWARD), every)
+    iteration, found = begin, True
+    while found:
+        keys = [key for key in reader.keys(iteration) if (key.source_stage, key.destination_stage) in senders]
+        for key in keys:
+            entry = Entry(RecordKind.MESSAGE, key, 0, True, "", _NEWEST)
+            coverage.add(senders[key.source_stage, key.destination_stage], [entry])
+        iteration, found = iteration + 1, bool(keys)
+        coverage.compare_before(iteration)
+    return coverage.complete_until(set(senders.values()), begin)
 
 
 def synthetic_journal(plan: ReplayPlan) -> Iterator[ev.Event]:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from swift_ft.errors import LogCorruptError, LogTornError, UsageError, first_line
-from swift_ft.logging.format.codec import unpack
-from swift_ft.logging.format.record import Direction, Record, RecordKind, verify
+from swift_ft.logging.format.record import Direction, Record, RecordKind
 from swift_ft.logging.format.segment import parse_segment
+from swift_ft.offline.log_check import payload_damage
 from swift_ft.storage.read_only import ReadOnlyStore
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
+class BoundarySummary:
     """The records of one direction between two stages.
 
     Attributes:
@@ -60,7 +60,7 @@ class SegmentSummary:
     rank: int | None
     generation: int | None
     iterations: tuple[int, int] | None
-    boundaries: tuple[Boundary, ...]
+    boundaries: tuple[BoundarySummary, ...]
     damage: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def inspect_segment(url: str) -> SegmentSummary:
         identity.generation,
         (min(numbers), max(numbers)) if numbers else None,
         tuple(_boundaries(records)),
-        tuple(_damages(records)),
+        tuple(filter(None, map(payload_damage, records))),
     )
 
 
@@ -108,11 +108,11 @@ def _place(record: Record) -> tuple[int, int, Direction]:
     return record.key.source_stage, record.key.destination_stage, record.key.direction
 
 
-def _boundaries(records: Iterable[Record]) -> Iterator[Boundary]:
+def _boundaries(records: Iterable[Record]) -> Iterator[BoundarySummary]:
     for place, found in groupby(sorted(records, key=_place), _place):
         own = list(found)
         messages = [record for record in own if record.kind is RecordKind.MESSAGE]
-        yield Boundary(
+        yield BoundarySummary(
             *place,
             messages=len(messages),
             receipts=len(own) - len(messages),
@@ -123,11 +123,3 @@ def _boundaries(records: Iterable[Record]) -> Iterator[Boundary]:
 
 def _tensor_bytes(record: Record) -> int:
     return math.prod(record.shape) * int(getattr(torch, record.dtype).itemsize)
-
-
-def _damages(records: Iterable[Record]) -> Iterator[str]:
-    for record in records:
-        try:
-            verify(unpack(record))
-        except LogCorruptError as error:
-            yield first_line(error)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
 from swift_ft.checkpoint.store_claim import journal_directory
-from swift_ft.checkpoint.verify import CheckedCheckpoint, verify_checkpoint
+from swift_ft.checkpoint.worker_record import WorkerRecord, read_record, record_path
+from swift_ft.errors import SwiftError
 from swift_ft.offline.archive import read_journal
+from swift_ft.offline.checkpoint_check import CheckedCheckpoint, verify_checkpoint
 from swift_ft.offline.log_check import CheckedLogs, LogDamage, check_logs, read_ahead_threads
 from swift_ft.offline.replay_coverage import Hole, Replay
+from swift_ft.offline.replay_plan import workers_to_replay
 from swift_ft.offline.run_store import RunStore
 from swift_ft.storage.store import TEMPORARY_SUFFIX
 
@@ -142,7 +146,8 @@ def verify_store(
     )
     still = run.checkpoints.committed()
     journal = read_journal(run.store, run.run_id)
-    view = _View(run, [one for one in checked if one.iteration in still], still, logs)
+    kept = [one for one in checked if one.iteration in still]
+    view = _View(run, kept, still, logs, _records(run, files))
     notes = {**_notes(run, files), **logs.notes}
     for iteration in set(still) - set(committed):
         notes[f"{CHECKPOINTS}{iteration:08d}"] = "committed while the store was verified: not verified yet"
@@ -166,6 +171,16 @@ def verify_store(
 def _of_journal(run: RunStore, problem: str) -> Finding:
     consequence = "no recovery needs it: other commands can tell less about the run"
     return Finding(journal_directory(run.run_id), problem, consequence)
+
+
+def _records(run: RunStore, files: Mapping[str, int]) -> dict[int, WorkerRecord]:
+    """The workers' places in their pipelines. A worker without a whole record counts as rebuilt alone."""
+    records = {}
+    for rank in range(run.topology["machines"] * run.topology["workers"]):
+        if record_path(rank) in files:
+            with suppress(SwiftError, KeyError, TypeError):  # it is damaged
+                records[rank] = read_record(run.store, rank)
+    return {rank: record for rank, record in records.items() if record is not None}
 
 
 class _Counter:
@@ -203,7 +218,12 @@ class _View:
     """What the checked files mean for a recovery."""
 
     def __init__(
-        self, run: RunStore, checked: Sequence[CheckedCheckpoint], committed: Sequence[int], logs: CheckedLogs
+        self,
+        run: RunStore,
+        checked: Sequence[CheckedCheckpoint],
+        committed: Sequence[int],
+        logs: CheckedLogs,
+        records: Mapping[int, WorkerRecord],
     ) -> None:
         self._run = run
         self._logs = logs
@@ -211,7 +231,9 @@ class _View:
         self._newest = committed[-1] if committed else None
         damaged = {one.iteration for one in checked if one.damaged}
         self._usable = max((one for one in committed if one not in damaged), default=None)
-        self._replays: Mapping[int, Replay] = logs.coverage.replays(self._newest or 0)
+        self._replays: Mapping[int, Replay] = logs.coverage.replays(
+            self._newest or 0, {rank: workers_to_replay(records, rank) for rank in records}
+        )
         newest = [one for one in checked if one.iteration == self._newest]
         self._owners = {rank: part for one in newest for part in one.parts for rank in part.ranks}
         self._marker_damaged = any(one.marker for one in newest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from statistics import median
 
 from swift_ft.costs.job import Job, Measured, Worker
@@ -21,10 +22,34 @@ from swift_ft.planning.layout.makespan import StageTime
 from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
 from swift_ft.planning.presets import Fact
 from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of
-from swift_ft.recovery.plan import Task
+from swift_ft.recovery.plan import Plan, Task
 
 _MANY = 64
 """Workers beyond which an iteration is bounded, and not computed action by action."""
+
+
+@dataclass(frozen=True, slots=True)
+class Movements:
+    """The workers whose state comes from elsewhere in a plan, each in one set.
+
+    Attributes:
+        loading: they load their parts of the checkpoint in the store.
+        receiving: the others that get a state from a replica.
+        fetching: they get a copy from the memory of another machine.
+    """
+
+    loading: Set[int]
+    receiving: Set[int]
+    fetching: Set[int]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Movements:
+        """Those of a plan."""
+        tasks = plan.tasks.items()
+        loading = {rank for rank, task in tasks if task.load is not None and task.holder is None}
+        receiving = {rank for transfer in plan.transfers for rank in transfer.targets}
+        fetching = {rank for rank, task in tasks if task.holder not in (None, rank)}
+        return cls(loading, receiving - loading, fetching)
 
 
 class Costs:

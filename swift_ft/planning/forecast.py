@@ -16,7 +16,7 @@ from typing import Any
 
 from swift_ft.costs.job import Job, ScriptGroup
 from swift_ft.planning.advisor import Advice
-from swift_ft.planning.costs import Costs, times, total
+from swift_ft.planning.costs import Costs, Movements, times, total
 from swift_ft.planning.presets import Fact
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.memory import CopyPlacement
@@ -188,10 +188,8 @@ def _script_forecast(
 def _machine_forecast(costs: Costs, slot: int) -> MachineForecast:
     job = costs.job
     plan = _plan_of_loss(job, slot)
-    rebuilt = {rank for rank, task in plan.tasks.items() if task.load is not None}
-    moved = {rank for transfer in plan.transfers for rank in transfer.targets}
-    all_ranks = {*range(len(job.workers))}
-    back = {rank // job.per_machine for rank in rebuilt}
+    moved = Movements.of(plan)
+    back = {rank // job.per_machine for rank, task in plan.tasks.items() if task.load is not None}
     repeat_s = times(job.lost_iterations, costs.iteration_s)
     again_s: float | None = 0.0
     if plan.mode == RecoveryMode.REPLICA:
@@ -199,12 +197,10 @@ def _machine_forecast(costs: Costs, slot: int) -> MachineForecast:
     elif plan.mode == RecoveryMode.REPLAY:
         protection, again_s = Protection.LOGGING, times(job.lost_iterations, costs.replay_s(plan.tasks))
     elif plan.mode == RecoveryMode.MEMORY:
-        protection, again_s, rebuilt = Protection.MEMORY, times(_interval(job) / 2, costs.iteration_s), set()
-        moved = {rank for rank, task in plan.tasks.items() if task.holder != rank}
+        protection, again_s = Protection.MEMORY, times(_interval(job) / 2, costs.iteration_s)
     else:
-        protection, again_s, rebuilt = Protection.CHECKPOINT, repeat_s, all_ranks
-        back = {*range(job.machines)}
-    load_s, transfer_s = costs.load_s(rebuilt), costs.transfer_s(moved - rebuilt)
+        protection, again_s = Protection.CHECKPOINT, repeat_s
+    load_s, transfer_s = costs.load_s(moved.loading), costs.transfer_s(moved.receiving | moved.fetching)
     host = _host(job, slot)
     rerouted = None if host is None else costs.rerouted(slot, host)
     return MachineForecast(
@@ -216,7 +212,7 @@ def _machine_forecast(costs: Costs, slot: int) -> MachineForecast:
         load_s=load_s,
         transfer_s=transfer_s,
         again_s=again_s,
-        checkpoint_s=total(costs.load_s(all_ranks), repeat_s),
+        checkpoint_s=total(costs.load_s({*range(len(job.workers))}), repeat_s),
         host=host,
         hosted_s=None if host is None else costs.hosted_s(slot, host),
         rerouted=rerouted[0] if rerouted is not None else None,

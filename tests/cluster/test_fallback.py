@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swift_ft.checkpoint.folder import CheckpointFolder
-from swift_ft.checkpoint.verify import verify_checkpoint
+from swift_ft.offline.checkpoint_check import verify_checkpoint
 from swift_ft.storage.store import Store
 from tests.support.cluster import (
     CHECKPOINT_EVERY,

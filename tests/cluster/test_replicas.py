@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swift_ft.checkpoint.folder import CheckpointFolder
-from swift_ft.checkpoint.verify import verify_checkpoint
+from swift_ft.offline.checkpoint_check import verify_checkpoint
 from swift_ft.storage.store import Store
 from tests.support.cluster import (
     CHECKPOINT_EVERY,

@@ -14,8 +14,8 @@ from torch import nn
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.checkpoint.verify import verify_checkpoint
 from swift_ft.errors import CheckpointError, DamagedCheckpointError
+from swift_ft.offline.checkpoint_check import verify_checkpoint
 from swift_ft.storage.store import Store
 
 PART = "checkpoints/00000010/rank-00000.g00001"

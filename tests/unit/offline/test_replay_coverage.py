@@ -83,11 +83,11 @@ def test_an_end_that_is_not_there_yet() -> None:
     assert (hole.writer, hole.iteration, hole.sent, hole.later) == (0, 7, False, False)
 
 
-def test_workers_between_which_nothing_is_logged_replay_together() -> None:
+def test_workers_that_are_rebuilt_together_read_what_the_others_sent() -> None:
     """So what one of them lacks, all of them lack."""
     boundaries = [*pair(0, 1), *pair(2, 3)]  # 1 and 2 are a group
     coverage = coverage_of(range(4, 8), stages=4, boundaries=boundaries, without=[(0, 6)])
-    replays = coverage.replays(4)
+    replays = coverage.replays(4, {1: {1, 2}, 2: {1, 2}})
     assert (replays[1].together, replays[2].together) == ((2,), (1,))
     assert replays[2].writers == (0, 3)
     assert {rank: replay.until for rank, replay in replays.items()} == {0: 8, 1: 6, 2: 6, 3: 8}

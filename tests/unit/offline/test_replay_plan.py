@@ -11,6 +11,7 @@ from swift_ft.offline.replay_plan import (
     machine_name,
     machines_to_replay,
     synthetic_journal,
+    workers_to_replay,
 )
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
@@ -41,6 +42,18 @@ def test_all_machines_are_too_many() -> None:
     records = {rank: pipeline_record(rank, group=0) for rank in range(3)}
     with pytest.raises(UsageError, match="machines 0, 1 and 2 recover together"):
         machines_to_replay(records, 1, 1)
+
+
+def test_the_workers_that_are_rebuilt_with_one() -> None:
+    """Those of its group and those that its script binds it to, in its own pipeline."""
+    records = {rank: pipeline_record(rank % 4, pipeline=rank // 4) for rank in range(8)}
+    assert workers_to_replay(records, 5) == {5}
+    records |= {rank: pipeline_record(rank % 4, pipeline=rank // 4, group=9) for rank in (1, 2, 5, 6)}
+    assert workers_to_replay(records, 5) == {5, 6}
+    assert workers_to_replay(records, 2) == {1, 2}
+    records[0] = pipeline_record(0, together=(0, 3))
+    records[3] = pipeline_record(3, together=(0, 3))
+    assert workers_to_replay(records, 3) == {0, 3}
 
 
 @pytest.mark.parametrize(("begin", "until"), [(3, 7), (3, 3)])
