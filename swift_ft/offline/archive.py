@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_ft.coordination.archive import JournalArchive, Span
-from swift_ft.errors import SwiftError, UsageError, first_line
+from swift_ft.errors import SwiftError, first_line
 from swift_ft.offline.journal_gaps import Gap, Later, find_gaps, what_followed
+from swift_ft.offline.run_store import store_errors
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
@@ -92,16 +93,11 @@ def read_journal(
     archive = JournalArchive(store, run_id)
     found: dict[int, Entry] = {}
     problems: list[str] = []
-    try:
+    with store_errors(store):
         for _ in range(_LISTINGS):
             found, problems, gone = _read_all(archive, on_file)
             if not gone:
                 break
-    except Exception as error:
-        raise UsageError(
-            f"{store.url} cannot be read ({store.redacted(first_line(error))}): check the network and your "
-            "credentials"
-        ) from error
     return ArchivedJournal(run_id, tuple(found[position] for position in sorted(found)), tuple(problems))
 
 

@@ -17,7 +17,7 @@ from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.checkpoint.worker_history import history_names
 from swift_ft.errors import UsageError, first_line
 from swift_ft.offline.archive import read_journal
-from swift_ft.offline.run_store import RunStore
+from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.recovery.timeline import recoveries
 from swift_ft.storage.store import Store
 
@@ -80,7 +80,7 @@ def export_run(
 
 def _members(run: RunStore, run_id: str, on_file: Callable[[int], None]) -> Iterator[tuple[str, str]]:
     store = run.store
-    try:
+    with store_errors(store):
         yield "run.json", _json(read_record(store))
         files = store.find("")
         for name in sorted(files):
@@ -90,13 +90,6 @@ def _members(run: RunStore, run_id: str, on_file: Callable[[int], None]) -> Iter
         for name in history_names(store, run_id):
             yield f"workers/{name}", _text(store, f"{history_directory(run_id)}/{name}")
             on_file(1)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{store.url} cannot be read ({store.redacted(first_line(error))}): check the network and your "
-            "credentials"
-        ) from error
     yield "files.json", _json({name: asdict(file) for name, file in sorted(files.items())})
     yield "versions.json", _json({"store": store.url, **_versions()})
 

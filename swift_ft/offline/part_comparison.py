@@ -14,7 +14,8 @@ import torch
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.manifest import MANIFEST, read_sealed
 from swift_ft.checkpoint.state_payload import unpack
-from swift_ft.errors import UsageError, first_line
+from swift_ft.errors import UsageError
+from swift_ft.offline.run_store import store_errors
 from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.digest import digest_of_json
 from swift_ft.storage.read_only import ReadOnlyStore
@@ -41,7 +42,7 @@ def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
     """
     store = ReadOnlyStore(url, patience_s=10.0)
     parent, _, name = url.rstrip("/").rpartition("/")
-    try:
+    with store_errors(store):
         if store.exists(_METADATA):
             return {None: (ReadOnlyStore(parent or ".", patience_s=10.0), SavedPart(name, ""))}
         for marker in (_MARKER, REPLAY_RECORD):
@@ -51,11 +52,6 @@ def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
                     int(rank): (store, SavedPart(path.rsplit("/", 1)[-1], digests.get(path, "")))
                     for rank, path in content["parts"].items()
                 }
-    except Exception as error:
-        raise UsageError(
-            f"{store.url} cannot be read ({store.redacted(first_line(error))}): check the path, the network "
-            "and your credentials"
-        ) from error
     raise UsageError(
         f"{store.url} holds no saved state: give STORE/checkpoints/ITERATION, one of the parts in it, or the "
         "folder of another replay"

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swift_ft.checkpoint.store_claim import log_directory
-from swift_ft.errors import UsageError, first_line
 from swift_ft.logging import parse_segment_name
 from swift_ft.offline.archive import ArchivedJournal, read_journal
 from swift_ft.offline.journal_gaps import Later
 from swift_ft.offline.loss import LossPlan, LossPlanner, Outcome
-from swift_ft.offline.run_store import RunStore
+from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import RecoveryMode
@@ -217,13 +216,8 @@ def _phase(state: State, later: Later | None) -> str:
 
 def _files(run: RunStore) -> tuple[_Files, list[int]]:
     store = run.store
-    try:
+    with store_errors(store):
         return _Files(store.find("log"), store.find("checkpoints")), run.checkpoints.committed()
-    except Exception as error:
-        raise UsageError(
-            f"{store.url} cannot be read ({store.redacted(first_line(error))}): check the network and your "
-            "credentials"
-        ) from error
 
 
 def _logs(run: RunStore, state: State, files: _Files, committed: int) -> Iterator[tuple[int, WorkerLog]]:
