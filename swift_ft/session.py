@@ -53,6 +53,7 @@ from swift_ft.runtime.settings import (
 )
 from swift_ft.runtime.state_proof import Verify
 from swift_ft.runtime.steps import Step, steps
+from swift_ft.runtime.worker.part import Part
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 
 if TYPE_CHECKING:
@@ -337,6 +338,24 @@ class Session:
             )
         hook = Hook(function, every, then, choice("on_loss", on_loss, OnLoss))
         self._assembly.attached.add_hook(hook)
+
+    @with_named_arguments
+    def attach_part(self, part: Part) -> None:
+        """Have a part of your own called at each moment of this worker's training: see docs/how-to/extend.md.
+
+        Its methods are called after those of swift_ft's parts, in the training thread, on each worker that
+        attaches it. ``swift_ft.testing.PartConformanceTests`` says whether it bears what a worker goes
+        through.
+
+        Args:
+            part: an instance of a subclass of :class:`swift_ft.extend.Part`, with a ``name`` of its own.
+
+        Raises:
+            UsageError: it is something else, its name is taken, or the first step has begun.
+        """
+        if self._iterations is not None:
+            raise UsageError("Call session.attach_part() before the first step.")
+        self._assembly.attached.add_part(part)
 
     def stop(self) -> None:
         """End training before the next step, in what ``session.between(..., then=...)`` calls.

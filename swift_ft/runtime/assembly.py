@@ -149,7 +149,9 @@ class Assembly(Foundations):
         replays = self._new_replays(pipeline) if pipeline is not None else NoReplays()
         hooks, checkpoints = self._new_hooks(pipeline), self._new_checkpoints(layers)
         device = Device(DeviceWaits(self._group.waits, self._devices), self._is_connection_error)
+        self.attached.add_installed_parts()
         parts: list[Part] = [hooks, checkpoints, device, *self._own_parts(pipeline, layers)]
+        parts += self.attached.parts
         if layers is not None:
             parts.append(layers)
         if pipeline is not None:

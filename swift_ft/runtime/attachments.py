@@ -12,6 +12,7 @@ from torch import nn
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.checkpoint.worker_record import WorkerRecord
+from swift_ft.config.extensions import Extensions, load
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError, UsageError
@@ -30,6 +31,8 @@ from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.runtime.settings import Settings
+from swift_ft.runtime.worker.order import ORDER
+from swift_ft.runtime.worker.part import Part
 from swift_ft.torch_adapters.fsdp import ShardedModels, is_sharded, place_of, replicas_of
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
@@ -59,6 +62,7 @@ class Attachments:
         profiler: measures the worker's iterations.
         pipeline: attached; None without one.
         setup: what the script communicated before its first step.
+        parts: of the script's own, and of installed packages.
     """
 
     context: WorkerContext
@@ -78,6 +82,7 @@ class Attachments:
     profiler: Profiler
     pipeline: LoggedPipeline | None = None
     setup: dict[str, str] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
 
     def attach_pipeline(self, schedule: Any, helping: Helping) -> None:
         """See :meth:`swift_ft.Session.attach_pipeline`."""
@@ -202,6 +207,29 @@ class Attachments:
         """See :meth:`swift_ft.Session.between`."""
         self.state.small.setdefault("swift_ft.stop", self.between.stop)
         self.between.add(hook)
+
+    def add_part(self, part: Part) -> None:
+        """See :meth:`swift_ft.Session.attach_part`."""
+        if not isinstance(part, Part):
+            raise UsageError(
+                f"session.attach_part() takes a subclass of swift_ft.extend.Part, made, not {part!r}."
+            )
+        if not part.name or part.name in {*ORDER, *(known.name for known in self.parts)}:
+            raise UsageError(
+                f"{type(part).__name__}.name is {part.name!r}: give the part a name that no other part has "
+                f"(swift_ft's are {', '.join(ORDER)})."
+            )
+        self.parts.append(part)
+
+    def add_installed_parts(self) -> None:
+        """Those that installed packages bring (``swift_ft.parts``).
+
+        Raises:
+            UsageError: one cannot be loaded, or is something else.
+        """
+        for part in load(Extensions.PARTS):
+            if part is not None:
+                self.add_part(part)
 
     def _check_forward(self, model: Any, _: Any) -> None:
         """DDP communicates by itself, where it keeps buffers equal."""

@@ -19,6 +19,8 @@ from typing import Any
 import pyarrow as pa
 from fsspec.asyn import sync
 
+from swift_ft.config.extensions import Extensions, load_once
+from swift_ft.errors import UsageError
 from swift_ft.storage.files import Files
 from swift_ft.storage.hdfs import hdfs_class
 from swift_ft.storage.local_source import LocalSource
@@ -42,9 +44,39 @@ _changed_at: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 _refused: weakref.WeakKeyDictionary[Any, tuple[float, float]] = weakref.WeakKeyDictionary()  # first and last
 
 
+_registered: dict[str, type[Files]] = {}
+
+
+def register_store(protocol: str, files: type[Files]) -> None:
+    """Makes a class responsible for the files of a store of your own, where it differs from others.
+
+    Whatever fsspec opens is a store already, by :class:`RemoteFiles`. One whose rename, exclusive create or
+    errors differ gets a subclass. ``swift_ft.testing.StoreConformanceTests`` says whether it keeps its
+    promises. A package brings it with an entry point of the group ``swift_ft.stores`` that names a function
+    without arguments which calls this one.
+
+    Args:
+        protocol: of the URL, as fsspec calls it: ``"myfs"`` for ``myfs://...``.
+        files: a subclass of :class:`Files`; it is made with fsspec's filesystem.
+
+    Raises:
+        UsageError: ``files`` is not such a class.
+    """
+    if not (isinstance(files, type) and issubclass(files, Files)):
+        raise UsageError(f"register_store() takes a subclass of swift_ft.extend.Files, not {files!r}.")
+    _registered[protocol] = files
+
+
 def remote_files(fs: Any) -> Files:
-    """The class that knows a filesystem's peculiarities."""
+    """The class that knows a filesystem's peculiarities.
+
+    Raises:
+        UsageError: what an installed package brings for stores cannot be loaded.
+    """
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+    load_once(Extensions.STORES)
+    for protocol in protocols & _registered.keys():
+        return _registered[protocol](fs)
     if "memory" in protocols:
         return Files(fs)
     if "s3" in protocols:

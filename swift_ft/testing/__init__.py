@@ -9,8 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from swift_ft.testing.part_conformance import PartConformanceTests
     from swift_ft.testing.rendezvous_conformance import RendezvousConformanceTests
     from swift_ft.testing.scenario import Scenario, ScenarioError
+    from swift_ft.testing.schedule_conformance import ScheduleConformanceTests
     from swift_ft.testing.simulation import JobKind, Outcome, Violation, simulate
     from swift_ft.testing.store_conformance import StoreConformanceTests
     from swift_ft.testing.undo_rule_conformance import UndoRuleConformanceTests
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
 __all__ = [
     "JobKind",
     "Outcome",
+    "PartConformanceTests",
     "RendezvousConformanceTests",
     "Scenario",
     "ScenarioError",
+    "ScheduleConformanceTests",
     "StoreConformanceTests",
     "UndoRuleConformanceTests",
     "Violation",
@@ -30,9 +34,11 @@ __all__ = [
 _MODULES = {
     "JobKind": "simulation",
     "Outcome": "simulation",
+    "PartConformanceTests": "part_conformance",
     "RendezvousConformanceTests": "rendezvous_conformance",
     "Scenario": "scenario",
     "ScenarioError": "scenario",
+    "ScheduleConformanceTests": "schedule_conformance",
     "StoreConformanceTests": "store_conformance",
     "UndoRuleConformanceTests": "undo_rule_conformance",
     "Violation": "simulation",

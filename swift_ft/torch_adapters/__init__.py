@@ -39,6 +39,7 @@ pipelining/hook.py                      steps, messages and state of a schedule 
 pipelining/layer_averages.py            when a stage has all its gradients          test_layer_averages.py
 pipelining/microbatch.py                compute of one microbatch                   test_pipelining.py
 pipelining/p2p_routes.py                receive buffers and destinations            test_pipelining.py
+pipelining/computed_order.py            the order that a schedule makes             test_computed_order.py
 pipelining/schedule_order.py            a schedule's list of actions                test_pipelining.py
 pipelining/shared_step.py               what a step takes and leaves behind         test_pipelining.py
 pipelining/stage_metadata.py            the exchange of shapes                      test_pipelining.py
@@ -63,6 +64,6 @@ process_group.py                        2.14   another function makes gloo's gro
 
 ``dcp/errors.py``, ``device_waits.py``, ``layer_stack.py``, ``link_times.py``,
 ``pipelining/interceptor.py``, ``pipelining/resending.py``,
-``pipelining/schedule_kind.py``, ``pipelining/tied_parameters.py``, ``process_group.py``,
+``pipelining/tied_parameters.py``, ``process_group.py``,
 ``script_operations.py``, ``served.py`` and ``step_failures.py`` use public parts only.
 """

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from swift_ft.errors import UsageError, first_line
+from swift_ft.config.extensions import Extensions, load_once
+from swift_ft.errors import UsageError
 from swift_ft.torch_core.optimizers import makes_same_state, plain_step
 from swift_ft.undo.rules.adafactor import AdafactorRule
 from swift_ft.undo.rules.adam import AdamaxRule, AdamRule, NAdamRule, RAdamRule
@@ -20,9 +19,6 @@ from swift_ft.undo.rules.lamb import Lamb, LambRule
 from swift_ft.undo.rules.muon import MuonRule
 from swift_ft.undo.rules.rule import Rule, Tensors
 from swift_ft.undo.rules.sgd import SGDRule
-
-ENTRY_POINTS = "swift_ft.undo_rules"
-"""The group of entry points with which packages bring rules: functions that call :func:`register_rule`."""
 
 
 class SparseAdamRule(Rule):
@@ -77,19 +73,6 @@ def register_rule(kind: type[Optimizer], rule: Rule) -> None:
     _RULES[kind] = rule
 
 
-@cache
-def _load_entry_points() -> None:
-    """Once, and not before an optimizer comes that is not torch's."""
-    for entry in entry_points(group=ENTRY_POINTS):
-        try:
-            entry.load()()
-        except Exception as error:
-            raise UsageError(
-                f"The undo rules of the package {entry.dist.name if entry.dist else '?'} "
-                f"(entry point {entry.name} = {entry.value}) cannot be loaded: {first_line(error)}"
-            ) from error
-
-
 def rule_for(kind: type[Optimizer]) -> Rule | None:
     """The rule for a class of optimizers. With None, everything is journaled.
 
@@ -99,7 +82,7 @@ def rule_for(kind: type[Optimizer]) -> Rule | None:
         UsageError: rules that an installed package brings cannot be loaded.
     """
     if not kind.__module__.startswith("torch.optim."):
-        _load_entry_points()
+        load_once(Extensions.UNDO_RULES)  # not before an optimizer comes that is not torch's
     for parent in kind.__mro__:
         rule = _RULES.get(parent)
         if rule is None:

@@ -15,7 +15,9 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
+from swift_ft.config.extensions import Extensions, load_once
 from swift_ft.costs.schedule_orders import Schedule
+from swift_ft.errors import UsageError
 from swift_ft.logging import THROUGH_PIPELINE, Direction
 
 _COMMUNICATION = {
@@ -25,7 +27,6 @@ _COMMUNICATION = {
     _ComputationType.RECV_B: (False, Direction.BACKWARD),
 }
 
-
 _KINDS = {
     "ScheduleGPipe": Schedule.GPIPE,
     "Schedule1F1B": Schedule.ONE_F_ONE_B,
@@ -34,7 +35,9 @@ _KINDS = {
     "ScheduleInterleavedZeroBubble": Schedule.ZERO_BUBBLE,
     "ScheduleZBVZeroBubble": Schedule.ZBV,
     "ScheduleDualPipeV": Schedule.DUAL_PIPE_V,
-}
+}  # by name: not every torch has all of them
+
+_registered: dict[type, Schedule] = {}
 
 
 def communication(
@@ -106,6 +109,39 @@ class ComputeOrder:
         return self._last[place] == (stage, microbatch)
 
 
+def register_schedule(schedule: type[_PipelineSchedule], like: Schedule) -> None:
+    """Makes a schedule of your own known to what plans: ``swift-plan``, layers that move.
+
+    Any subclass of torch's schedule classes is *protected* as it is: the log sits on the stages. To plan with
+    it, name the schedule of torch that computes in the same order on each worker.
+    ``swift_ft.testing.ScheduleConformanceTests`` says whether it does. A package brings it with an entry
+    point of the group ``swift_ft.schedules`` that names a function without arguments which calls this one.
+
+    Args:
+        schedule: the class, not an instance.
+        like: the schedule of torch.
+
+    Raises:
+        UsageError: ``schedule`` is not such a class, or ``like`` another name than torch has.
+    """
+    if not (isinstance(schedule, type) and issubclass(schedule, _PipelineSchedule)):
+        raise UsageError(
+            "register_schedule() takes a subclass of a schedule of torch.distributed.pipelining first, "
+            f"not {schedule!r}."
+        )
+    if like not in list(Schedule):
+        raise UsageError(f"like= must be one of {', '.join(Schedule)}, not {like!r}.")
+    _registered[schedule] = Schedule(like)
+
+
 def kind_of(schedule: Any) -> Schedule | None:
-    """The schedule's kind; None for a class of the user's own."""
-    return _KINDS.get(type(schedule).__name__)
+    """The schedule's kind; None for a class of the user's own that is not registered.
+
+    Raises:
+        UsageError: what an installed package brings for schedules cannot be loaded.
+    """
+    kind = type(schedule)
+    if kind.__module__.startswith("torch."):
+        return _KINDS.get(kind.__name__)
+    load_once(Extensions.SCHEDULES)
+    return _registered.get(kind)

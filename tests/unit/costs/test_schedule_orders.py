@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import generate_rank_to_stage_mapping
-from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from swift_ft.costs.schedule_orders import Kind, Schedule, check_size, in_flight, stages_of, worker_order
 from swift_ft.errors import UsageError
+from swift_ft.torch_adapters.pipelining.computed_order import computed_order
 
 OF_TORCH: dict[Schedule, Any] = {
     Schedule.GPIPE: schedules.ScheduleGPipe,
@@ -23,59 +22,6 @@ OF_TORCH: dict[Schedule, Any] = {
     Schedule.ZBV: schedules.ScheduleZBVZeroBubble,
     Schedule.DUAL_PIPE_V: schedules.ScheduleDualPipeV,
 }
-KINDS = {kind.value: kind for kind in Kind}
-
-
-def of_torch(schedule: Schedule, workers: int, chunks: int, microbatches: int) -> dict[int, list[Any]]:
-    """Each worker's computations as torch orders them.
-
-    Raises:
-        ValueError: if torch refuses the sizes.
-    """
-    if schedule.is_single:
-        return {worker: carried_out(schedule, worker, workers, microbatches) for worker in range(workers)}
-    stages = [stage_of(chunk * workers, 0, workers, workers * chunks) for chunk in range(chunks)]
-    orders = OF_TORCH[schedule](stages, microbatches).pipeline_order
-    return {worker: list(flat(actions)) for worker, actions in orders.items()}
-
-
-def flat(actions: list[Any]) -> Iterator[tuple[Kind, int, int]]:
-    """The computations among torch's actions; those that it overlaps stand one after the other."""
-    for action in actions:
-        if action is None:
-            continue
-        for one in action.sub_actions or (action,):
-            if one.computation_type.value in KINDS:
-                yield KINDS[one.computation_type.value], one.stage_index, one.microbatch_index
-
-
-def carried_out(schedule: Schedule, worker: int, workers: int, microbatches: int) -> list[Any]:
-    """What a schedule makes its one stage do. The order that it prints miscounts the last stage's."""
-    stage = stage_of(worker, worker, workers, workers)
-    done: list[Any] = []
-    stage.forward_one_chunk.side_effect = lambda index, *_, **__: done.append((Kind.FORWARD, worker, index))
-    stage.backward_one_chunk.side_effect = lambda index, **_: done.append((Kind.BACKWARD, worker, index))
-    made = OF_TORCH[schedule](stage, microbatches, loss_fn=Mock())
-    made._initialize_stage = Mock()
-    made._step_microbatches()
-    return done
-
-
-def stage_of(index: int, rank: int, workers: int, stages: int) -> Mock:
-    """A stage of torch that computes and sends nothing."""
-    stage = Mock(spec=_PipelineStageBase)
-    communication = ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops")
-    stage.configure_mock(
-        stage_index=index,
-        group_size=workers,
-        group_rank=rank,
-        num_stages=stages,
-        group=None,
-        submod=None,
-        is_last=False,
-        **{f"{name}.return_value": [] for name in communication},
-    )
-    return stage
 
 
 def sizes() -> Iterator[tuple[Schedule, int, int, int]]:
@@ -91,7 +37,9 @@ def test_orders_are_those_of_torch(schedule: Schedule) -> None:
     compared = refused = 0
     for _, workers, chunks, microbatches in (size for size in sizes() if size[0] is schedule):
         try:
-            expected = of_torch(schedule, workers, chunks, microbatches)
+            expected, _ = computed_order(
+                OF_TORCH[schedule], workers=workers, chunks=chunks, microbatches=microbatches
+            )
         except ValueError:
             with pytest.raises(UsageError):
                 check_size(schedule, workers=workers, chunks=chunks, microbatches=microbatches)
@@ -99,7 +47,7 @@ def test_orders_are_those_of_torch(schedule: Schedule) -> None:
             continue
         for worker in range(workers):
             found = worker_order(schedule, worker, workers=workers, chunks=chunks, microbatches=microbatches)
-            assert [tuple(action) for action in found] == expected[worker], (workers, chunks, microbatches)
+            assert found == expected[worker], (workers, chunks, microbatches)
         compared += 1
     assert compared >= 30
     assert refused or schedule in (Schedule.GPIPE, Schedule.LOOPED_BFS)

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from swift_ft import undo_support, wrap_optimizer
+from swift_ft.config import extensions
+from swift_ft.config.extensions import Extensions
 from swift_ft.errors import UsageError
 from swift_ft.testing import UndoRuleConformanceTests
 from swift_ft.undo import PARAM, Rule, Tensors, is_lost, register_rule, registry
@@ -81,9 +83,9 @@ class Forgetful(LionRule):
 def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is gone after it."""
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
-    registry._load_entry_points.cache_clear()
+    extensions.load_once.cache_clear()
     yield
-    registry._load_entry_points.cache_clear()
+    extensions.load_once.cache_clear()
 
 
 OPTIONS = [{}, {"weight_decay": 0.1}, {"beta": 0.01}, {"lr": 2.0, "weight_decay": 0.5}]
@@ -131,20 +133,20 @@ def test_before_and_after(rules: None) -> None:
 def test_an_entry_point_is_loaded_when_an_unknown_optimizer_comes(
     rules: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = EntryPoint("lion", f"{__name__}:_bring_rules", registry.ENTRY_POINTS)
+    entry = EntryPoint("lion", f"{__name__}:_bring_rules", Extensions.UNDO_RULES)
     asked: list[str] = []
 
     def found(*, group: str) -> list[EntryPoint]:
         asked.append(group)
         return [entry]
 
-    monkeypatch.setattr(registry, "entry_points", found)
+    monkeypatch.setattr(extensions, "entry_points", found)
     params = [torch.zeros(3, requires_grad=True)]
     wrap_optimizer(SGD(params, lr=0.1)).step()
     assert not asked, "torch's own need no look at what is installed"
     for _ in range(2):
         assert undo_support(Lion(params)).method == "algebra"
-    assert asked == [registry.ENTRY_POINTS]
+    assert asked == [Extensions.UNDO_RULES]
 
 
 def _bring_rules() -> None:
@@ -152,9 +154,11 @@ def _bring_rules() -> None:
 
 
 def test_an_entry_point_that_cannot_be_loaded_is_named(rules: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("lion", "no_such_module:bring", registry.ENTRY_POINTS)
-    monkeypatch.setattr(registry, "entry_points", lambda *, group: [entry])
-    with pytest.raises(UsageError, match=r"entry point lion = no_such_module:bring.*No module named"):
+    entry = EntryPoint("lion", "no_such_module:bring", Extensions.UNDO_RULES)
+    monkeypatch.setattr(extensions, "entry_points", lambda *, group: [entry])
+    with pytest.raises(
+        UsageError, match=r"swift_ft.undo_rules .*entry point lion = no_such_module:bring.*No module named"
+    ):
         undo_support(Lion([torch.zeros(3, requires_grad=True)]))
 
 
