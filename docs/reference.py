@@ -24,7 +24,7 @@ from typing import Any
 from docs.generated import write_or_check
 from docs.house import MODULES, PACKAGE, ROOT
 from swift_ft.cli import group, simulate, store
-from swift_ft.cli.operator_events import OPERATOR_EVENTS
+from swift_ft.cli.news import KINDS
 from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
 from swift_ft.cli.verb import Verb
@@ -42,7 +42,7 @@ from swift_ft.logging import IterationStats, LogBudget, LogWriterMetrics
 from swift_ft.optim import wrap_optimizer
 from swift_ft.recovery.events import EVENTS
 from swift_ft.recovery.plan import RecoveryMode
-from swift_ft.recovery.timeline import Recovery
+from swift_ft.recovery.recoveries import Recovery
 from swift_ft.runtime.metrics import LogMetrics, MetricsCollector, SessionMetrics
 from swift_ft.runtime.steps import Step
 from swift_ft.session import Session
@@ -473,8 +473,12 @@ def _log_events() -> Iterator[str]:
 
 
 def _operator_events() -> Iterator[str]:
-    rows = ((f"`{name}`", level, meaning) for name, (level, meaning) in OPERATOR_EVENTS.items())
-    return _table(("event", "level", "meaning"), rows)
+    rows = (
+        (f"`{name}`", kind.level, ", ".join(f"`{field}`" for field in kind.fields), kind.meaning)
+        for name, kind in KINDS.items()
+        if kind.level
+    )
+    return _table(("event", "level", "fields", "meaning"), rows)
 
 
 def _journal_events() -> Iterator[str]:

@@ -15,7 +15,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TextIO
@@ -24,7 +24,9 @@ from rich.console import Console
 
 from swift_ft.cli.event_hook import HOOK_S, EventHook
 from swift_ft.cli.event_stream import EventFile, EventStream
-from swift_ft.cli.narrate import Narrator, News, Weight
+from swift_ft.cli.journal_news import news_of
+from swift_ft.cli.news import News, Weight
+from swift_ft.cli.words import summary
 from swift_ft.config.option import flag_of
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.store_address import StoreAddress
@@ -37,6 +39,7 @@ from swift_ft.launch.log_handlers import EventPipe
 from swift_ft.launch.signals import leave_to_the_launcher
 from swift_ft.observe.waits import Announcements, wait_in_words
 from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.history import History
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.snapshot import JournalSnapshot
 from swift_ft.recovery.waits import Limit, Wait, waiting_for
@@ -142,9 +145,9 @@ class WaitTeller:
 class _Story:
     """What is printed. Owner: the child's main thread."""
 
-    def __init__(self, place: dict[str, Any], config: RunConfig) -> None:
+    def __init__(self, place: dict[str, Any], config: RunConfig, history: History) -> None:
         self._quiet = config.quiet
-        self._narrator = Narrator()
+        self._history = history
         self._teller = WaitTeller(config)
         self._console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._began = time.time()
@@ -157,22 +160,18 @@ class _Story:
     @property
     def over(self) -> bool:
         """Whether the run has ended."""
-        return self._narrator.state.phase == Phase.ENDED
+        return self._history.state.phase == Phase.ENDED
 
-    def add(self, entry: Entry, *, news: bool) -> None:
-        """Apply an entry, and tell it if it is news."""
-        for sentence in self._narrator.apply(entry):
-            if news and sentence.weight > Weight.ROUTINE:
-                self._print(sentence)
-
-    def begin(self, state: State) -> None:
-        """Go on from a state. What led to it is not told."""
-        self._narrator.begin(state)
+    def tell(self, found: Iterable[News]) -> None:
+        """Print what happens in no undisturbed run."""
+        for one in found:
+            if one.weight > Weight.ROUTINE:
+                self._print(one)
 
     def tell_wait(self) -> None:
         """Say what the run waits for, if that is due."""
-        known = self._narrator.state.shape.machines > 0
-        wait = waiting_for(self._narrator.state) if known else self._store
+        state = self._history.state
+        wait = waiting_for(state) if state.shape.machines > 0 else self._store
         if text := self._teller.tell(wait, time.monotonic()):
             self._print(News(self._now(), text))
 
@@ -182,17 +181,17 @@ class _Story:
 
     def sum_up(self) -> None:
         """Print all recoveries in one line, if there were any and the run has ended."""
-        if self.over and (text := self._narrator.summary()):
+        if self.over and (text := summary(self._history)):
             self._print(News(self._now(), text))
 
     def _now(self) -> float:
-        return time.time() - (self._narrator.started_at or self._began)
+        return time.time() - (self._history.started_at or self._began)
 
-    def _print(self, news: News) -> None:
+    def _print(self, one: News) -> None:
         if self._quiet:
             return
-        style = "bold" if news.weight == Weight.GRAVE else None
-        self._console.print(f"[swift-run {news.at:.1f} s] {news.text}", style=style)
+        style = "bold" if one.weight == Weight.GRAVE else None
+        self._console.print(f"[swift-run {one.at:.1f} s] {one.text}", style=style)
 
 
 def _serve(orders_r: int, config: RunConfig, launcher: int, pipe: EventPipe | None) -> NoReturn:
@@ -208,10 +207,10 @@ def _serve(orders_r: int, config: RunConfig, launcher: int, pipe: EventPipe | No
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """An entry of the journal. ``news``: it did not happen before this launcher started."""
+    """An entry of the journal. ``is_news``: it did not happen before this launcher started."""
 
     entry: Entry
-    news: bool
+    is_news: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +265,7 @@ class _Inbox:
         def on_entries(entries: Sequence[Entry]) -> None:
             for entry in entries:
                 old = here_before and entry.at < self._began - _TICK_S
-                self._queue.put(_Read(entry, news=not old))
+                self._queue.put(_Read(entry, is_news=not old))
 
         def on_snapshot(snapshot: JournalSnapshot) -> None:
             self._queue.put(_Begin(snapshot.state))
@@ -305,11 +304,12 @@ class _Record:
 def _narrate(
     orders: TextIO, place: dict[str, Any], config: RunConfig, launcher: int, pipe: EventPipe | None
 ) -> None:
-    story = _Story(place, config)
+    history = History()
+    story = _Story(place, config, history)
     inbox = _Inbox(config, orders, place, pipe)
     hook = EventHook(config.on_event, inbox.note_failed_hook) if config.on_event else None
     file = EventFile(config.events_log) if config.events_log else None
-    stream = EventStream(*(out for out in (file, hook) if out is not None))
+    stream = EventStream(history, *(out for out in (file, hook) if out is not None))
     closing: float | None = None
     heard = pipe is None
     while os.getppid() == launcher and (
@@ -321,12 +321,13 @@ def _narrate(
             story.tell_wait()
             continue
         match found:
-            case _Read(entry, news):
-                story.add(entry, news=news)
-                stream.add_entry(entry, news=news)
+            case _Read(entry, is_news):
+                change = history.apply(entry)
+                found_news = news_of(change, history) if is_news else []
+                story.tell(found_news)
+                stream.add_news(found_news, entry)
             case _Begin(state):
-                story.begin(state)
-                stream.begin(state)
+                history.begin(state)
             case _Record(record) if not record:
                 heard = True
             case _Record(record):
@@ -338,7 +339,7 @@ def _narrate(
             case _Order({"hook": reason, "at": at}):
                 _tell_failed_hook(reason, at, story, stream)
             case _Order({"failed": reason, "at": at}):
-                stream.add("launcher_failed", reason, at=at)
+                stream.add("launcher_failed", at=at, reason=reason)
             case _Order(order) if not order:
                 closing = time.monotonic() + _LAST_NEWS_S
     _tell_rest(inbox, story, stream)
@@ -362,4 +363,4 @@ def _tell_rest(inbox: _Inbox, story: _Story, stream: EventStream) -> None:
 
 def _tell_failed_hook(reason: str, at: float, story: _Story, stream: EventStream) -> None:
     story.warn(reason)
-    stream.add("hook_failed", reason, at=at)
+    stream.add("hook_failed", at=at, reason=reason)

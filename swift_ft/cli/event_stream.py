@@ -7,13 +7,13 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from swift_ft.cli.operator_events import OPERATOR_EVENTS, JournalReader, Notice
+from swift_ft.cli.news import News, news
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.job_state import State
+from swift_ft.recovery.history import History
 
 _logger = logging.getLogger(__name__)
 
@@ -24,64 +24,54 @@ Line = dict[str, Any]
 
 
 class EventStream:
-    """Makes lines from the journal's entries and from log events.
+    """Makes lines from the news in the journal's entries, and from log events.
 
     Args:
+        history: of the run; the generation at the time of a line is taken from it.
         emit: called with each line.
 
     Attributes:
         run_id: the run, once it is known.
     """
 
-    def __init__(self, *emit: Callable[[Line], None]) -> None:
+    def __init__(self, history: History, *emit: Callable[[Line], None]) -> None:
+        self._history = history
         self._emit = emit
-        self._reader = JournalReader()
         self._host = socket.gethostname()
         self.run_id: str | None = None
 
-    @property
-    def over(self) -> bool:
-        """Whether the run has ended."""
-        return self._reader.state.verdict is not None
-
-    def begin(self, state: State) -> None:
-        """Go on from a state. What led to it makes no lines."""
-        self._reader.state = state
-
-    def add_entry(self, entry: Entry, *, news: bool) -> None:
-        """Apply an entry; lines are made only of what is news."""
-        for notice in self._reader.apply(entry):
-            if news:
-                self._write(notice, at=entry.at, source="journal", position=entry.position)
+    def add_news(self, found: Iterable[News], entry: Entry) -> None:
+        """Add the news in an entry of the journal."""
+        for one in found:
+            if one.level:
+                self._write(one, at=entry.at, source="journal", position=entry.position)
 
     def add_record(self, record: dict[str, Any]) -> None:
         """Add what an :class:`EventPipe` has brought."""
         if record["dropped"]:
-            text = f"{record['dropped']} log events are missing here: they came too fast"
-            self.add("events_dropped", text, at=record["time"], dropped=record["dropped"])
-        known = ("event", "message", "level", "machine", "rank", "fields")
-        self._write(Notice(**{name: record[name] for name in known}), at=record["time"], source="log")
+            self.add("events_dropped", at=record["time"], dropped=record["dropped"])
+        known = {name: record[name] for name in ("event", "level", "machine", "rank", "fields")}
+        self._write(News(0.0, record["message"], **known), at=record["time"], source="log")
 
-    def add(self, event: str, message: str, *, at: float, **fields: Any) -> None:
+    def add(self, event: str, *, at: float, **facts: Any) -> None:
         """Add an event of this launcher."""
-        level, _ = OPERATOR_EVENTS[event]
-        self._write(Notice(event, message, level, fields=fields), at=at, source="launcher")
+        self._write(news(event, **facts), at=at, source="launcher")
 
-    def _write(self, notice: Notice, *, at: float, source: str, position: int | None = None) -> None:
+    def _write(self, one: News, *, at: float, source: str, position: int | None = None) -> None:
         line = {
             "schema": _SCHEMA,
             "time": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "run": self.run_id,
-            "generation": self._reader.state.generation,
-            "event": notice.event,
-            "level": notice.level,
-            "machine": notice.machine,
-            "rank": notice.rank,
-            "message": notice.message,
+            "generation": self._history.state.generation,
+            "event": one.event,
+            "level": one.level,
+            "machine": one.machine,
+            "rank": one.rank,
+            "message": one.text,
             "source": source,
             "position": position,
             "host": self._host,
-            "fields": notice.fields,
+            "fields": one.fields,
         }
         for emit in self._emit:
             emit(line)

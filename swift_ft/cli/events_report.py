@@ -11,13 +11,11 @@ from typing import Any
 
 from swift_ft.checkpoint.recording_file import StoredRecording
 from swift_ft.cli.timeline.words import path_in_words
-from swift_ft.coordination.journal_reader import History
+from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.errors import first_line
 from swift_ft.offline.recovery_spans import read_recordings, trace_recoveries
+from swift_ft.recovery.history import History
 from swift_ft.recovery.job_state import Verdict
-from swift_ft.recovery.layout_timeline import layout_changes
-from swift_ft.recovery.load_timeline import checkpoint_loads
-from swift_ft.recovery.timeline import recoveries
 from swift_ft.storage.read_only import ReadOnlyStore
 
 _logger = logging.getLogger(__name__)
@@ -26,7 +24,7 @@ _STORE_PATIENCE_S = 10.0
 """The time for which the report of a run waits for the session's store."""
 
 
-def write_report(file: str, verdict: Verdict, history: History, run_id: str, store: str) -> None:
+def write_report(file: str, verdict: Verdict, excerpt: Excerpt, run_id: str, store: str) -> None:
     """Write what the journal tells. The file appears whole, also where several launchers share its folder.
 
     The launcher of a machine that came late tells what was since the snapshot that it began with.
@@ -34,18 +32,18 @@ def write_report(file: str, verdict: Verdict, history: History, run_id: str, sto
     Args:
         file: where.
         verdict: how the run ended.
-        history: what the journal tells.
+        excerpt: the entries of the journal.
         run_id: the run.
         store: the session's, which has what each process did in recoveries; empty if it is not known.
     """
-    entries = history.entries
+    history = History.of(excerpt.entries, excerpt.began)
     report = {
         "ok": verdict.ok,
         "reason": verdict.reason,
         "recoveries": _recoveries(history, run_id, store),
-        "layouts": [change.to_dict() for change in layout_changes(entries, history.began)],
-        "loads": [load.to_dict() for load in checkpoint_loads(entries)],
-        "events": [entry.to_dict() for entry in entries],
+        "layouts": [change.to_dict() for change in history.layouts],
+        "loads": [load.to_dict() for load in history.loads],
+        "events": [entry.to_dict() for entry in excerpt.entries],
     }
     path = Path(file)
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
@@ -55,8 +53,7 @@ def write_report(file: str, verdict: Verdict, history: History, run_id: str, sto
 
 def _recoveries(history: History, run_id: str, url: str) -> list[dict[str, Any]]:
     """What the journal tells of each recovery, and what each process says of those that ended."""
-    found = recoveries(history.entries, history.began)
-    ended = {recovery.generation for recovery in found if recovery.live is not None}
+    ended = {recovery.generation for recovery in history.recoveries if recovery.live is not None}
     recordings: list[StoredRecording] = []
     if url and ended:
         try:
@@ -66,9 +63,9 @@ def _recoveries(history: History, run_id: str, url: str) -> list[dict[str, Any]]
             damages = [f"the session's store cannot be read: {first_line(error)}"]
         for damage in damages:
             _logger.warning("--events-out: %s", damage, extra={"event": "recordings_not_read"})
-    traced = trace_recoveries(history.entries, recordings, history.began)
+    traced = trace_recoveries(history.courses, recordings)
     reports = []
-    for recovery in found:
+    for recovery in history.recoveries:
         course = traced.get(recovery.generation) if recovery.live is not None else None
         path = path_in_words(course.path) if course is not None else None
         trace = course.to_dict() if course is not None else None

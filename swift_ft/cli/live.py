@@ -1,15 +1,19 @@
 """The live view of a run: which machines train, are dead, or replay. It reads and changes nothing.
 
-``swift-run --status`` attaches one. ``watch.py`` reads the run; this module draws it.
+``swift-run --status RUN`` attaches one from anywhere that reaches the run's rendezvous store. ``watch.py``
+reads the run; this module draws it.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import queue
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,8 +21,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from swift_ft.cli.narrate import News, Weight, counted
+from swift_ft.cli.news import News, Weight
 from swift_ft.cli.watch import Seen, View, Watch
+from swift_ft.cli.words import counted
+from swift_ft.config.store_address import StoreAddress
+from swift_ft.errors import UsageError
+from swift_ft.launch.rendezvous.store_service import is_listening
 from swift_ft.recovery.job_state import Phase
 from swift_ft.units import format_seconds
 
@@ -144,11 +152,6 @@ def show(
         live.update(render(watch.view, time.time()), refresh=True)
 
 
-def is_ci() -> bool:
-    """Whether a continuous integration service reads the output: most of them set ``CI``."""
-    return os.environ.get("CI", "").lower() not in ("", "0", "false")
-
-
 def _show_lines(
     watch: Watch, looks: _Looks, console: Console, running: Callable[[], bool], quiet: bool
 ) -> None:
@@ -170,3 +173,68 @@ def _show_lines(
 
 def _print(console: Console, news: News) -> None:
     console.print(_line(news.at, news.text), markup=False, highlight=False, soft_wrap=True)
+
+
+def add_status_option(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--status``, with which the script may be missing."""
+    parser.add_argument_group("a run that exists").add_argument(
+        "--status",
+        action=_Status,
+        metavar="RUN",
+        help="start nothing: show the run of that name (--rdzv-id) at --rdzv-endpoint until it ends. "
+        "Ctrl-C ends the view, not the run",
+    )
+
+
+class _Status(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        for action in parser._actions:
+            if not action.option_strings:  # the script and its arguments
+                action.required = False
+
+
+def show_status(name: str, address: StoreAddress, console: Console | None = None) -> None:
+    """Show a run until it ends, or until Ctrl-C.
+
+    Args:
+        name: the run's name; of several runs the newest is shown.
+        address: where the rendezvous store is.
+        console: where to; stdout by default.
+
+    Raises:
+        UsageError: if there is no such run, or nothing listens there.
+        RendezvousLostError: if what listens there does not answer.
+    """
+    if not is_listening(address):
+        raise UsageError(
+            f"No rendezvous store answers at {address}: the run has ended, or check --rdzv-endpoint."
+        )
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C also ends a wait for the store
+    watch = Watch(address, name, View())
+    if not watch.exists:
+        raise UsageError(f"There is no run {name!r} at {address}: check --status and --rdzv-endpoint.")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    console = console or Console()
+    try:
+        show(watch, console, lambda: not watch.over, quiet=_is_ci())
+    except KeyboardInterrupt:
+        console.print(f"the view of {watch.run_id} ends; the run goes on", highlight=False)
+        return
+    if watch.view.state.phase != Phase.ENDED:
+        console.print(
+            f"the rendezvous store at {address} is gone: the run has ended, or that host is lost",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _is_ci() -> bool:
+    """Whether a continuous integration service reads the output: most of them set ``CI``."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")

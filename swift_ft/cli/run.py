@@ -27,12 +27,12 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
 
 from swift_ft.cli.console import LauncherConsole
+from swift_ft.cli.live import add_status_option, show_status
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
-from swift_ft.cli.status import add_status_option, show_status
 from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.store_address import ETCD, TCP, StoreAddress
-from swift_ft.coordination.journal_reader import History
+from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
@@ -261,14 +261,14 @@ def _run_cluster(job: MachineJob) -> int:
         _write_endpoint(config, cluster.store, cluster.run_id)
         with _told_of_errors(console):
             result = cluster.run()
-    _write_events(config, result.verdict, result.history, cluster.run_id, result.store)
+    _write_events(config, result.verdict, result.excerpt, cluster.run_id, result.store)
     return _exit_code(result.verdict)
 
 
 def _run_one_machine(job: MachineJob) -> int:
     """One machine of several hosts; the user starts swift-run on each of them, as with torchrun."""
     config, store = job.settings.config, job.settings.store
-    history = History()
+    excerpt = Excerpt()
     stores: list[str] = []
     end_as_usual(at_once=True)
     verdict = Verdict(False, "the launcher ended before the run did", 1)
@@ -280,19 +280,19 @@ def _run_one_machine(job: MachineJob) -> int:
         _write_endpoint(config, store, job.run_id)
         try:
             with _told_of_errors(console):
-                job = replace(job, history=history if config.events_out else None, on_store=stores.append)
+                job = replace(job, excerpt=excerpt if config.events_out else None, on_store=stores.append)
                 verdict = run_machine(job)
         finally:
-            _write_events(config, verdict, history, job.run_id, stores[-1] if stores else "")
+            _write_events(config, verdict, excerpt, job.run_id, stores[-1] if stores else "")
     return _exit_code(verdict)
 
 
-def _write_events(config: RunConfig, verdict: Verdict, history: History, run_id: str, store: str) -> None:
+def _write_events(config: RunConfig, verdict: Verdict, excerpt: Excerpt, run_id: str, store: str) -> None:
     """Writes what ``--events-out`` asks for. Only who asks imports the reports."""
     if config.events_out:
         from swift_ft.cli.events_report import write_report
 
-        write_report(config.events_out, verdict, history, run_id, store)
+        write_report(config.events_out, verdict, excerpt, run_id, store)
 
 
 def _with_secret(job: MachineJob) -> MachineJob:

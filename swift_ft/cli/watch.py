@@ -14,17 +14,19 @@ from typing import Any
 
 from torch.distributed import DistError
 
-from swift_ft.cli.narrate import Narrator, News, machine_in_words
+from swift_ft.cli.journal_news import news_of
+from swift_ft.cli.news import News, Weight
+from swift_ft.cli.words import machine_in_words
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.journal import open_journal
-from swift_ft.coordination.journal_reader import History, JournalReader
+from swift_ft.coordination.journal_reader import Excerpt, JournalReader
 from swift_ft.coordination.progress import ProgressReader
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import SwiftError
 from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.events import StatusReported
+from swift_ft.recovery.history import History
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
 
@@ -78,35 +80,33 @@ class View:
         self.iterations = iterations
         self.progress: dict[int, Progress] = {}
         self.recent: deque[News] = deque(maxlen=_EVENTS_SHOWN)
-        self._narrator = Narrator()
-        self._asked_for: int | None = None
+        self._history = History()
 
     @property
     def state(self) -> State:
         """The protocol's state."""
-        return self._narrator.state
+        return self._history.state
 
     @property
     def started_at(self) -> float | None:
         """Unix time of the first entry; None before it."""
-        return self._narrator.started_at
+        return self._history.started_at
 
     def begin(self, state: State) -> None:
         """Go on from a state. What led to it is not shown."""
-        self._narrator.begin(state)
+        self._history.begin(state)
 
     def apply(self, entry: Entry) -> list[News]:
         """Applies the next entry of the journal; returns the sentences for it."""
-        if isinstance(entry.event, StatusReported):
-            self._asked_for = entry.event.steps or self._asked_for
-        new = self._narrator.apply(entry)
+        told = news_of(self._history.apply(entry), self._history)
+        new = [one for one in told if one.weight > Weight.SILENT]
         self.recent.extend(new)
         return new
 
     @property
     def total(self) -> int | None:
         """Iterations of the whole run: as given, or as the workers' scripts ask for; None if unknown."""
-        return self.iterations or self._asked_for
+        return self.iterations or self._history.steps
 
     def rows(self) -> list[Row]:
         """One row per machine, by slot."""
@@ -237,7 +237,7 @@ class Watch:
         # Owner of these five, once the view follows the run: the thread that looks.
         self._progress = ProgressReader(client())
         self._journal = open_journal(client, by="view")
-        self._seen = History()
+        self._seen = Excerpt()
         self._reader = JournalReader(self._journal, lambda snapshot: self._seen.on_snapshot(snapshot))
         self._facts: dict[int, Any] = {}
 
@@ -265,7 +265,7 @@ class Watch:
         Args:
             wait_s: for so long it waits for an entry, if there is none.
         """
-        self._seen = seen = History()
+        self._seen = seen = Excerpt()
         try:
             new = self._reader.next(wait_s)
             while new is not None:

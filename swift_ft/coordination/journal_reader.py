@@ -66,7 +66,7 @@ class JournalReader:
         return True
 
 
-class History:
+class Excerpt:
     """The entries that a reader has seen, and the state before the first of them.
 
     Attributes:

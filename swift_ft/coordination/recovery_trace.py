@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from swift_ft.observe.spans import Recorder, Recording, recorder
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.timeline import INTERRUPTIONS, interrupts
+from swift_ft.recovery.recoveries import INTERRUPTIONS, interrupts
 
 _INTERRUPTIONS = frozenset(INTERRUPTIONS)
 

@@ -23,7 +23,7 @@ from swift_ft.config.store_address import TCP, StoreAddress
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.incarnations import has_begun
 from swift_ft.coordination.journal import Journal, open_journal
-from swift_ft.coordination.journal_reader import History
+from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
@@ -62,7 +62,7 @@ class ClusterResult:
     """How a standalone run ended, what its journal tells, and the session's store if one is known."""
 
     verdict: Verdict
-    history: History
+    excerpt: Excerpt
     store: str
 
 
@@ -266,10 +266,10 @@ class Cluster:
         return Follower(self._journal()).state.verdict
 
     def _result(self) -> ClusterResult:
-        history = History()
-        follower = Follower(self._journal(), on_entries=history.on_entries, on_snapshot=history.on_snapshot)
+        excerpt = Excerpt()
+        follower = Follower(self._journal(), on_entries=excerpt.on_entries, on_snapshot=excerpt.on_snapshot)
         verdict = follower.state.verdict or Verdict(False, "all machines ended before the job did", 1)
-        return ClusterResult(verdict, history, self._told_store())
+        return ClusterResult(verdict, excerpt, self._told_store())
 
     def _told_store(self) -> str:
         try:

@@ -20,7 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.store_address import ETCD
-from swift_ft.coordination.journal_reader import History
+from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.coordination.store_client import Admit, connect, how_to_restart
@@ -73,7 +73,7 @@ class MachineJob:
         opened: the job's shape.
         preferred_slot: the slot to ask for.
         lifeline: see :class:`MachineAgent`.
-        history: notes the entries of the journal, in a thread of the launcher; None if they are not wanted.
+        excerpt: notes the entries of the journal, in a thread of the launcher; None if they are not wanted.
         keeps_journal: no entry of the journal is deleted: the launcher reads all of them in the end.
         index: number of this machine among those of this host.
         host: the machine on which this one is a guest; empty for a machine of its own.
@@ -87,7 +87,7 @@ class MachineJob:
     opened: ev.JobOpened
     preferred_slot: int | None = None
     lifeline: int | None = None
-    history: History | None = None
+    excerpt: Excerpt | None = None
     keeps_journal: bool = False
     index: int = 0
     host: str = ""
@@ -136,15 +136,15 @@ def run_machine(job: MachineJob) -> Verdict:
         run_end.on_entries(entries)
         if status is not None:
             status.on_entries(entries)
-        if job.history is not None:
-            job.history.on_entries(entries)
+        if job.excerpt is not None:
+            job.excerpt.on_entries(entries)
 
     def on_snapshot(snapshot: JournalSnapshot) -> None:
         run_end.on_snapshot()
         if status is not None:
             status.on_snapshot(snapshot)
-        if job.history is not None:
-            job.history.on_snapshot(snapshot)
+        if job.excerpt is not None:
+            job.excerpt.on_snapshot(snapshot)
 
     settings, launch_config = job.settings, job.launch_config
 
@@ -255,7 +255,7 @@ def _become_guest(job: MachineJob, slot: int, host: str, number: int) -> NoRetur
     """Run a second machine here, in a child of the standby. Its output is the launcher's."""
     config = replace(job.settings.config, metrics_port=0)  # its host serves that port
     settings = replace(job.settings, config=config, spare=False, guest_number=number)
-    guest = replace(job, settings=settings, preferred_slot=slot, host=host, lifeline=None, history=None)
+    guest = replace(job, settings=settings, preferred_slot=slot, host=host, lifeline=None, excerpt=None)
     code = 1
     try:
         code = run_machine(guest).exit_code

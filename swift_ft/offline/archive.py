@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from swift_ft.coordination.archive import JournalArchive, Span
@@ -12,8 +13,8 @@ from swift_ft.errors import SwiftError, first_line
 from swift_ft.offline.journal_gaps import Gap, Later, find_gaps, what_followed
 from swift_ft.offline.run_store import store_errors
 from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.history import Change, History
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.protocol import step
 from swift_ft.storage.store import Store
 
 _READERS = 16
@@ -21,7 +22,7 @@ _LISTINGS = 5
 """A run that is alive replaces files now and then, so that one that was listed is gone."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ArchivedJournal:
     """The content of a run's archive.
 
@@ -56,21 +57,24 @@ class ArchivedJournal:
             return None
         return what_followed(self.last_state(), [e for e in self.entries if e.position > gaps[0].last])
 
-    def states(self) -> Iterator[tuple[Entry, State]]:
-        """Each entry with the state that follows from it and all before it, up to the first gap."""
-        state = State()
-        for position, entry in enumerate(self.entries):
-            if entry.position != position:
-                return
-            state = step(state, entry.event)
-            yield entry, state
+    @cached_property
+    def history(self) -> History:
+        """What happened up to the first gap."""
+        return History.of(self._known())
+
+    def changes(self) -> Iterator[Change]:
+        """Each entry with the states before and after it, up to the first gap."""
+        return map(History().apply, self._known())
 
     def last_state(self) -> State:
         """The state after the last entry before a gap."""
-        state = State()
-        for _, after in self.states():
-            state = after
-        return state
+        return self.history.state
+
+    def _known(self) -> Iterator[Entry]:
+        for position, entry in enumerate(self.entries):
+            if entry.position != position:
+                return
+            yield entry
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""

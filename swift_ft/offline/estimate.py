@@ -9,7 +9,7 @@ from statistics import median
 from swift_ft.costs.job import Job, Measured, Worker
 from swift_ft.planning.costs import Costs, Movements, times
 from swift_ft.recovery.plan import Plan
-from swift_ft.recovery.timeline import Recovery
+from swift_ft.recovery.recoveries import Recovery
 
 
 @dataclass(frozen=True, slots=True)

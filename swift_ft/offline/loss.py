@@ -22,7 +22,6 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.memory import CopyPlacement, newest_in_memory
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.protocol import step
-from swift_ft.recovery.timeline import recoveries
 
 
 class Outcome(StrEnum):
@@ -128,8 +127,8 @@ class LossPlanner:
         self._live_at = 0.0
         times: list[float] = []  # seconds of an iteration, from commit to commit
         before: tuple[int, int, float] | None = None  # generation, iteration and time of a commit
-        for entry, state in journal.states():
-            event = entry.event
+        for change in journal.changes():
+            entry, state, event = change.entry, change.after, change.entry.event
             if _all_train(state):
                 self.live, self._live_at = state, entry.at
             if isinstance(event, ev.CheckpointCommitted):
@@ -140,7 +139,7 @@ class LossPlanner:
         self._profiles = profiles
         intervals = [worker.measured.snapshot_every for _, worker in sorted(profiles.items())]
         self._snapshot_every = next((every for every in intervals if every is not None), None)
-        self._past = recoveries(entry for entry, _ in journal.states())
+        self._past = journal.history.recoveries
         self._between_checkpoints_s = median(times) if times else None
         later = journal.after_gaps()
         if self.live is not None and later is not None and later.committed is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from swift_ft.checkpoint.worker_history import GenerationWork
 from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.occupancy import Occupancy, PhaseSpan
-from swift_ft.recovery.timeline import Recovery
+from swift_ft.recovery.recoveries import Recovery
 
 Works = Mapping[int, Sequence[tuple[int, GenerationWork]]]
 """By generation, the rank and the work of each worker that noted any."""
@@ -41,7 +41,7 @@ class Cause(StrEnum):
     """From the end of the last iteration to the end of the run: the last checkpoint, and tidying up."""
 
 
-_OF_PHASE = {
+CAUSE_OF_PHASE = {
     Phase.FORMING: Cause.NO_MACHINE,
     Phase.AGREEING: Cause.AGREEING,
     Phase.RECOVERING: Cause.REBUILDING,
@@ -108,7 +108,7 @@ def account(occupied: Occupancy, recoveries: Sequence[Recovery], works: Works) -
             group, is_first = works.get(span.generation, ()), number == first_live
             _account_live(sums, span, occupied.training_over, group, interrupted, is_first)
         else:
-            cause = Cause.STARTING if number < first_live else _OF_PHASE[span.phase]
+            cause = Cause.STARTING if number < first_live else CAUSE_OF_PHASE[span.phase]
             sums.seconds[cause] += duration
     _account_again(sums, recoveries, works)
     wall = phases[-1].until - phases[0].since if phases else 0.0
@@ -154,7 +154,7 @@ def regrouped(live: float, until: float, works: Sequence[tuple[int, GenerationWo
 
 def _account_again(sums: _Sums, recoveries: Sequence[Recovery], works: Works) -> None:
     for recovery in recoveries:
-        if not (count := max(recovery.iterations_lost.values(), default=0)):
+        if not (count := recovery.most_lost):
             continue
         duration = next(_iteration_s(works, recovery.generation), None)
         if duration is None:

@@ -13,11 +13,8 @@ from swift_ft.checkpoint.recording_file import StoredRecording, read_recording, 
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.observe.spans import FIRST_ITERATION, Span
 from swift_ft.offline.clock_alignment import Clock, align
-from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.protocol import step
-from swift_ft.recovery.timeline import INTERRUPTIONS, interrupts
+from swift_ft.recovery.recoveries import Course
 from swift_ft.storage.store import Store
 
 _READERS = 16
@@ -49,7 +46,7 @@ class PlacedSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Participant:
+class ProcessTrace:
     """The spans of one process.
 
     Attributes:
@@ -109,7 +106,7 @@ class TracedRecovery:
 
     generation: int
     zero: float
-    participants: tuple[Participant, ...]
+    participants: tuple[ProcessTrace, ...]
     missing: tuple[int, ...]
     path: tuple[PathSegment, ...]
 
@@ -144,59 +141,17 @@ def read_recordings(
 
 
 def trace_recoveries(
-    entries: Iterable[Entry], recordings: Iterable[StoredRecording], began: State | None = None
+    courses: Iterable[Course], recordings: Iterable[StoredRecording]
 ) -> dict[int, TracedRecovery]:
-    """All recoveries that ended, by the generation that went live.
-
-    Args:
-        began: the state before the first entry, if that is not the journal's first.
-    """
+    """All recoveries that ended, by the generation that went live."""
     of_generation: dict[int, list[StoredRecording]] = defaultdict(list)
     for stored in recordings:
         of_generation[stored.generation].append(stored)
     return {
-        course.generation: _traced(course, of_generation[course.generation])
-        for course in _courses(entries, began or State())
+        course.recovery.generation: _traced(course, of_generation[course.recovery.generation])
+        for course in courses
+        if course.live is not None
     }
-
-
-# ------------------------------------------------------------------------------------------- the journal
-
-
-@dataclass(slots=True)
-class _Course:
-    """Entries at which the recovery went on. Each is the last of several that all waited for."""
-
-    loss: Entry
-    kill: Entry | None
-    joined: Entry | None = None
-    reported: Entry | None = None
-    ready: Entry | None = None
-    generation: int = 0
-    workers: int = 0
-
-
-def _courses(entries: Iterable[Entry], state: State) -> Iterator[_Course]:
-    course: _Course | None = None
-    kill: Entry | None = None
-    done: list[_Course] = []
-    for entry in entries:
-        before, state = state, step(state, entry.event)
-        if isinstance(entry.event, ev.FaultInjected):
-            kill = entry
-        if course is None or course.ready is not None:
-            if not interrupts(before, state) or not isinstance(entry.event, INTERRUPTIONS):
-                continue
-            course, kill = _Course(entry, kill), None
-        if state.generation > before.generation:
-            course.joined, course.reported = entry, None
-        if before.phase == Phase.AGREEING and state.plan is not None:
-            course.reported = entry
-        if state.phase == Phase.LIVE:
-            course.ready, course.generation, course.workers = entry, state.generation, state.world_size
-            kill = None
-            done.append(course)
-    yield from done
 
 
 # ---------------------------------------------------------------------------------------- on one clock
@@ -205,7 +160,7 @@ def _courses(entries: Iterable[Entry], state: State) -> Iterator[_Course]:
 class _Placed:
     """Times of all processes, as milliseconds since the loss."""
 
-    def __init__(self, course: _Course, recordings: Sequence[StoredRecording]) -> None:
+    def __init__(self, course: Course, recordings: Sequence[StoredRecording]) -> None:
         by_clock = defaultdict(list)
         for stored in recordings:
             by_clock[stored.clock].append(stored.recording)
@@ -233,14 +188,14 @@ class _Placed:
     def ms(self, stored: StoredRecording, at: int) -> float:
         return round((at + self._clocks[stored.clock].shift - self._zero) / _MS, 6)
 
-    def participant(self, stored: StoredRecording) -> Participant:
+    def participant(self, stored: StoredRecording) -> ProcessTrace:
         recording, uncertainty = stored.recording, self._clocks[stored.clock].uncertainty
 
         def placed(span: Span) -> PlacedSpan:
             took = round((span.ended - span.began) / _MS, 6)
             return PlacedSpan(span.name, self.ms(stored, span.began), took, span.thread, span.facts)
 
-        return Participant(
+        return ProcessTrace(
             by=stored.by,
             rank=stored.rank,
             machine=stored.machine,
@@ -257,13 +212,13 @@ def _appended(stored: StoredRecording, position: int) -> int | None:
     return next((at for own, at in stored.recording.own if own == position), None)
 
 
-def _traced(course: _Course, recordings: Sequence[StoredRecording]) -> TracedRecovery:
+def _traced(course: Course, recordings: Sequence[StoredRecording]) -> TracedRecovery:
     places = _Placed(course, recordings)
     order = sorted(recordings, key=lambda one: (one.rank is None, one.rank or 0, one.slot or 0, one.by))
     participants = tuple(places.participant(stored) for stored in order)
     known = {one.rank for one in participants}
     return TracedRecovery(
-        course.generation,
+        course.recovery.generation,
         places.zero_unix,
         participants,
         tuple(rank for rank in range(course.workers) if rank not in known),
@@ -274,9 +229,9 @@ def _traced(course: _Course, recordings: Sequence[StoredRecording]) -> TracedRec
 # ------------------------------------------------------------------------------------- what it waited for
 
 
-def _path(course: _Course, places: _Placed, participants: Sequence[Participant]) -> Iterator[PathSegment]:
+def _path(course: Course, places: _Placed, participants: Sequence[ProcessTrace]) -> Iterator[PathSegment]:
     began = min((one.began_ms for one in participants), default=0.0)
-    before = min(began, 0.0 if course.kill is None else places.entry_ms(course.kill))
+    before = min(began, 0.0 if course.fault is None else places.entry_ms(course.fault))
     for name, by, until in _milestones(course, places, participants):
         if until <= before and name != "detect":  # two of them are one, or clocks are not that exact
             continue
@@ -285,19 +240,19 @@ def _path(course: _Course, places: _Placed, participants: Sequence[Participant])
 
 
 def _milestones(
-    course: _Course, places: _Placed, participants: Sequence[Participant]
+    course: Course, places: _Placed, participants: Sequence[ProcessTrace]
 ) -> Iterator[tuple[str, str, float]]:
     """What ended each part, in order: its name, who was last, and when."""
     entries = (
         ("detect", course.loss),
         ("wait for a machine", course.joined),
         ("report", course.reported),
-        ("rebuild", course.ready),
+        ("rebuild", course.live),
     )
     for name, entry in entries:
         if entry is not None and (name == "detect" or entry is not course.loss):
             yield name, entry.by, places.entry_ms(entry)
-    live = 0.0 if course.ready is None else places.entry_ms(course.ready)
+    live = 0.0 if course.live is None else places.entry_ms(course.live)
     for name, of in (
         ("gather", "connect"),  # it ends when the last one begins to connect
         ("connect", "connect"),
@@ -315,7 +270,7 @@ def _milestones(
             yield name, by, until
 
 
-def _shares(by: str, participants: Sequence[Participant], began: float, ended: float) -> dict[str, float]:
+def _shares(by: str, participants: Sequence[ProcessTrace], began: float, ended: float) -> dict[str, float]:
     """What a process did in a time, by name, without what is within it.
 
     Before a worker was started, its machine's agent did something for it.

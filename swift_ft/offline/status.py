@@ -16,7 +16,6 @@ from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import RecoveryMode
-from swift_ft.recovery.timeline import recoveries
 from swift_ft.storage.files import FileFacts
 
 _WAYS = {
@@ -42,7 +41,7 @@ class LogCoverage:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLog:
+class StoredLog:
     """One worker's log in the store.
 
     Attributes:
@@ -72,7 +71,7 @@ class MachineStatus:
     machine: int
     name: str
     address: str
-    logs: tuple[WorkerLog, ...]
+    logs: tuple[StoredLog, ...]
     loss: LossPlan | None
     way: str
 
@@ -170,7 +169,7 @@ def run_status(
         topology=run.topology,
         phase=_phase(state, later) if journal.entries else "unknown",
         generation=state.generation if later is None else later.generation,
-        recoveries=len(recoveries(entry for entry, _ in journal.states())),
+        recoveries=len(journal.history.recoveries),
         ok=verdict.ok if verdict is not None else None,
         reason=verdict.reason if verdict is not None else "",
         sign_of_life_s=max(0.0, now - max(signs)) if signs else None,
@@ -220,7 +219,7 @@ def _files(run: RunStore) -> tuple[_Files, list[int]]:
         return _Files(store.find("log"), store.find("checkpoints")), run.checkpoints.committed()
 
 
-def _logs(run: RunStore, state: State, files: _Files, committed: int) -> Iterator[tuple[int, WorkerLog]]:
+def _logs(run: RunStore, state: State, files: _Files, committed: int) -> Iterator[tuple[int, StoredLog]]:
     topology = run.topology
     for rank in range(topology["machines"] * topology["workers"]):
         folder = log_directory(rank).partition("/")[2] + "/"
@@ -234,7 +233,7 @@ def _logs(run: RunStore, state: State, files: _Files, committed: int) -> Iterato
         }
         missing = {*range(committed, max(covered, default=committed - 1) + 1)} - covered
         coverage = LogCoverage(tuple(_spans(covered)), tuple(_spans(missing)))
-        yield rank, WorkerLog(rank, sum(file.size for file in own.values()), coverage)
+        yield rank, StoredLog(rank, sum(file.size for file in own.values()), coverage)
 
 
 def _spans(iterations: set[int]) -> Iterator[tuple[int, int]]:
@@ -254,7 +253,7 @@ def _machines(
     run: RunStore,
     journal: ArchivedJournal,
     state: State,
-    logs: dict[int, WorkerLog],
+    logs: dict[int, StoredLog],
     iteration: int,
     *,
     ended: bool,

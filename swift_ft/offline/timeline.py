@@ -12,13 +12,13 @@ from swift_ft.checkpoint.recording_file import StoredRecording
 from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory, history_names, read_history
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.offline.archive import ArchivedJournal, read_journal
-from swift_ft.offline.lost_time import Cause, Goodput, Works, account, regrouped
+from swift_ft.offline.lost_time import CAUSE_OF_PHASE, Cause, Goodput, Works, account, regrouped
 from swift_ft.offline.recovery_spans import TracedRecovery, read_recordings, trace_recoveries
 from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.occupancy import Occupancy, occupancy
-from swift_ft.recovery.timeline import Recovery, recoveries
+from swift_ft.recovery.recoveries import Recovery
 
 _READERS = 16
 
@@ -149,8 +149,8 @@ def run_timeline(
     run_id = run.named(run_id)
     journal = read_journal(run.store, run_id, on_file)
     histories, damage = _histories(run, run_id, on_file)
-    states = list(journal.states())
-    state, later = states[-1][1] if states else State(), journal.after_gaps()
+    changes, history = list(journal.changes()), journal.history
+    state, later = history.state, journal.after_gaps()
     verdict = later.verdict if later is not None else state.verdict
     works = _by_generation(histories)
     signs = [at for group in works.values() for _, work in group for at in _times(work)]
@@ -160,19 +160,19 @@ def run_timeline(
         for rank, work in group
         if work.began is not None
     }
-    whole = len(states) == len(journal.entries)  # what happened in a gap is unknown
-    occupied = occupancy(states, began, until=max(signs, default=0.0) if whole else 0.0)
-    found = recoveries(entry for entry, _ in states)
+    whole = len(changes) == len(journal.entries)  # what happened in a gap is unknown
+    occupied = occupancy(changes, began, until=max(signs, default=0.0) if whole else 0.0)
+    found = history.recoveries
     ended = {recovery.generation for recovery in found if recovery.live is not None}
     recordings, torn = _recordings(run, run_id, ended, on_file)
-    traced = trace_recoveries((entry for entry, _ in states), recordings)
+    traced = trace_recoveries(history.courses, recordings)
     return RunTimeline(
         url=run.store.url,
         run_id=run_id,
         runs=(*run.earlier, run.run_id),
         machines=state.shape.machines,
         workers_per_machine=state.shape.workers_per_machine,
-        phase=state.phase.value if states else "unknown",
+        phase=state.phase.value if changes else "unknown",
         ok=verdict.ok if verdict is not None else None,
         reason=verdict.reason if verdict is not None else "",
         ended=journal.entries[-1].at if verdict is not None else None,
@@ -184,12 +184,12 @@ def run_timeline(
         occupancy=occupied,
         totals=tuple(_totals(state, occupied, histories)),
         checkpoints=tuple(
-            CommittedCheckpoint(entry.event.iteration, entry.at)
-            for entry, _ in states
-            if isinstance(entry.event, ev.CheckpointCommitted)
+            CommittedCheckpoint(change.entry.event.iteration, change.entry.at)
+            for change in changes
+            if isinstance(change.entry.event, ev.CheckpointCommitted)
         ),
         problems=(*_missing(journal), *journal.problems, *damage, *torn),
-        unknown=tuple(_unknown(journal, state, occupied, works, len(states))),
+        unknown=tuple(_unknown(journal, state, occupied, works, len(changes))),
     )
 
 
@@ -243,18 +243,13 @@ def _times(work: GenerationWork) -> Iterator[float]:
 def _reports(
     found: Sequence[Recovery], occupied: Occupancy, works: Works, traced: Mapping[int, TracedRecovery]
 ) -> Iterator[RecoveryReport]:
-    causes = {
-        Phase.FORMING: Cause.NO_MACHINE,
-        Phase.AGREEING: Cause.AGREEING,
-        Phase.RECOVERING: Cause.REBUILDING,
-    }
     for number, recovery in enumerate(found, 1):
         end = recovery.live if recovery.live is not None else occupied.phases[-1].until
         seconds: dict[Cause, float] = {}
         for span in occupied.phases:
             shared = min(span.until, end) - max(span.since, recovery.detected)
-            if shared > 0 and span.phase in causes:
-                cause = causes[span.phase]
+            if shared > 0 and span.phase in CAUSE_OF_PHASE:
+                cause = CAUSE_OF_PHASE[span.phase]
                 seconds[cause] = seconds.get(cause, 0.0) + shared
         back = None
         group = works.get(recovery.generation, ())

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.history import Change
 from swift_ft.recovery.job_state import Phase, State
 
 
@@ -127,13 +127,14 @@ class _Reader:
     places: dict[str, Tenure] = field(default_factory=dict)  # by machine
     reports: dict[int, ev.StatusReported] = field(default_factory=dict)  # the last one of each rank
 
-    def apply(self, before: State, state: State, entry: Entry, at: float) -> None:
-        if isinstance(entry.event, ev.StatusReported):
-            self.reports[entry.event.rank] = entry.event
+    def apply(self, change: Change, at: float) -> None:
+        before, state, event = change.before, change.after, change.entry.event
+        if isinstance(event, ev.StatusReported):
+            self.reports[event.rank] = event
         self._note_phase(state, at)
         if before.membership != state.membership:
-            self._note_places(before, state, entry.event, at)
-        for rank in _concerned(before, state, entry.event):
+            self._note_places(before, state, event, at)
+        for rank in _concerned(before, state, event):
             self._note_worker(state, rank, at)
         finished = state.all_finished
         if not finished and state.phase != Phase.ENDED:
@@ -197,30 +198,27 @@ class _Reader:
 
 
 def occupancy(
-    states: Iterable[tuple[Entry, State]],
+    changes: Iterable[Change],
     began: Mapping[tuple[int, int], float] | None = None,
     until: float = 0.0,
 ) -> Occupancy:
     """Read a journal.
 
     Args:
-        states: each entry with the state after it.
+        changes: all entries, from the first one on.
         began: by rank and generation, when the worker's first live step began, as far as that is known.
         until: a later sign of life than the last entry, in Unix seconds. It does not count after the end.
 
     Returns:
         All spans, up to the last entry or the later sign of life.
     """
-    reader, before, at = _Reader(), State(), 0.0
-    for entry, state in states:
-        at = max(at, entry.at)  # clocks of different writers differ a little
-        if before.phase != Phase.ENDED:
-            reader.apply(before, state, entry, at)
-        if state.phase == Phase.ENDED and before.phase != Phase.ENDED:
-            reader.close(at)
-        before = state
-    if before.phase != Phase.ENDED:
-        reader.close(max(at, until))
+    reader, at, ended = _Reader(), 0.0, False
+    for change in changes:
+        at = max(at, change.entry.at)  # clocks of different writers differ a little
+        reader.apply(change, at)
+        if ended := change.after.phase == Phase.ENDED:
+            break
+    reader.close(at if ended else max(at, until))
     workers = sorted(reader.workers, key=lambda span: (span.rank, span.since))
     return Occupancy(
         tuple(part for span in workers for part in _sharpened(span, began or {})),

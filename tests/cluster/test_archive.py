@@ -39,7 +39,8 @@ def archived(run: ClusterRun) -> ArchivedJournal:
 def up_to_the_end(run: ClusterRun) -> tuple[Entry, ...]:
     """The events up to the one that ends the job. Agents may add some that change nothing."""
     entries = tuple(entry_from_dict(data) for data in run.report["events"])
-    last = next(e.position for e, state in ArchivedJournal("", entries, ()).states() if state.verdict)
+    changes = ArchivedJournal("", entries, ()).changes()
+    last = next(change.entry.position for change in changes if change.after.verdict)
     return entries[: last + 1]
 
 
@@ -58,7 +59,8 @@ def test_a_machine_is_killed(victim: int, tmp_path: Path) -> None:
 def check_prediction(journal: ArchivedJournal, victim: int) -> None:
     """Before the loss, ``plan`` says what the run then did."""
     lost = next(e.position for e in journal.entries if isinstance(e.event, ev.MachineLost))
-    made = next(state.plan for e, state in journal.states() if e.position > lost and state.plan)
+    plans = (change.after.plan for change in journal.changes() if change.entry.position > lost)
+    made = next(plan for plan in plans if plan is not None)
     before = replace(journal, entries=journal.entries[:lost])
     foretold = LossPlanner(before, {}).plan([victim], iteration=made.resume)
     assert (foretold.outcome, foretold.mode, foretold.resume) == ("recovers", made.mode, made.resume)

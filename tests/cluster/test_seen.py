@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.lib.ports import free_port
 from docs.reference import MEANINGS
-from swift_ft.cli.operator_events import OPERATOR_EVENTS
+from swift_ft.cli.news import KINDS
 from tests.support.cluster import run_cluster
 from tests.support.hosts import Hosts
 from tests.support.json_schema import mistakes
@@ -66,7 +66,7 @@ def test_a_loss_is_seen_everywhere(tmp_path: Path) -> None:
     assert run.code == 0, run.output[-3000:]
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [mistake for line in lines for mistake in mistakes(line, SCHEMA)] == []
-    assert {line["event"] for line in lines} <= OPERATOR_EVENTS.keys() | MEANINGS.keys()
+    assert {line["event"] for line in lines} <= KINDS.keys() | MEANINGS.keys()
     [recovery] = run.recoveries
     finished = next(line for line in lines if line["event"] == "recovery_finished")
     assert finished["fields"]["way"] == recovery["mode"] == "replay"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from swift_ft.cli.news import news
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.recovery.occupancy import Doing, WorkerSpan
 from swift_ft.units import format_seconds
@@ -114,10 +115,9 @@ def run_chart(timeline: RunTimeline) -> Chart | None:
         )
         for report in timeline.recoveries
     ]
-    marks += [
-        Mark("checkpoint", one.at - timeline.began, "", f"checkpoint of iteration {one.iteration} committed")
-        for one in timeline.checkpoints
-    ]
+    for one in timeline.checkpoints:
+        committed = news("checkpoint_committed", iteration=one.iteration)
+        marks.append(Mark("checkpoint", one.at - timeline.began, "", committed.text))
     title = f"What each worker of run {timeline.run_id} did from its beginning to its end"
     rows, left_out = _rows(timeline, timeline.began, timeline.began, timeline.until)
     duration = timeline.until - timeline.began

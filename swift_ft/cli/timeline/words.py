@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from swift_ft.cli.narrate import counted
+from swift_ft.cli.words import cost_in_words, numbers_in_words
 from swift_ft.offline.lost_time import Cause
 from swift_ft.offline.recovery_spans import PathSegment
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
@@ -58,15 +58,14 @@ def in_seconds(seconds: float | None, estimated: bool = False) -> str:
 def lost_in_words(report: RecoveryReport) -> str:
     """The lost iterations, and those that were replayed."""
     recovery = report.recovery
-    lost = max(recovery.iterations_lost.values(), default=0)
-    said = [f"{counted(lost, 'iteration')} computed again"] if lost else ["no completed iteration lost"]
+    said = [cost_in_words(recovery)]
     for rank, count in sorted(recovery.replayed_iterations.items()):
         if count:
             said.append(f"worker {rank} replayed {count}")
     if recovery.helpers:
-        said.append(f"worker{'s' * (len(recovery.helpers) > 1)} {_numbers(recovery.helpers)} helped")
+        said.append(f"worker{'s' * (len(recovery.helpers) > 1)} {numbers_in_words(recovery.helpers)} helped")
     if recovery.restored:
-        said.append(f"replicas restored {_numbers(recovery.restored)}")
+        said.append(f"replicas restored {numbers_in_words(recovery.restored)}")
     return ", ".join(said)
 
 
@@ -98,11 +97,11 @@ def place_in_words(timeline: RunTimeline, place: Tenure) -> str:
     }
     said = []
     if stages:
-        said.append(f"stage{'s' * (len(stages) > 1)} {_numbers(stages)}")
+        said.append(f"stage{'s' * (len(stages) > 1)} {numbers_in_words(stages)}")
     elif held:
         said.append(", ".join(sorted({part for parts in held for part in parts})))
     if others:
-        said.append(f"replica of {_numbers(sorted(others))}")
+        said.append(f"replica of {numbers_in_words(sorted(others))}")
     for doing, words in ((Doing.REPLAYS, "replayed"), (Doing.HELPS, "helped")):
         if took := sum(span.until - span.since for span in spans if span.doing == doing):
             said.append(f"{words} for {format_seconds(took)}")
@@ -111,7 +110,3 @@ def place_in_words(timeline: RunTimeline, place: Tenure) -> str:
 
 def _clock(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.protocol import step
+from swift_ft.recovery.history import History
+from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.snapshot import JournalSnapshot
-from swift_ft.recovery.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +69,7 @@ class AgentStatus:
     def __init__(self, *, loop_limit_s: float) -> None:
         self._loop_limit_s = loop_limit_s
         self._lock = threading.Lock()
-        # Guarded by the lock.
-        self._state = State()
-        self._timeline = Timeline()
-        self._failures = 0
-        self._committed_at: float | None = None
+        self._history = History()  # guarded by the lock
         # Owner: the agent's thread. Others read.
         self._store_silent_s: Callable[[], float] = float
         self._store_limit_s = math.inf
@@ -85,20 +80,12 @@ class AgentStatus:
         """Apply entries of the journal. Called in the follower's thread."""
         with self._lock:
             for entry in entries:
-                self._apply(entry)
-
-    def _apply(self, entry: Entry) -> None:
-        before, self._state = self._state, step(self._state, entry.event)
-        self._timeline.apply(before, self._state, entry)
-        lost = entry.event.machine if isinstance(entry.event, ev.MachineLost) else None
-        self._failures += lost is not None and before.slot_of(lost) is not None and before != self._state
-        if self._state.checkpoints.committed != before.checkpoints.committed:
-            self._committed_at = entry.at
+                self._history.apply(entry)
 
     def on_snapshot(self, snapshot: JournalSnapshot) -> None:
         """Begin from a snapshot of the journal. Called in the follower's thread."""
         with self._lock:
-            self._state = snapshot.state
+            self._history.begin(snapshot.state)
 
     def observe_store(self, silence_s: Callable[[], float], limit_s: float) -> None:
         """From now on, ask how long the rendezvous store has not answered.
@@ -129,26 +116,20 @@ class AgentStatus:
     def job(self) -> JobFacts:
         """The job as far as this agent has read the journal."""
         with self._lock:
-            state, now = self._state, time.time()
-            ways: dict[str, int] = {}
-            lost_s = 0.0
-            for recovery in self._timeline.recoveries:
-                if recovery.live is not None:
-                    ways[recovery.mode] = ways.get(recovery.mode, 0) + 1
-                    lost_s += recovery.live - recovery.detected
-                elif state.phase != Phase.ENDED:
-                    lost_s += max(0.0, now - recovery.detected)
+            history, state, now = self._history, self._history.state, time.time()
+            committed_at = history.committed_at
+            ended = (recovery.mode for recovery in history.recoveries if recovery.live is not None)
             return JobFacts(
                 state.generation,
                 state.phase,
                 state.shape.machines,
                 len(state.membership.members),
                 len(state.membership.spares),
-                self._failures,
-                ways,
-                lost_s,
+                history.failures,
+                Counter(ended),
+                history.lost_seconds(now),
                 state.checkpoints.committed,
-                None if self._committed_at is None else max(0.0, now - self._committed_at),
+                None if committed_at is None else max(0.0, now - committed_at),
             )
 
     def trouble(self) -> str:

@@ -11,7 +11,7 @@ from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import Plan, Task
-from swift_ft.recovery.timeline import lost_statistics
+from swift_ft.recovery.recoveries import lost_statistics
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.runtime.worker.status import WorkerStatus

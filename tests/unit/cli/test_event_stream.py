@@ -14,10 +14,12 @@ import pytest
 
 from docs.reference import MEANINGS
 from swift_ft.cli.event_stream import EventFile, EventStream
-from swift_ft.cli.operator_events import OPERATOR_EVENTS, JournalReader, Notice
+from swift_ft.cli.journal_news import news_of
+from swift_ft.cli.news import KINDS, News
 from swift_ft.launch.log_handlers import EventPipe, _PipeHandler
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.history import History
 from tests.support.json_schema import mistakes
 
 TELLER = Path(__file__).parent / "scripts" / "tells_a_story.py"
@@ -28,7 +30,7 @@ def lines_of(text: str) -> list[dict[str, Any]]:
     """The lines, checked against the schema and against the documented names."""
     lines = [json.loads(line) for line in text.splitlines()]
     assert [mistake for line in lines for mistake in mistakes(line, SCHEMA)] == []
-    assert {line["event"] for line in lines} <= OPERATOR_EVENTS.keys() | MEANINGS.keys()
+    assert {line["event"] for line in lines} <= KINDS.keys() | MEANINGS.keys()
     return lines
 
 
@@ -97,12 +99,13 @@ def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pyte
     assert path.read_text() == '{"event": "y"}\n'
 
 
-def test_a_launcher_that_comes_late_writes_only_news() -> None:
+def test_a_line_says_when_and_where_it_was() -> None:
     lines: list[dict[str, Any]] = []
-    stream = EventStream(lines.append)
-    stream.add_entry(Entry(0, ev.JobOpened(machines=1), 1.0, "a"), news=False)
-    stream.add_entry(Entry(1, ev.MachineJoined(machine="a"), 2.0, "a"), news=False)
-    stream.add_entry(Entry(2, ev.JobClosed(reason="stopped by SIGINT", exit_code=130), 3.5, "a"), news=True)
+    history = History()
+    history.apply(Entry(0, ev.JobOpened(machines=1), 1.0, "a"))
+    history.apply(Entry(1, ev.MachineJoined(machine="a"), 2.0, "a"))
+    last = Entry(2, ev.JobClosed(reason="stopped by SIGINT", exit_code=130), 3.5, "a")
+    EventStream(history, lines.append).add_news(news_of(history.apply(last), history), last)
     [line] = lines
     assert (line["event"], line["position"], line["level"]) == ("run_ended", 2, "error")
     assert (line["time"], line["generation"]) == ("1970-01-01T00:00:03.500Z", 1)
@@ -111,12 +114,11 @@ def test_a_launcher_that_comes_late_writes_only_news() -> None:
 # ------------------------------------------------------------------------------------------- what is an event
 
 
-def told(*events: ev.Event) -> list[Notice]:
-    """The notices about the last event."""
-    reader, found = JournalReader(), []
-    for position, event in enumerate(events):
-        found = reader.apply(Entry(position, event, float(position), "test"))
-    return found
+def told(*events: ev.Event) -> list[News]:
+    """What JSON lines tell of the last event."""
+    *earlier, last = (Entry(n, event, float(n), "test") for n, event in enumerate(events))
+    history = History.of(earlier)
+    return [one for one in news_of(history.apply(last), history) if one.level]
 
 
 STARTED: tuple[ev.Event, ...] = (
@@ -222,7 +224,7 @@ def test_a_full_pipe_delays_nobody_and_what_is_missing_is_counted(logger: loggin
     assert record is not None
     assert record["dropped"] == sent - arrived
     lines: list[dict[str, Any]] = []
-    EventStream(lines.append).add_record(record)
+    EventStream(History(), lines.append).add_record(record)
     assert [(line["event"], line["fields"].get("dropped")) for line in lines] == [
         ("events_dropped", sent - arrived),
         ("log_resumed", None),

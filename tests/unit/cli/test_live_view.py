@@ -269,7 +269,8 @@ def test_a_machines_iteration_is_that_of_its_slowest_worker() -> None:
 
 def test_times_are_seconds_since_the_run_began() -> None:
     story = Story()
-    [news] = story.view.apply(Entry(1, ev.MachineLost(machine="x", reason="gone"), 1012.5, "test"))
+    story.view.apply(Entry(1, ev.MachineJoined(machine="x"), 1005.0, "test"))
+    [news] = story.view.apply(Entry(2, ev.MachineLost(machine="x", reason="gone"), 1012.5, "test"))
     assert (news.at, news.text) == (12.5, "a spare machine is lost: gone")
 
 

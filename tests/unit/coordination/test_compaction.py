@@ -15,7 +15,7 @@ from swift_ft.coordination.block_log import StoreBlockLog
 from swift_ft.coordination.compaction import ArchivedPosition, Compactor
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import Journal, open_journal
-from swift_ft.coordination.journal_reader import History
+from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
@@ -90,11 +90,11 @@ def test_weeks_of_checkpoints_stay_small(client: Connect) -> None:
     journal = open_journal(client, by="worker")
     journal.append(*opening(MACHINES))
     agent = follower_of(client, 0)
-    history = History()
+    excerpt = Excerpt()
     frozen = Follower(
-        open_journal(client, by="frozen"), on_entries=history.on_entries, on_snapshot=history.on_snapshot
+        open_journal(client, by="frozen"), on_entries=excerpt.on_entries, on_snapshot=excerpt.on_snapshot
     )
-    assert len(history.entries) == len(opening(MACHINES))
+    assert len(excerpt.entries) == len(opening(MACHINES))
     for number in range(1, 501):
         train(journal, range(number, number + 1))
         catch_up(agent)
@@ -113,8 +113,8 @@ def test_weeks_of_checkpoints_stay_small(client: Connect) -> None:
     assert read[-1].position == len(opening(MACHINES)) + 500 * (MACHINES + 1) - 1
 
     assert catch_up(frozen) == expected
-    assert history.began is not None
-    assert history.entries == read
+    assert excerpt.began is not None
+    assert excerpt.entries == read
     assert frozen.append(ev.FaultInjected(fault="x"), timeout_s=0.0) is not None
 
 

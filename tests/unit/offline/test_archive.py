@@ -75,7 +75,7 @@ def test_what_was_archived_is_read_back(archive: JournalArchive) -> None:
     archive.write(entries[4:])
     found = read_journal(archive.store, RUN)
     assert (found.entries, found.problems) == (tuple(entries), ())
-    assert [state.generation for _, state in found.states()] == [0, 0, 1, 1, 1, 1, 1, 1, 1]
+    assert [change.after.generation for change in found.changes()] == [0, 0, 1, 1, 1, 1, 1, 1, 1]
     assert found.last_state().phase == Phase.LIVE
     assert [dict(data) for data in found.to_dict()["entries"]] == [entry.to_dict() for entry in entries]
 
@@ -108,7 +108,7 @@ def test_a_gap_is_named_and_ends_the_states(archive: JournalArchive) -> None:
         "the entries 3 to 4 of the journal are missing (from 1970-01-01 00:01:40 UTC to 1970-01-01 00:01:40 "
         "UTC): who joined, who was lost, and how the run recovered then is unknown",
     )
-    assert len(list(found.states())) == 3
+    assert len(list(found.changes())) == 3
     assert end_of(archive.spans()) == 3
 
 

@@ -17,6 +17,7 @@ from swift_ft.offline.recovery_spans import (
 )
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.history import History
 from swift_ft.storage.store import Store
 from tests.support.journals import BEGAN, RECOVERED, RUN, machine
 
@@ -81,8 +82,12 @@ def recordings(late: int = 0) -> list[StoredRecording]:
     ]
 
 
+def traced_in(entries: list[Entry], found: list[StoredRecording]) -> dict[int, TracedRecovery]:
+    return trace_recoveries(History.of(entries).courses, found)
+
+
 def traced(found: list[StoredRecording]) -> TracedRecovery:
-    return trace_recoveries(journal(), found)[2]
+    return traced_in(journal(), found)[2]
 
 
 def test_the_path_ends_each_part_with_the_last_one() -> None:
@@ -112,7 +117,7 @@ def test_before_a_worker_was_started_its_agent_did_something_for_it() -> None:
     entries[10] = Entry(10, entries[11].event, BEGAN + 10, "worker 0")
     entries[11] = Entry(11, last.event, BEGAN + 11, "worker 1")
     found = recordings()
-    (report,) = (part for part in trace_recoveries(entries, found)[2].path if part.name == "report")
+    (report,) = (part for part in traced_in(entries, found)[2].path if part.name == "report")
     assert report.by == "worker 1"
     assert report.spans == {"start workers": 250.0, "script": 250.0, "report": 250.0}
 
@@ -133,7 +138,7 @@ def test_a_fault_that_was_injected_begins_it() -> None:
     entries = journal()
     entries.insert(LOSS, Entry(LOSS, ev.FaultInjected(fault="kill"), BEGAN + 8.25, "worker 1"))
     entries = [Entry(n, entry.event, entry.at, entry.by) for n, entry in enumerate(entries)]
-    path = trace_recoveries(entries, [])[2].path  # the journal alone: nothing was recorded
+    path = traced_in(entries, [])[2].path  # the journal alone: nothing was recorded
     assert [part.name for part in path] == ["detect", "report", "rebuild"]
     assert [part.ms for part in path] == pytest.approx([750.0, 2000.0, 2000.0])
     assert not any(part.spans for part in path)
@@ -146,7 +151,7 @@ def test_a_process_that_was_lost_is_missing() -> None:
 
 
 def test_a_recovery_that_did_not_end_is_left_out() -> None:
-    assert trace_recoveries(journal()[:LIVE], recordings()) == {}
+    assert traced_in(journal()[:LIVE], recordings()) == {}
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.history import History
+from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.occupancy import Occupancy, Tenure, occupancy
-from swift_ft.recovery.protocol import step
 from tests.support.journals import BEGAN, RECOVERED, entries_of, machine
 
 A, B, SPARE = (machine(slot) for slot in range(3))
@@ -16,12 +16,9 @@ LIVE = RECOVERED[:6]
 
 
 def read(events: list[ev.Event], until: float = 0.0, **began: float) -> Occupancy:
-    state, states = State(), []
-    for entry in entries_of(events):
-        state = step(state, entry.event)
-        states.append((entry, state))
+    changes = map(History().apply, entries_of(events))
     known = {(int(name[1]), int(name[3])): BEGAN + at for name, at in began.items()}
-    return occupancy(states, known, BEGAN + until)
+    return occupancy(changes, known, BEGAN + until)
 
 
 def spans(found: Occupancy, rank: int) -> list[tuple[str, float, float]]:
@@ -117,11 +114,7 @@ def test_clocks_that_differ() -> None:
     entries = list(entries_of(RECOVERED))
     late = entries[11]
     entries[11] = Entry(late.position, late.event, BEGAN + 1, "worker 0")  # its clock is 10 s behind
-    state, states = State(), []
-    for entry in entries:
-        state = step(state, entry.event)
-        states.append((entry, state))
-    found = occupancy(states)
+    found = occupancy(map(History().apply, entries))
     assert [(span.since - BEGAN, span.until - BEGAN) for span in found.phases][-3:] == [
         (9, 10),
         (10, 13),

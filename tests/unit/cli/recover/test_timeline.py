@@ -117,7 +117,7 @@ def test_a_page_needs_nothing_else(store: Path, tmp_path: Path) -> None:
         *(
             "time since the run began",
             "time since the loss was detected",
-            "checkpoint of iteration 0 committed",
+            "the checkpoint of iteration 0 is committed",
         ),
         "worker 1 loads and replays: 2.00 s (m-2.0, generation 2)",
     ):

@@ -1,10 +1,10 @@
-"""What a journal says about layers that moved."""
+"""What a journal says about layers that moved, and about where checkpoints were read."""
 
 from __future__ import annotations
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.layout_timeline import layout_changes
+from swift_ft.recovery.history import History
 
 
 def reports(generation: int, at: int | None) -> list[ev.Event]:
@@ -35,7 +35,7 @@ READY = (ev.WorkerReady(rank=0, generation=2), ev.WorkerReady(rank=1, generation
 
 
 def test_a_change() -> None:
-    (change,) = layout_changes(journal(*READY))
+    (change,) = History.of(journal(*READY)).layouts
     assert change.to_dict() == {
         "iteration": 7,
         "layers": [1, 5],
@@ -47,4 +47,19 @@ def test_a_change() -> None:
 
 
 def test_a_loss_in_the_middle_is_no_change() -> None:
-    assert not layout_changes(journal(READY[1], ev.MachineLost(machine="A.0", reason="killed")))
+    lost = ev.MachineLost(machine="A.0", reason="killed")
+    assert not History.of(journal(READY[1], lost)).layouts
+
+
+def test_loads_by_generation() -> None:
+    events: list[ev.Event] = [
+        ev.WorkerReady(rank=0, generation=1, loaded_own=10),
+        ev.WorkerReady(rank=1, generation=1, loaded_peers=4, loaded_store=5),
+        ev.WorkerReady(rank=0, generation=2, replayed=3),
+        ev.WorkerReady(rank=1, generation=3, loaded_store=7),
+    ]
+    history = History.of(Entry(i, event, at=float(i), by="test") for i, event in enumerate(events))
+    assert [load.to_dict() for load in history.loads] == [
+        {"generation": 1, "own_disk": {0: 10, 1: 0}, "peers": {0: 0, 1: 4}, "store": {0: 0, 1: 5}},
+        {"generation": 3, "own_disk": {1: 0}, "peers": {1: 0}, "store": {1: 7}},
+    ]

@@ -1,8 +1,8 @@
-"""The timeline of each recovery, read from the journal. Pure."""
+"""Recoveries, as the journal tells them: what each took, what it cost, and where it went on. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,7 +10,6 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, RecoveryMode
-from swift_ft.recovery.protocol import step
 from swift_ft.recovery.topology import replica_sets
 
 
@@ -69,36 +68,53 @@ class Recovery:
     undone: dict[int, int] = field(default_factory=dict)
     statistics_from: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def seconds(self) -> float:
+        """From the loss to live training; 0 for a recovery that did not end."""
+        return 0.0 if self.live is None else self.live - self.detected
+
+    @property
+    def most_lost(self) -> int:
+        """Completed iterations that are computed again: those of the survivor that lost most."""
+        return max(self.iterations_lost.values(), default=0)
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
         return asdict(self)
 
 
-class Timeline:
-    """Reads the journal entry by entry.
+@dataclass(slots=True)
+class Course:
+    """A recovery, and the entries at which it went on. Each is the last of several that all waited for.
 
     Attributes:
-        recoveries: all recoveries so far. For one that has not ended, ``live`` is None.
+        recovery: what it took and cost.
+        loss: what it began with.
+        fault: the last injected fault before it, if one was injected since all were live.
+        joined: every slot has a machine again.
+        reported: all workers have reported in that generation.
+        live: training goes on; None as long as it does not.
+        workers: of the job, when that is so.
     """
 
-    def __init__(self) -> None:
-        self.recoveries: list[Recovery] = []
-        self._current: Recovery | None = None
+    recovery: Recovery
+    loss: Entry
+    fault: Entry | None = None
+    joined: Entry | None = None
+    reported: Entry | None = None
+    live: Entry | None = None
+    workers: int = 0
 
-    def apply(self, before: State, state: State, entry: Entry) -> Recovery | None:
-        """Note one entry, with the state before and after it; returns the recovery that ends with it."""
-        if self._current is None and interrupts(before, state) and isinstance(entry.event, INTERRUPTIONS):
-            self._current = Recovery(detected=entry.at)
-            self.recoveries.append(self._current)
-        if (current := self._current) is None:
-            return None
-        _note_losses(current, before, state, entry)
-        _note_progress(current, before, state, entry)
-        if state.phase != Phase.LIVE:
-            return None
-        current.live = entry.at
-        self._current = None
-        return current
+    def apply(self, before: State, state: State, entry: Entry) -> None:
+        """Note the loss, then all entries that follow, each with the state before and after it."""
+        _note_losses(self.recovery, before, state, entry)
+        _note_progress(self.recovery, before, state, entry)
+        if state.generation > before.generation:
+            self.joined, self.reported = entry, None
+        if before.phase == Phase.AGREEING and state.plan is not None:
+            self.reported = entry
+        if state.phase == Phase.LIVE:
+            self.live, self.recovery.live, self.workers = entry, entry.at, state.world_size
 
 
 INTERRUPTIONS = (
@@ -115,19 +131,6 @@ def interrupts(before: State, state: State) -> bool:
     """Whether one of these events, between two states, has interrupted the job."""
     begins = before.phase in (Phase.LIVE, Phase.AGREEING, Phase.RECOVERING) and before.generation > 0
     return begins and state.phase in (Phase.FORMING, Phase.AGREEING) and state != before
-
-
-def recoveries(entries: Iterable[Entry], began: State | None = None) -> list[Recovery]:
-    """All recoveries in a journal. For one that did not end, ``live`` is None.
-
-    Args:
-        began: the state before the first of them, if that is not the journal's first.
-    """
-    state, timeline = began or State(), Timeline()
-    for entry in entries:
-        before, state = state, step(state, entry.event)
-        timeline.apply(before, state, entry)
-    return timeline.recoveries
 
 
 def _note_losses(current: Recovery, before: State, state: State, entry: Entry) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.events import Event
-from swift_ft.recovery.timeline import Recovery, recoveries
+from swift_ft.recovery.history import History
+from swift_ft.recovery.recoveries import Recovery
 
 
 def journal(*events: Event) -> list[Entry]:
@@ -33,7 +34,7 @@ START: tuple[Event, ...] = (
 
 
 def found(*events: Event) -> list[Recovery]:
-    return recoveries(journal(*START, *events))
+    return History.of(journal(*START, *events)).recoveries
 
 
 def test_an_undisturbed_run_has_none() -> None:
@@ -131,7 +132,7 @@ def test_a_restart_costs_everything_since_the_checkpoint() -> None:
         *(report(rank, 2, at) for rank, at in enumerate((3, None, 4))),
         *(report(rank, 3, None) for rank in range(3)),
     )
-    (recovery,) = recoveries(entries)
+    (recovery,) = History.of(entries).recoveries
     assert (recovery.mode, recovery.resume, recovery.generation) == ("restart", 0, 3)
     assert "no checkpoint is committed yet" in recovery.reason
     assert recovery.iterations_lost == {0: 3, 2: 4}
@@ -172,7 +173,7 @@ REPLICAS_START: tuple[Event, ...] = (
 
 
 def test_what_replicas_sent() -> None:
-    (recovery,) = recoveries(
+    (recovery,) = History.of(
         journal(
             *REPLICAS_START,
             ev.MachineLost(machine="B", reason="killed"),
@@ -182,7 +183,7 @@ def test_what_replicas_sent() -> None:
             replica(2, 2, 48),
             replica(3, 2, 48, dirty="optimizer"),
         )
-    )
+    ).recoveries
     assert (recovery.mode, recovery.resume, recovery.live) == ("replica", 48, recovery.reported)
     assert (recovery.restored, recovery.forwarded) == ([1, 3], [0])
     assert (recovery.copied, recovery.undone) == ({}, {})
@@ -190,7 +191,7 @@ def test_what_replicas_sent() -> None:
 
 
 def test_what_was_copied_and_what_was_undone() -> None:
-    (recovery,) = recoveries(
+    (recovery,) = History.of(
         journal(
             *REPLICAS_START,
             ev.CommunicationFailed(rank=0, generation=1, reason="reset"),
@@ -199,7 +200,7 @@ def test_what_was_copied_and_what_was_undone() -> None:
             replica(2, 2, 47, 0, 2),
             replica(3, 2, 47, 0),
         )
-    )
+    ).recoveries
     assert (recovery.restored, recovery.forwarded) == ([], [])
     assert recovery.copied == {0: 2, 2: 1}
     assert recovery.undone == {0: 1, 1: 1, 2: 1, 3: 1}
@@ -207,7 +208,7 @@ def test_what_was_copied_and_what_was_undone() -> None:
 
 def test_copies_and_undos_are_those_of_the_plan_that_went_live() -> None:
     """A fallback, because an undo failed, has none of its own."""
-    first, second = recoveries(
+    first, second = History.of(
         journal(
             *REPLICAS_START,
             ev.CommunicationFailed(rank=0, generation=1, reason="reset"),
@@ -216,7 +217,7 @@ def test_copies_and_undos_are_those_of_the_plan_that_went_live() -> None:
             *(replica(rank, 3, 47, 0) for rank in range(4)),
             *(ev.WorkerReady(rank=rank, generation=3) for rank in range(4)),
         )
-    )
+    ).recoveries
     assert first.undone == {0: 1, 1: 1, 2: 1, 3: 1}
     assert (second.mode, second.undone, second.restored) == ("fallback", {}, [])
     assert second.to_dict()["copied"] == {}

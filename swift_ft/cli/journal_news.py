@@ -1,0 +1,244 @@
+"""The news in a journal: what an entry means to a person who runs the job. Pure.
+
+An entry that comes too late changes nothing, and is not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from swift_ft.cli.news import NEWS, SILENT, News, news
+from swift_ft.cli.words import cost_in_words, counted, machine_in_words, numbers_in_words, plan_in_words
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.history import Change, History
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.plan import Plan, RecoveryMode
+from swift_ft.recovery.recoveries import lost_statistics
+from swift_ft.units import format_seconds
+
+_Told = tuple[str, dict[str, Any]]
+"""The name of a kind, and what is known. ``level`` and ``weight`` may be other ones than the table's."""
+
+
+def news_of(change: Change, history: History) -> list[News]:
+    """What an entry means to a person.
+
+    Args:
+        change: the entry, and what it changed.
+        history: up to this entry.
+    """
+    if change.after == change.before:
+        return []
+    at = change.entry.at - (history.started_at or 0.0)
+    told = (*_of_event(change), *_of_state(change), *_of_end(change, history))
+    return [news(event, at, **facts) for event, facts in told]
+
+
+def _of_event(change: Change) -> Iterator[_Told]:
+    """What the event itself says."""
+    before, after, event = change.before, change.after, change.entry.event
+    facts = _facts_of(before, event)
+    match event:
+        case ev.JobOpened(machines=machines, workers_per_machine=each):
+            yield (
+                "run_opened",
+                {**facts, "size": f"{counted(machines, 'machine')}, {counted(each, 'worker')} on each"},
+            )
+        case ev.MachineJoined(host=host) if host:
+            yield "guest_joined", {"of": machine_in_words(after, host)}
+        case ev.MachineJoined() if before.generation and event.machine in after.membership.spares:
+            yield "spare_joined", {**facts, "spares": len(after.membership.spares)}
+        case ev.GuestDeclined():
+            yield "guest_declined", facts
+        case ev.DrainRequested(asked_by=by):
+            yield "drain_requested", {**facts, "by": by}
+        case ev.MachineLost(on_request=True):
+            yield "machine_left", facts
+        case ev.MachineLost() if facts["machine"] is not None:
+            yield "machine_lost", facts
+        case ev.MachineLost() if event.machine in before.membership.spares:
+            yield "spare_lost", facts
+        case ev.CommunicationFailed():
+            yield "communication_failed", facts
+        case ev.ReplayFailed():
+            yield "replay_failed", {**facts, "why": event.reason, **_refusal(before, after, facts["machine"])}
+        case ev.CheckpointDamaged():
+            yield "checkpoint_damaged", facts
+        case ev.HelpDeclined():
+            yield "help_declined", facts
+        case ev.LayoutDeclined():
+            yield "layout_declined", facts
+        case ev.ScriptFailed() if after.phase != Phase.ENDED:
+            guest = event.machine in before.membership.hosts
+            yield "script_failed", {**facts, "remark": _OF_A_GUEST if guest else ""}
+        case ev.DeadlinePassed() if after.phase != Phase.ENDED:
+            slots = [slot for name in event.machines if (slot := before.slot_of(name)) is not None]
+            yield "deadline_passed", {**facts, "machines": slots}
+        case ev.WorkerReady(replayed=replayed) if replayed:
+            yield "replayed", {**facts, "iterations": counted(replayed, "iteration")}
+        case ev.PaceNoted(permille=permille):
+            name = "straggler" if permille > 1000 else "straggler_gone"
+            yield name, {**facts, "times": permille / 1000}
+        case ev.CheckpointCommitted() if after.checkpoints.committed != before.checkpoints.committed:
+            yield "checkpoint_committed", facts
+        case ev.CheckpointRequested() if after.checkpoints.requested != before.checkpoints.requested:
+            yield "checkpoint_requested", facts
+        case ev.WorkerFinished() if after.all_finished:
+            yield "all_finished", {}
+        case ev.FaultInjected():
+            yield "fault_injected", facts
+
+
+_OF_A_GUEST = (
+    " (that worker was a guest's, beside the machine's own: two of them cannot have one port, lock or device)"
+)
+
+
+def _facts_of(before: State, event: ev.Event) -> dict[str, Any]:
+    """The event's own facts, and which machine it is about: by slot (``machine``), ``name``, and ``who``."""
+    facts: dict[str, Any] = {one.name: getattr(event, one.name) for one in fields(event)}
+    if (rank := facts.get("rank")) is not None:
+        return {**facts, "machine": before.slot_of_rank(rank), "who": f"worker {rank}"}
+    if (name := facts.get("machine")) is not None:
+        return {
+            **facts,
+            "machine": before.slot_of(name),
+            "name": name,
+            "who": machine_in_words(before, name),
+        }
+    return facts
+
+
+def _refusal(before: State, after: State, slot: int) -> dict[str, str]:
+    """For a failed replay that shows that the machine computes other results than all others."""
+    if len(after.membership.refused) <= len(before.membership.refused):
+        return {}
+    who = f"machine {slot} is refused, and the next one takes its slot"
+    return {"who": who, "why": after.membership.refused[str(before.members[slot])]}
+
+
+def _of_state(change: Change) -> Iterator[_Told]:
+    """What follows from the state: who is missing, which way back is taken, and that all train."""
+    before, after = change.before, change.after
+    if after.phase == Phase.ENDED:
+        return
+    if before.generation and before.membership.spares and not after.membership.spares:
+        yield "spares_used_up", {}
+    stood = before.phase == Phase.FORMING and len(before.membership.members) <= len(after.membership.members)
+    if after.generation and after.phase == Phase.FORMING and not stood:
+        empty = [slot for slot in range(after.shape.machines) if slot not in after.membership.members]
+        yield "machine_awaited", {"slots": empty}
+    if after.generation > before.generation:
+        yield from _generation(before, after, change.entry.event)
+    if after.layouts.shares != before.layouts.shares:
+        since, samples = after.layouts.shares[-1]
+        facts = {"shares": list(samples), "counts": numbers_in_words(samples), "iteration": since}
+        yield "shares_changed", {"generation": after.generation, **facts}
+    if after.plan is not None and before.plan is None:
+        yield from _plan(after, after.plan)
+    if after.layouts.changes > before.layouts.changes:
+        layers = after.layouts.current
+        facts = {"layers": list(layers), "counts": numbers_in_words(layers), "iteration": after.layouts.since}
+        yield "layout_changed", facts
+    if after.phase == Phase.LIVE and before.phase != Phase.LIVE and change.ended is None:
+        iteration = after.plan.resume if after.plan is not None else 0
+        yield "run_live" if after.generation == 1 else "all_go_on", {"iteration": iteration}
+
+
+def _of_end(change: Change, history: History) -> Iterator[_Told]:
+    """The end of a recovery, or of the run."""
+    if (recovery := change.ended) is not None:
+        yield (
+            "recovery_finished",
+            {
+                "way": recovery.mode,
+                "reason": recovery.reason,
+                "seconds": round(recovery.seconds, 3),
+                "iterations_lost": recovery.most_lost,
+                "resume": recovery.resume,
+                "machines": recovery.slots,
+                "replayed_iterations": max(recovery.replayed_iterations.values(), default=0),
+                "duration": format_seconds(recovery.seconds),
+                "cost": cost_in_words(recovery),
+            },
+        )
+    verdict = change.after.verdict
+    if verdict is not None and change.before.verdict is None:
+        yield (
+            "run_ended",
+            {
+                "ok": verdict.ok,
+                "reason": verdict.reason,
+                "exit_code": verdict.exit_code,
+                "recoveries": len(history.recoveries),
+                "lost_seconds": round(history.lost_seconds(), 3),
+                "ending": "the run is complete" if verdict.ok else f"the run ends: {verdict.reason}",
+                "level": "info" if verdict.ok else "error",
+            },
+        )
+
+
+def _generation(before: State, after: State, event: ev.Event) -> Iterator[_Told]:
+    """A new generation: who fills the slots that were empty, or why all meet again."""
+    membership, generation = after.membership, after.generation
+    if before.generation == 0:
+        yield "all_here", {}
+        return
+    if set(membership.started_in.values()) == {generation}:
+        yield "fell_back", _restart(after, event)
+        return
+    if after.layouts.pending is not None:
+        yield "all_stop", {"generation": generation}
+        return
+    if after.layouts.shares != before.layouts.shares:
+        return  # is told with the shares
+    filled = {slot: name for slot, name in enumerate(after.members) if name not in before.membership.slots}
+    hosts = {slot: membership.hosts.get(str(name)) for slot, name in filled.items()}
+    replaced = " and ".join(f"machine {slot}" for slot, host in hosts.items() if host is None)
+    how = [f"a replacement for {replaced}"] if replaced else []
+    how += [
+        f"{machine_in_words(after, host)} runs the workers of machine {slot}, too"
+        for slot, host in hosts.items()
+        if host is not None
+    ]
+    yield "generation_formed", {"generation": generation, "how": ", ".join(how) or "all meet again"}
+
+
+def _restart(state: State, event: ev.Event) -> dict[str, Any]:
+    """All processes start again: what with, and why."""
+    committed, reason = state.checkpoints.committed, state.tries.fallback_reason
+    if isinstance(event, ev.SessionlessWorkers):
+        reason = (
+            "no worker had created a swift_ft.Session. If the script has one, create it before all that "
+            "takes long; without one, a loss costs all that the script's own checkpoints lack"
+        )
+    loads = committed is not None and state.has_sessions
+    begin = f" from the checkpoint of iteration {committed}" if loads else ""
+    text = f"generation {state.generation}: all processes start again{begin}"
+    return {
+        "way": RecoveryMode.RESTART.value,
+        "reason": reason or getattr(event, "reason", ""),  # a failed script has just been told
+        "resume": committed,
+        "way_in_words": f"{text}: {reason}" if reason else text,
+    }
+
+
+def _plan(state: State, plan: Plan) -> Iterator[_Told]:
+    """A plan was made. Of a fallback, JSON lines have both what was planned and that it costs iterations."""
+    facts = {"way": plan.mode.value, "reason": plan.reason, "resume": plan.resume}
+    facts["way_in_words"] = plan_in_words(plan)
+    dealt_anew = any(since == plan.resume for since, _ in state.layouts.shares[-1:])
+    falls_back = plan.mode == RecoveryMode.FALLBACK
+    if state.generation == 1 and not falls_back:
+        yield "all_start", facts
+    elif plan.new_layout is not None or (dealt_anew and plan.mode == RecoveryMode.CONTINUE):
+        yield "layout_planned", facts  # no state is recovered
+    else:
+        yield "recovery_planned", {**facts, "weight": SILENT if falls_back else NEWS}
+    if falls_back:
+        yield "fell_back", facts
+    lost = lost_statistics(plan, state.round.statuses) if plan.tasks else {}
+    for rank, source in sorted(lost.items()):
+        yield "statistics_lost", {"rank": rank, "source": source}
