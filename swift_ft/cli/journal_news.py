@@ -23,7 +23,7 @@ _Told = tuple[str, dict[str, Any]]
 
 
 def news_of(change: Change, history: History) -> list[News]:
-    """What an entry means to a person.
+    """Tell a person what an entry means.
 
     Args:
         change: the entry, and what it changed.
@@ -37,7 +37,7 @@ def news_of(change: Change, history: History) -> list[News]:
 
 
 def _of_event(change: Change) -> Iterator[_Told]:
-    """What the event itself says."""
+    """The event itself."""
     before, after, event = change.before, change.after, change.entry.event
     facts = _facts_of(before, event)
     match event:
@@ -120,7 +120,7 @@ def _refusal(before: State, after: State, slot: int) -> dict[str, str]:
 
 
 def _of_state(change: Change) -> Iterator[_Told]:
-    """What follows from the state: who is missing, which way back is taken, and that all train."""
+    """Consequences for the job: who is missing, which way back is taken, and that all train."""
     before, after = change.before, change.after
     if after.phase == Phase.ENDED:
         return

@@ -13,7 +13,7 @@ from swift_ft.units import format_seconds
 
 
 def plan_in_words(plan: Plan) -> str:
-    """What all workers do to go on."""
+    """The acts of all workers that go on."""
     match plan.mode:
         case RecoveryMode.START:
             return "all workers start" + f" from the checkpoint of iteration {plan.resume}" * bool(

@@ -70,7 +70,7 @@ class LayoutChange:
 
 @dataclass(slots=True)
 class CheckpointLoad:
-    """What workers have loaded in one generation: of a run that is resumed, or in a recovery.
+    """Bytes that workers have loaded in one generation: of a run that is resumed, or in a recovery.
 
     Attributes:
         generation: its number.
@@ -90,7 +90,7 @@ class CheckpointLoad:
 
 
 class History:
-    """What a journal tells, entry by entry. It grows with recoveries, not with entries.
+    """All that a journal tells, entry by entry. It grows with recoveries, not with entries.
 
     Args:
         began: the state before the first entry, if that is not the journal's first.
@@ -133,7 +133,7 @@ class History:
 
     @property
     def loads(self) -> list[CheckpointLoad]:
-        """What was loaded of checkpoints, by generation."""
+        """Loads of checkpoints, by generation."""
         return [self._loads[generation] for generation in sorted(self._loads)]
 
     def lost_seconds(self, now: float | None = None) -> float:
