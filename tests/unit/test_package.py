@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import email
-import subprocess
-import sys
 import tomllib
 import zipfile
 from email.message import Message
@@ -12,23 +10,14 @@ from email.message import Message
 import pytest
 
 from docs.house import PACKAGE, ROOT
+from tests.support.built_wheel import build_wheel
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The package, built as pip builds it, from a copy: a build writes beside its sources."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", PACKAGE.name):
-        subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder)]
-    done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    (built,) = folder.glob("*.whl")
-    return zipfile.ZipFile(built)
+    return zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("wheel")))
 
 
 @pytest.fixture(scope="module")
