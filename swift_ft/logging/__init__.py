@@ -7,9 +7,8 @@ These are the names that other packages use. ``format/`` defines the log byte by
 from swift_ft.logging.format.record import THROUGH_PIPELINE, Direction, MessageKey, checksum_of, copy_into
 from swift_ft.logging.format.segment import SegmentIdentity, parse_segment_name, read_segment
 from swift_ft.logging.options import Compress, LogBudget, LogOptions, Ship
-from swift_ft.logging.reading.peer_log import PeerLog
 from swift_ft.logging.reading.reader import LogReader
-from swift_ft.logging.reading.segment_provider import FetchStats, PeerSources, SegmentSource
+from swift_ft.logging.reading.segment_provider import FetchStats, PeerLog, PeerSources, SegmentSource
 from swift_ft.logging.stats import IterationStats, LogStats, LogWriterMetrics
 from swift_ft.logging.writing.codec_policy import CodecPolicy
 from swift_ft.logging.writing.message_log import MessageLog

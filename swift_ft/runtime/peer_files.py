@@ -3,6 +3,7 @@
 A worker has one server for all kinds, which is there as long as it serves any. A log, or a part of a
 checkpoint, is offered before the worker reports, so that whoever replays or loads finds all offers: under the
 number of the generation that began to ask for reports. Files of samples and copies are served all the time.
+Where copies are taken is agreed on once for each worker, and not file by file (`memory/agreement.py`).
 
 An offer outlives the server, and the worker that has made it. So each names its machine, and what a machine
 has offered that is not a member any more is not used: its address may not answer for a long time.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,9 @@ import pyarrow as pa
 from swift_ft.errors import RecoveryError
 from swift_ft.logging.format.record import Record
 from swift_ft.logging.format.segment import SegmentIdentity, parse_segment
+from swift_ft.network import JobSecret
+from swift_ft.network.peer_client import PeerFile
+from swift_ft.network.peer_server import LOGS
 from swift_ft.storage.local_source import LocalSource
 from swift_ft.storage.retry import retry
 from swift_ft.storage.store import Store
@@ -45,6 +48,34 @@ class SegmentSource(Protocol):
 
     def open(self, name: str) -> pa.NativeFile:
         """A segment. Raises OSError if it cannot be read, FileNotFoundError if it is only in the store."""
+
+
+class PeerLog:
+    """The log of a living worker, as it offers it.
+
+    Args:
+        address: ``host:port`` of its server.
+        secret: the job's.
+        names: file names of all segments of the log, on the worker's disk or in the store.
+    """
+
+    def __init__(self, address: str, secret: JobSecret, names: Iterable[str]) -> None:
+        self.address = address
+        self._secret = secret
+        self._names = list(names)
+
+    def names(self) -> list[str]:
+        """File names of all segments of the log."""
+        return self._names
+
+    def open(self, name: str) -> pa.NativeFile:
+        """Downloads a segment and maps it. The copy has no name, so that a crash leaves nothing behind.
+
+        Raises:
+            OSError: see :meth:`swift_ft.network.peer_client.PeerFile.pieces`.
+        """
+        with PeerFile(self.address, self._secret, f"{LOGS}/{name}").download() as copy:
+            return LocalSource(copy.name)
 
 
 @dataclass(frozen=True, slots=True)

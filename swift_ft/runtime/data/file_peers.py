@@ -48,7 +48,7 @@ class FilePeers(Peers):
         self._rendezvous = rendezvous
         self._context = context
         self._lock = threading.Lock()  # guards what follows
-        self._begun = self._refused = False
+        self._refused = False
         self._places: dict[str, Path] = {}
 
     def open(self, file: DataFile) -> IO[bytes]:
@@ -103,9 +103,8 @@ class FilePeers(Peers):
         self._peers.stop(SAMPLES)
 
     def _serves(self) -> bool:
-        """Whether files are served here, from the first one on."""
-        if not self._begun and not self._refused:
-            self._begun = True
+        """Whether files can be served here."""
+        if not self._refused:
             try:
                 self._peers.serve(SAMPLES, files(self._find))
             except OSError as error:
