@@ -40,12 +40,12 @@ from swift_ft.faults import check_faults
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.log_handlers import show_log
-from swift_ft.launch.machine import MachineJob, run_machine
+from swift_ft.launch.machine import run_machine
 from swift_ft.launch.processes.main_module import search_path
 from swift_ft.launch.rendezvous.job_secret import agreed_secret, given_secret
 from swift_ft.launch.rendezvous.setup import is_readable_file
 from swift_ft.launch.rendezvous.store_service import StoreService, is_listening
-from swift_ft.launch.settings import AgentSettings
+from swift_ft.launch.settings import AgentSettings, MachineJob
 from swift_ft.launch.signals import choose_stop_signals, ending_with_a_line
 from swift_ft.network import JobSecret
 from swift_ft.network.addresses import is_this_host, own_address

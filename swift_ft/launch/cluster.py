@@ -28,9 +28,10 @@ from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
-from swift_ft.launch.machine import MachineJob, run_machine
+from swift_ft.launch.machine import run_machine
 from swift_ft.launch.processes.preload import preload
 from swift_ft.launch.rendezvous.store_service import StoreService, say_restarted
+from swift_ft.launch.settings import MachineJob
 from swift_ft.launch.signals import (
     FOR_WORKERS,
     SignalException,

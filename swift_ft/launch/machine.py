@@ -9,18 +9,16 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.store_address import ETCD
-from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.coordination.store_client import Admit, connect, how_to_restart
@@ -36,7 +34,7 @@ from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.launch.rendezvous.setup import setup_of
 from swift_ft.launch.rendezvous.store_service import run_is_over
-from swift_ft.launch.settings import AgentSettings
+from swift_ft.launch.settings import MachineJob
 from swift_ft.launch.signals import (
     PassedSignals,
     SignalException,
@@ -50,7 +48,6 @@ from swift_ft.network import connect as reach
 from swift_ft.observe.spans import recorder
 from swift_ft.program.discovery import main_source
 from swift_ft.program.kept_sources import kept_sources
-from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State, Verdict
 from swift_ft.recovery.snapshot import JournalSnapshot
@@ -62,37 +59,12 @@ _logger = logging.getLogger(__name__)
 _FIRST_EVENT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class MachineJob:
-    """The settings of one machine's launcher.
+class _JournalListener(Protocol):
+    """An object that takes what is read of the journal, in the follower's thread."""
 
-    Attributes:
-        launch_config: torchrun's own launch configuration.
-        settings: what the agent runs, and where.
-        run_id: the run, or before it is found (`coordination/runs.py`) the name under which it is looked for.
-        opened: the job's shape.
-        preferred_slot: the slot to ask for.
-        lifeline: see :class:`MachineAgent`.
-        excerpt: notes the entries of the journal, in a thread of the launcher; None if they are not wanted.
-        keeps_journal: no entry of the journal is deleted: the launcher reads all of them in the end.
-        index: number of this machine among those of this host.
-        host: the machine on which this one is a guest; empty for a machine of its own.
-        on_store: called with the URL of the session's store, each time that a worker here says it.
-        agreed: what the launchers have agreed on in the rendezvous store, by key.
-    """
+    def on_entries(self, entries: Sequence[Entry]) -> None: ...
 
-    launch_config: LaunchConfig
-    settings: AgentSettings
-    run_id: str
-    opened: ev.JobOpened
-    preferred_slot: int | None = None
-    lifeline: int | None = None
-    excerpt: Excerpt | None = None
-    keeps_journal: bool = False
-    index: int = 0
-    host: str = ""
-    on_store: Callable[[str], None] = lambda _: None
-    agreed: Mapping[str, str] = field(default_factory=dict)
+    def on_snapshot(self, snapshot: JournalSnapshot) -> None: ...
 
 
 def run_machine(job: MachineJob) -> Verdict:
@@ -114,13 +86,6 @@ def run_machine(job: MachineJob) -> Verdict:
     wake_w.setblocking(False)
 
     started = recorder.now()
-
-    def on_change(before: State, after: State) -> None:
-        try:
-            wake_w.send(b"j")
-        except BlockingIOError:
-            return  # bytes that wake the agent wait there already
-
     name = f"m-{uuid.uuid4().hex[:8]}"
     recordings = AgentRecordings(job.run_id, f"agent {name}", lambda: _place(handler))
     trace = RecoveryTrace(f"agent {name}", recordings.take, until_live=True)
@@ -132,68 +97,12 @@ def run_machine(job: MachineJob) -> Verdict:
     run_end = RunEnd(job.run_id, on_store)
     status = _status(job)
 
-    def on_entries(entries: Sequence[Entry]) -> None:
-        run_end.on_entries(entries)
-        if status is not None:
-            status.on_entries(entries)
-        if job.excerpt is not None:
-            job.excerpt.on_entries(entries)
-
-    def on_snapshot(snapshot: JournalSnapshot) -> None:
-        run_end.on_snapshot()
-        if status is not None:
-            status.on_snapshot(snapshot)
-        if job.excerpt is not None:
-            job.excerpt.on_snapshot(snapshot)
-
-    settings, launch_config = job.settings, job.launch_config
-
-    def connect_to_store(admit: Admit) -> RendezvousStore:
-        return connect(
-            settings.store,
-            job.run_id,
-            timeout_s=settings.config.join_timeout_s,
-            silence_s=settings.config.rendezvous_timeout_s,
-            admit=admit,
-        )
-
-    setup = partial(
-        setup_of,
-        job.opened,
-        settings.config,
-        settings.kind,
-        settings.target,
-        settings.secret,
-        settings.args,
-    )
-    assert settings.secret is not None  # agreed on before
+    listeners: list[_JournalListener | None] = [run_end, status, job.excerpt]
     # A machine of a whole cluster on one host has a launcher that speaks for it.
     speaks_for_itself = job.lifeline is None and not job.host
     with ending_with_a_line() if speaks_for_itself else contextlib.nullcontext():
-        handler = JournalRendezvous(
-            connect_to_store,
-            name=name,
-            address=settings.address,
-            run_id=job.run_id,
-            opened=job.opened,
-            preferred_slot=job.preferred_slot,
-            join_s=settings.config.join_timeout_s,
-            on_change=on_change,
-            trace=trace,
-            on_entries=on_entries,
-            on_snapshot=on_snapshot,
-            compacts=not job.keeps_journal,
-            setup=setup,
-            domain=settings.config.domain_of(job.index),
-            host=job.host,
-            reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=timings.HEAD_SILENCE_S),
-            fanout=settings.config.relay_fanout,
-            append_s=settings.config.rendezvous_timeout_s,
-            joins_at_once=not settings.spare and not job.host,
-            silence_s=settings.config.machine_silence_s,
-            store_place=str(settings.store),
-            agreed=job.agreed,
-        )
+        handler = _rendezvous(job, name, trace, wake_w, [one for one in listeners if one is not None])
+    settings = job.settings
     watch = StoreWatch(
         handler.store,
         str(settings.store),
@@ -205,22 +114,11 @@ def run_machine(job: MachineJob) -> Verdict:
         raise_stop_signals()
         _wait_until_opened(handler)
         trace.joined(handler.follower.state, started)
-        spec = WorkerSpec(
-            role=launch_config.role,
-            local_world_size=launch_config.nproc_per_node,
-            entrypoint=settings.target,
-            args=settings.args,
-            rdzv_handler=handler,
-            max_restarts=launch_config.max_restarts,
-            monitor_interval=launch_config.monitor_interval,
-            local_addr=launch_config.local_addr,
-            event_log_handler=launch_config.event_log_handler,
-            virtual_local_rank=launch_config.virtual_local_rank,
-        )
-        assert isinstance(launch_config.logs_specs, MachineLogs)
+        logs_specs = job.launch_config.logs_specs
+        assert isinstance(logs_specs, MachineLogs)
         agent = MachineAgent(
-            spec,
-            launch_config.logs_specs,
+            _worker_spec(job, handler),
+            logs_specs,
             settings,
             standby,
             wake_r,
@@ -245,6 +143,90 @@ def run_machine(job: MachineJob) -> Verdict:
             endpoint.close()
         standby.close()
     return agent.verdict or Verdict(False, "the agent ended without a verdict", 1)
+
+
+def _rendezvous(
+    job: MachineJob,
+    name: str,
+    trace: RecoveryTrace,
+    wake: socket.socket,
+    listeners: Sequence[_JournalListener],
+) -> JournalRendezvous:
+    """The machine's membership. It follows the journal from now on.
+
+    Args:
+        name: this machine, unlike any other.
+        trace: learns of each change before all others do.
+        wake: gets a byte at each change.
+        listeners: take what is read of the journal.
+    """
+    settings, config = job.settings, job.settings.config
+    assert settings.secret is not None  # agreed on before
+
+    def connect_to_store(admit: Admit) -> RendezvousStore:
+        return connect(
+            settings.store,
+            job.run_id,
+            timeout_s=config.join_timeout_s,
+            silence_s=config.rendezvous_timeout_s,
+            admit=admit,
+        )
+
+    def on_change(before: State, after: State) -> None:
+        with contextlib.suppress(BlockingIOError):  # bytes that wake the agent wait there already
+            wake.send(b"j")
+
+    def on_entries(entries: Sequence[Entry]) -> None:
+        for listener in listeners:
+            listener.on_entries(entries)
+
+    def on_snapshot(snapshot: JournalSnapshot) -> None:
+        for listener in listeners:
+            listener.on_snapshot(snapshot)
+
+    return JournalRendezvous(
+        connect_to_store,
+        name=name,
+        address=settings.address,
+        run_id=job.run_id,
+        opened=job.opened,
+        preferred_slot=job.preferred_slot,
+        join_s=config.join_timeout_s,
+        on_change=on_change,
+        trace=trace,
+        on_entries=on_entries,
+        on_snapshot=on_snapshot,
+        compacts=not job.keeps_journal,
+        setup=partial(
+            setup_of, job.opened, config, settings.kind, settings.target, settings.secret, settings.args
+        ),
+        domain=config.domain_of(job.index),
+        host=job.host,
+        reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=timings.HEAD_SILENCE_S),
+        fanout=config.relay_fanout,
+        append_s=config.rendezvous_timeout_s,
+        joins_at_once=not settings.spare and not job.host,
+        silence_s=config.machine_silence_s,
+        store_place=str(settings.store),
+        agreed=job.agreed,
+    )
+
+
+def _worker_spec(job: MachineJob, handler: JournalRendezvous) -> WorkerSpec:
+    """The workers as torchelastic knows them."""
+    torchrun = job.launch_config
+    return WorkerSpec(
+        role=torchrun.role,
+        local_world_size=torchrun.nproc_per_node,
+        entrypoint=job.settings.target,
+        args=job.settings.args,
+        rdzv_handler=handler,
+        max_restarts=torchrun.max_restarts,
+        monitor_interval=torchrun.monitor_interval,
+        local_addr=torchrun.local_addr,
+        event_log_handler=torchrun.event_log_handler,
+        virtual_local_rank=torchrun.virtual_local_rank,
+    )
 
 
 def _place(handler: JournalRendezvous) -> tuple[str, int | None]:

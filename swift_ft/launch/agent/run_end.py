@@ -17,6 +17,7 @@ from swift_ft.coordination.archive import JournalArchive, end_of
 from swift_ft.errors import first_line
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.snapshot import JournalSnapshot
 from swift_ft.storage.store import TEMPORARY_SUFFIX, Store
 
 _logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class RunEnd:
         with self._lock:
             self._tail += entries
 
-    def on_snapshot(self) -> None:
+    def on_snapshot(self, _: JournalSnapshot) -> None:
         """Entries are missing from here on: they are archived. Called in the follower's thread."""
         with self._lock:
             self._tail.clear()

@@ -11,7 +11,7 @@ from swift_ft.cli.run import run_and_exit
 from swift_ft.launch import machine
 from swift_ft.launch.agent import run_end
 from swift_ft.launch.agent.run_end import RunEnd
-from swift_ft.launch.machine import MachineJob
+from swift_ft.launch.settings import MachineJob
 from swift_ft.recovery.job_state import State
 from tests.support.waiting import wait_until
 

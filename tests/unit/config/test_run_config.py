@@ -15,8 +15,8 @@ from swift_ft.config.option import flag_of
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import NotLaunchedError, UsageError
-from swift_ft.launch.machine import MachineJob
 from swift_ft.launch.processes.context import worker_jobs
+from swift_ft.launch.settings import MachineJob
 from swift_ft.network import JobSecret
 from tests.support.strangers import issue, new_authority
 

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from swift_ft.launch.agent import guests
-from swift_ft.launch.agent.guests import Guests, resident_bytes
+from swift_ft.launch.agent.guests import FormingDeadline, Guests, resident_bytes
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
@@ -60,6 +60,27 @@ def test_a_guest_is_started_once() -> None:
     for _ in range(3):
         ours.check(LOSS, [])
     assert fakes.launched == [(1, "A")]
+
+
+def test_the_job_ends_if_no_machine_joins_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes: Any = Fakes()
+    deadline = FormingDeadline(fakes, 600.0)
+    now = 1000.0
+    monkeypatch.setattr(guests, "time", SimpleNamespace(monotonic=lambda: now))
+    deadline.check(LOSS)
+    now += 599.0
+    deadline.check(LOSS)
+    deadline.check(state_after())  # all slots are filled
+    now += 600.0
+    deadline.check(LOSS)
+    now += 599.0
+    deadline.check(LOSS)
+    assert not fakes.events, "each time that a slot is empty counts by itself"
+    now += 2.0
+    deadline.check(LOSS)
+    (closed,) = fakes.events
+    assert isinstance(closed, ev.JobClosed)
+    assert closed.reason.startswith("no machine joined for slots [1] within 600 s: start one more")
 
 
 def test_the_job_waits_for_a_machine_at_first() -> None:
