@@ -74,7 +74,7 @@ class Completeness:
         self._attached[owner] = module
 
     def made_by_script(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is attached and not in the state, by name: a replacement makes it as the lost worker did."""
+        """Attached tensors outside of the state, by name: a replacement makes them as the lost worker did."""
         held = self._held()
         for owner, module in self._attached.items():
             named: dict[str, torch.Tensor]
@@ -183,7 +183,7 @@ class Completeness:
                     )
 
     def _first_update(self, optimizer: Optimizer, protected: Mapping[str, nn.Module]) -> str:
-        """What of the protected modules an optimizer updates; empty if nothing."""
+        """The first parameter of the protected modules that an optimizer updates; empty if there is none."""
         own = _Tensors(p for group in optimizer.param_groups for p in group["params"])
         for owner, module in protected.items():
             for name, parameter in module.named_parameters():
@@ -235,7 +235,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _trained(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """What training changes in a module and a checkpoint of it would hold, by what an error calls it."""
+    """The trained parameters and persistent buffers of a module, each with its name in an error."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.numel():
             yield f"parameter {name!r}", parameter
@@ -285,7 +285,7 @@ class Companion:
 
     @property
     def why_wanted(self) -> str:
-        """What an error says if it has changed."""
+        """The end of the error that is raised if the part has changed: the reason, and the remedy."""
         kind = type(self._part())
         how, name = ("is updated with the model", "ema") if _is_average(kind) else (_STEPS, "scheduler")
         return (

@@ -33,7 +33,7 @@ class CheckpointFolder:
     store: Store
 
     def part(self, iteration: int, rank: int, generation: int) -> str:
-        """Where a worker writes its part. A fenced worker and its successor differ in the generation."""
+        """The file of a worker's part. A fenced worker and its successor differ in the generation."""
         return f"{_folder(iteration)}/rank-{rank:05d}.g{generation:05d}"
 
     def committed(self) -> list[int]:
@@ -210,7 +210,7 @@ class CheckpointFolder:
             self.store.abort_uploads(_folder(iteration))  # of attempts that failed
 
     def _intact_marker(self, iteration: int) -> dict[str, Any] | None:
-        """What belongs to a checkpoint; None if that is not known."""
+        """The content of a checkpoint's marker; None if it is missing or damaged."""
         with suppress(DamagedCheckpointError):
             return read_sealed(self.store, f"{_folder(iteration)}/{_MARKER}", _MARKER)
         return None

@@ -53,7 +53,7 @@ class _Piece:
 
 
 def file_by_layer(layered: LayeredState) -> FileOf | None:
-    """Which file of a part a value goes to: one for each layer. None if there are no layers: one for all."""
+    """The file of a part that a value goes to: one for each layer. None without layers: there is one file."""
     if not layered.count:
         return None
     names = layered.names_in_optimizers()
@@ -84,7 +84,7 @@ def kinds_of(reader: PartReader) -> dict[StatePath, TensorKind]:
 def sources_of(
     wanted: Sequence[int], placed: Mapping[int, Sequence[int]], rank: int
 ) -> dict[int, tuple[int, ...]]:
-    """Which layers are read from whose part. The first is the part for what belongs to no layer.
+    """The layers to read from each part, by its rank. The first part also has what belongs to no layer.
 
     Args:
         wanted: layers of this worker.

@@ -62,7 +62,7 @@ class LayeredState:
 
     @property
     def pipelines(self) -> int:
-        """How many pipelines have each layer; 1 if there is no stack."""
+        """The number of pipelines that have each layer; 1 if there is no stack."""
         return self._stacks[0].stack.pipelines if self._stacks else 1
 
     @property
@@ -131,7 +131,7 @@ class LayeredState:
                     _check(layers[int(number)].state_dict(keep_vars=True).get(key), path[2], kind)
 
     def forget_prepared(self) -> None:
-        """What :meth:`prepare` has built is not needed after all."""
+        """Drop the layers that :meth:`prepare` has built: the layout is not taken after all."""
         for one in self._stacks:
             one.stack.forget_prepared()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def library_state() -> dict[str, Any]:
-    """What there is in this process, by a name for each; empty where no such library is imported."""
+    """The state of libraries in this process, by library and class; empty where none of them is imported."""
     if (module := sys.modules.get("accelerate.accelerator")) is None:
         return {}
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), module.Accelerator)]
@@ -21,7 +21,7 @@ def library_state() -> dict[str, Any]:
 
 
 class _Accumulation:
-    """Where accelerate is between two updates.
+    """The progress of accelerate's gradient accumulation between two updates.
 
     Args:
         accelerators: all of this process.

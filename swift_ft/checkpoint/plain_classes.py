@@ -82,7 +82,10 @@ def name_of(kind: type) -> str:
 
 
 def kind_of(kind: type) -> str:
-    """How objects of a class are made without calling it; empty if that is not known."""
+    """The way to make objects of a class without calling it (``enum``, ``namedtuple`` or ``dataclass``).
+
+    Empty if none is known.
+    """
     if issubclass(kind, enum.Enum):
         return "enum"
     if issubclass(kind, tuple):
@@ -124,7 +127,7 @@ def members(value: enum.Enum) -> list[str]:
 
 
 def member(kind: type[enum.Enum], names: list[str]) -> enum.Enum:
-    """What :func:`members` gave the names of."""
+    """The member, or the union of flags, that has the names. The inverse of :func:`members`."""
     if not issubclass(kind, enum.Flag):
         return kind.__members__[names[0]]
     return functools.reduce(operator.or_, (kind.__members__[name] for name in names), kind(0))

@@ -59,7 +59,7 @@ _ATOMS = {
     torch.Tensor,
     torch.nn.Parameter,
 }
-"""What ``torch.load`` reads as it is."""
+"""Classes of which ``torch.load`` reads objects as they are."""
 _KEYS = {type(None), bool, int, float, complex, str}
 _FACTORIES: dict[str, type] = {
     c.__name__: c for c in (int, float, complex, bool, str, list, dict, set, tuple)
@@ -76,7 +76,7 @@ _CONSTANTS = {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}
 
 
 def restored(value: Any, known: KnownClasses = NOTHING_KNOWN) -> Any:
-    """What :meth:`Encoder.encode` was given.
+    """The value that was given to :meth:`Encoder.encode`.
 
     Args:
         value: what it returned, or what a version without it has written.
@@ -295,7 +295,11 @@ def _is_key(key: Any) -> bool:
 
 
 def _spec_of(dtype: np.dtype[Any], value: Any) -> Any:
-    """What a dtype is made from."""
+    """The argument from which ``np.dtype`` makes an equal dtype.
+
+    Raises:
+        NotPlainError: there is none, or the dtype holds objects.
+    """
     spec: Any = dtype.str if dtype.fields is None else dtype.descr
     try:
         same = np.dtype(spec) == dtype

@@ -37,7 +37,7 @@ _DIGEST = "digest"
 
 
 def run_directory(run_id: str) -> str:
-    """Where a store keeps what belongs to a run. The name that a user gave to it may hold any character."""
+    """The store's folder of a run. The user's name for the run may hold any character."""
     return f"{RUNS}/{_UNSAFE.sub('_', run_id)}"
 
 
@@ -110,7 +110,7 @@ def _copy(store: Store, path: str) -> dict[str, Any] | None:
 
 
 def _lost(store: Store, damage: str) -> str:
-    """What to do where nothing but the checkpoints is left: they do not say how the run was divided."""
+    """The error's text where only checkpoints are left, which do not say how the run was divided."""
     what = f"{store.url}: {RECORD}, which says what run this is, {damage}, and there is no copy in {RUNS}/"
     folder = CheckpointFolder(store)
     committed = folder.committed()

@@ -24,7 +24,7 @@ from swift_ft.torch_core.shards import Description, describe, local
 
 
 def file_of_value(path: tuple[str, ...]) -> int:
-    """Which file of a part of sharded state a value goes to: what others look at first has one of its own."""
+    """The file of a part of sharded state that a value goes to: 0 for plain values, which are read first."""
     return 0 if path[0] == "plain" else 1
 
 
@@ -46,7 +46,7 @@ class SlicedPart:
         return found if isinstance(found, dict) else None
 
     def ranges(self, path: StatePath) -> Ranges:
-        """What is here of a tensor."""
+        """The ranges of a tensor that this part has, one for each dimension."""
         return _ranges_of(self.description(path), self.kinds[path].shape, path)
 
     def whole(self, path: StatePath) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def _wanted(
     parts: Mapping[int, SlicedPart],
     own: int,
 ) -> _Wanted:
-    """What this worker has of a tensor. Without a tensor here it is as the own part has it."""
+    """The dtype and the ranges of a tensor that this worker needs; without a tensor here, the whole one."""
     holders = {rank: part for rank, part in parts.items() if path in part.kinds}
     shape: tuple[int, ...] | None = None
     if description is not None:

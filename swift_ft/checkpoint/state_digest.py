@@ -23,7 +23,7 @@ _LISTED = 3
 _ROW = 4096
 _SMALL_BYTES = 8 * _ROW
 _BLOCK_BYTES = {"cpu": 2**19}
-"""How much is computed at a time: what fits a core's cache, and elsewhere what is worth a kernel."""
+"""Bytes that are computed at a time: as many as fit a core's cache, and elsewhere enough for a kernel."""
 _DEFAULT_BLOCK_BYTES = 2**26
 _STRIDE = 0x1E3779B97F4A7C16
 _MASK = 2**64 - 1

@@ -64,7 +64,7 @@ class StatePayload:
 
     @property
     def kinds(self) -> dict[StatePath, TensorKind]:
-        """What the tensors look like, in their order."""
+        """The shape and dtype of each tensor, in the order of the tensors."""
         return {path: TensorKind.of(tensor) for path, tensor in self.tensors.items()}
 
     @cached_property

@@ -39,17 +39,17 @@ _SEEN_WITHIN_S = 10.0
 
 
 def log_directory(rank: int) -> str:
-    """Where a worker's log is."""
+    """The store's folder of a worker's message log."""
     return f"{_LOG_ROOT}/rank-{rank:05d}"
 
 
 def journal_directory(run_id: str) -> str:
-    """Where the journal of a run is archived."""
+    """The store's folder of a run's archived journal."""
     return f"{run_directory(run_id)}/{_JOURNAL}"
 
 
 def history_directory(run_id: str) -> str:
-    """Where the workers of a run say what they have done (`checkpoint/worker_history.py`)."""
+    """The store's folder of the histories that a run's workers write (`checkpoint/worker_history.py`)."""
     return f"{run_directory(run_id)}/{_WORKERS}"
 
 

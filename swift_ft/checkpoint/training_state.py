@@ -27,7 +27,7 @@ from swift_ft.torch_core.tensors import same_bits
 
 
 class Carried(Protocol):
-    """What else travels with the state: see :class:`swift_ft.checkpoint.step.carried.CarriedVariables`."""
+    """More values that travel with the state: :class:`swift_ft.checkpoint.step.carried.CarriedVariables`."""
 
     def to_save(self) -> Mapping[str, Mapping[str, Any]]:
         """Plain values, by path and name."""
@@ -162,7 +162,7 @@ class TrainingState:
         return pack(plain, self.known, _shown_value)
 
     def unpack(self, data: bytes) -> Any:
-        """What :meth:`pack` was given, at this worker or at another one with the same script."""
+        """The value that was packed by :meth:`pack`, here or at another worker with the same script."""
         return unpack(data, known=self.known)
 
     def to_save(self, digests: StateDigests | None = None) -> dict[str, Any]:
@@ -399,7 +399,7 @@ def _extra_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown_value(path: Sequence[Any]) -> str:
-    """What an error calls a value of the plain ones: by its part of the state, and the keys in there."""
+    """The name of a plain value in an error: its part of the state, and the keys in there."""
     keys = [*path]
     for prefix in (("small", "parts"), ("optimizers",), ("extra",)):
         if tuple(keys[: len(prefix)]) == prefix and len(keys) > len(prefix):
@@ -449,7 +449,7 @@ def _localized(nested: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """What :func:`_localized` leaves out, at the same places; empty without sharded tensors."""
+    """The placements that :func:`_localized` leaves out, at the same keys; empty without sharded tensors."""
     found = {
         key: _described(value)
         if isinstance(value, Mapping)

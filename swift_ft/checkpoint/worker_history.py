@@ -97,7 +97,7 @@ def read_history(store: Store, run_id: str, name: str) -> WorkerHistory:
 
 
 def read_sealed(store: Store, run_id: str, name: str) -> dict[str, Any]:
-    """What a process of a run wrote into one of its files, with a digest.
+    """The content of a file that a process of a run wrote with a digest.
 
     Raises:
         SwiftError: it is not what was written, or it is gone.

@@ -39,7 +39,7 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
     "_foreach_reciprocal": torch.reciprocal,
     "_foreach_clamp_min": torch.maximum,
 }
-"""What rules compute with. A rule that uses anything else is not compiled."""
+"""The operations of rules that can be compiled. A rule that uses another one is not compiled."""
 
 _COMPILED: dict[_Trace, Callable[..., None] | None] = {}
 """Compiled functions, for all optimizers of the process. None where ``torch.compile`` failed."""
@@ -64,7 +64,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """What a rule did to one parameter; equal ones share a compiled function.
+    """The operations of a rule on one parameter; equal traces share a compiled function.
 
     A value is named by its place: first the inputs, then one for each operation.
 
@@ -249,7 +249,7 @@ class _Recording:
         return self._inputs + len(self._operations) - 1
 
     def trace(self, results: Sequence[int]) -> _Trace:
-        """What was noted."""
+        """The trace of all operations so far."""
         return _Trace(
             self._inputs,
             tuple(self._operations),

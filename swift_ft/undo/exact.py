@@ -175,11 +175,11 @@ class _Stepped:
 
     @property
     def start(self) -> int:
-        """Where the range begins."""
+        """The first element of the range; 0 if the parameters are whole."""
         return self.within.start if self.within else 0
 
     def residual(self, slice_: ParamSlice, key: str) -> Residual:
-        """Where the residual of one part goes."""
+        """The residual of one part of a parameter, to be filled."""
         return (self.entries[slice_.index].residual or {})[key]
 
     def values_before(self, slice_: ParamSlice) -> dict[str, Tensor]:
@@ -280,7 +280,7 @@ def _store_compiled(
 
 
 def _as_inverted(part: ParamTensors, stepped: _Stepped) -> ParamTensors:
-    """What a kernel reads. A journaled parameter already has its value before the step."""
+    """The tensors that a kernel reads. A journaled parameter already has its value before the step."""
     entry = stepped.entries[part.index]
     if PARAM not in entry.journaled:
         return part

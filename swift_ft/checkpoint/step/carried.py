@@ -50,7 +50,7 @@ _LOOP, _CELLS, _FLAGS = "(loop)", "(cells)", "(requires_grad)"
 
 
 class CarriedVariables:
-    """What a script's variables were at its start, and which have changed since.
+    """The variables of a script that have changed since its start, and their values.
 
     Args:
         variables: finds them.
@@ -205,7 +205,7 @@ def _frozen(value: Any, is_protected: Callable[[torch.Tensor], bool] = lambda _:
 
 
 def _seeding(generator: Any) -> tuple[int, int]:
-    """Which object it is, and the seed that it was given last, as far as it tells."""
+    """The identity of a generator, and its last seed; 0 for generators that do not tell their seed."""
     seed = generator.initial_seed() if isinstance(generator, torch.Generator) else 0
     return id(generator), seed
 

@@ -38,7 +38,7 @@ _FIXED: tuple[type, ...] = (
 FIXED_EXACTLY = frozenset({bool, int, float, str, type(None)})
 """The most common types of values that never change in themselves: asked first."""
 CONTAINERS = (list, dict, set, deque, bytearray)
-"""What changes in place, and is copied."""
+"""Types whose values change in place, so that they are copied."""
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """Generators of random numbers that a script may have of its own."""
 MOST_ELEMENTS = 1024

@@ -75,12 +75,13 @@ class Namespace:
 
 @dataclass
 class Reach:
-    """What was found.
+    """Everything that a script's step can reach.
 
     Attributes:
         namespaces: each once, by the first path that leads there.
         leaves: containers, tensors, arrays and generators that no variable holds itself: they are in
-        containers. cells: what functions share with the function that they were made in, by path.
+            containers.
+        cells: what functions share with the function that they were made in, by path.
     """
 
     namespaces: list[Namespace]
@@ -155,7 +156,7 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
 
 
 def content_of(cell: CellType) -> Any:
-    """What is in a cell; :data:`MISSING` if nothing is."""
+    """The value in a cell of a closure; :data:`MISSING` if the cell is empty."""
     try:
         return cell.cell_contents
     except ValueError:

@@ -117,11 +117,11 @@ class ScriptVariables:
 
     @property
     def cells(self) -> list[tuple[str, CellType]]:
-        """What functions share with the function that they were made in, by path."""
+        """The cells that functions share with the function that they were made in, by path."""
         return self._reach.cells
 
     def note(self, parameters: Iterable[nn.Parameter]) -> NotedVariables:
-        """What the variables of all objects that were found are now.
+        """The present values of all variables of the objects that were found.
 
         Args:
             parameters: whose flags are noted, too.

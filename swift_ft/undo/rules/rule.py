@@ -23,7 +23,7 @@ more than 16 times."""
 
 @dataclass
 class Tensors:
-    """What an update left behind, as lists of equal length: one entry per parameter or slice of one.
+    """Tensors as an update left them, in lists of equal length: one entry per parameter or slice of one.
 
     All entries share device and dtypes, and either all or none of them had state before the step.
 
