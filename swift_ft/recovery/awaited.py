@@ -14,7 +14,7 @@ from swift_ft.recovery.job_state import Phase, State
 
 
 class Told(NamedTuple):
-    """What all workers tell once, to which an event belongs.
+    """A kind of event that each worker tells once, with the number that says which occasion it counts for.
 
     Attributes:
         number: the generation in which they count; the iteration of a checkpoint's parts; 0 otherwise.
@@ -25,7 +25,7 @@ class Told(NamedTuple):
 
 
 def told(event: ev.Event) -> tuple[Told, int] | None:
-    """What an event belongs to, and the rank that tells it; None if the event is urgent."""
+    """The occasion that an event belongs to, and the rank that tells it; None if the event is urgent."""
     match event:
         case ev.StatusReported():
             return Told(ev.StatusReported, 0), event.rank  # those of several generations may count together
@@ -44,7 +44,7 @@ def is_known(state: State, event: ev.Event) -> bool:
 
 
 def joins_awaited(state: State) -> int:
-    """How many joins a job that forms for the first time still waits for: until then none of them is urgent.
+    """The number of machines still to join a job that forms for the first time: no join before is urgent.
 
     0 at any other time: a machine that joins then may be the one that a recovery waits for.
     """

@@ -164,4 +164,4 @@ _TUPLES: dict[type[Any], frozenset[str]] = {
     kind: frozenset(f.name for f in dataclasses.fields(kind) if str(f.type).startswith("tuple["))
     for kind in EVENTS.values()
 }
-"""Which of the fields are tuples, that are lists in JSON. The others have no lists."""
+"""By kind of event, the fields that are tuples, which JSON makes lists. No other field has a list."""

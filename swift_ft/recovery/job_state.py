@@ -21,7 +21,7 @@ from swift_ft.recovery.membership import Membership, base_of
 from swift_ft.recovery.plan import Plan
 
 MAX_PATIENCE = 8
-"""How far the deadline for heartbeats grows: a worker that hangs is found all the same."""
+"""The largest factor for the deadline of heartbeats: a worker that hangs must still be found."""
 
 
 class Phase(StrEnum):
@@ -70,7 +70,7 @@ class JobShape:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRound:
-    """What the workers have agreed on so far. Starts again with each generation, but for the reports.
+    """The agreement of the workers so far. It starts again with each generation, except for the reports.
 
     A report says how a worker stands that has left its groups. That stays true until a plan is carried out,
     so a machine that is lost before then costs its own workers' reports only: the next generation goes on

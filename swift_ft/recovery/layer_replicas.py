@@ -79,7 +79,7 @@ def _whole(statuses: Mapping[int, StatusReported]) -> dict[int, StatusReported]:
 def _at(
     iteration: int, statuses: Mapping[int, StatusReported], placed: Mapping[int, Sequence[int]]
 ) -> LayerReconciliation | None:
-    """How all get to an iteration; None if a layer cannot."""
+    """The undos and transfers that bring all workers to an iteration; None if a layer cannot get there."""
     whole = _whole(statuses)
     there = {rank for rank, s in whole.items() if s.iteration == iteration and not s.updated}
     undoable = {rank: undoes for rank, s in whole.items() if (undoes := _undoes(s, iteration)) is not None}
@@ -122,7 +122,7 @@ def _undoes(status: StatusReported, iteration: int) -> tuple[int, ...] | None:
 
 
 def _joined(transfers: Mapping[tuple[int, int], Sequence[int]]) -> tuple[Transfer, ...]:
-    """What several workers get from one is sent to all of them at once."""
+    """Transfers with one source and the same layers, joined: these are sent to all their targets at once."""
     targets: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for (source, target), layers in transfers.items():
         targets.setdefault((source, tuple(layers)), []).append(target)

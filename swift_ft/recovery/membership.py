@@ -32,7 +32,7 @@ def base_of(machine: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Which machine fills which slot. A machine is a member, a spare, fenced, or refused: never two of these.
+    """The machine of each slot. A machine is a member, a spare, fenced, or refused: never two of these.
 
     The one exception: a machine that is lost after its script has exited stays a member, and is fenced, too.
     """
@@ -50,7 +50,7 @@ class Membership:
     arrivals: int = 0
     """Machines that ever joined. Never decreases."""
     addresses: Map[str, str] = field(default_factory=Map)
-    """Where each member and spare is watched (``host:port``). Fenced machines have none."""
+    """The address (``host:port``) at which each member and spare is watched. Fenced machines have none."""
     fenced: Map[str, None] = field(default_factory=Map)
     """Lost machines. They return under another name, or not at all."""
     refused: Map[str, str] = field(default_factory=Map)

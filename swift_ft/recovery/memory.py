@@ -108,5 +108,5 @@ def holding_slots(domains: Sequence[str]) -> tuple[int, ...]:
 
 
 def _keys(domains: Sequence[str]) -> list[tuple[str, int]]:
-    """What machines of one domain have in common. Without a name that is the slot."""
+    """By slot, a key that machines of one failure domain share. Without a name, the slot is a domain."""
     return [(name, -1 if name else slot) for slot, name in enumerate(domains)]

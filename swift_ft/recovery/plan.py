@@ -245,7 +245,7 @@ def _why_survivors_lose_state(
 
 
 def _why_gaps(statuses: Mapping[int, StatusReported], committed: int | None) -> str:
-    """Which logs could not be written, and so let workers go back that still had their state."""
+    """The reasons for gaps in logs, where workers with a live state have to go back because of them."""
     gaps = {
         rank: status.log_gap_reason
         for rank, status in statuses.items()
@@ -255,7 +255,7 @@ def _why_gaps(statuses: Mapping[int, StatusReported], committed: int | None) -> 
 
 
 def _why_all(statuses: Mapping[int, StatusReported]) -> str:
-    """Which call of the script let workers go back that still had their state."""
+    """The reason, a call of the script, for which workers with a live state have to go back; often empty."""
     reasons = [s.together_reason for s in statuses.values() if s.live and s.together_reason]
     return f"; {min(reasons)}" if reasons else ""
 

@@ -42,7 +42,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What the replicas of one part do to be equal again.
+    """The undos and transfers that make the replicas of one part equal again.
 
     Attributes:
         iteration: iterations that they have completed afterwards.

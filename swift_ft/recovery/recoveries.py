@@ -124,7 +124,7 @@ INTERRUPTIONS = (
     ev.CheckpointDamaged,
     ev.DeadlinePassed,
 )
-"""What a recovery may begin with. Whatever else opens a generation is not a loss."""
+"""The events that can begin a recovery. Any other event that opens a generation is not a loss."""
 
 
 def interrupts(before: State, state: State) -> bool:

@@ -14,7 +14,7 @@ from swift_ft.recovery.events import StatusReported
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """How the workers of a job depend on each other.
+    """The dependences between the workers of a job: replicas, messages, groups.
 
     Attributes:
         replica_sets: ranks that hold the same parts of the model (paper §4), each set in ascending order. A

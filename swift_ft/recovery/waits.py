@@ -39,7 +39,7 @@ class Wait:
 
 
 def waiting_for(state: State) -> Wait | None:
-    """What all workers, or those that are done, wait for; None while all of them train.
+    """The event that all workers, or those that are done, wait for; None while all of them train.
 
     A script without a session reports nothing, so nothing is known about it.
     """

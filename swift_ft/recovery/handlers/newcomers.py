@@ -13,8 +13,8 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.values import replace
 
 MAX_STRANGERS = 1
-"""How many machines in a row may be refused because they compute something else. If a second one does, it is
-the script that cannot repeat what it has done."""
+"""The most machines in a row that may be refused because they compute something else. If a second one does,
+it is the script that cannot repeat what it has done."""
 
 _SEPARATOR = ": "
 _MISSING = "not given"
@@ -28,13 +28,13 @@ _REMEDIES = (
         "give it what the others have, or name it in --may-differ on all machines if it is meant to differ",
     ),
 )
-"""What to do about differences, by their names, or by what these begin with where that ends with a space."""
+"""Remedies by the name of a difference, or by its beginning where that ends with a space."""
 
 _NUMBER = re.compile(r"\d+")
 
 
 def why_refused(state: State, event: ev.MachineJoined) -> str:
-    """What differs between a machine and the job, in one line. Empty if it may join."""
+    """The differences between a machine and the job, in one line. Empty if it may join."""
     jobs, own = _by_name(state.shape.setup), _by_name(event.setup)
     names = [name for name in dict.fromkeys((*jobs, *own)) if own.get(name) != jobs.get(name)]
     differences = [

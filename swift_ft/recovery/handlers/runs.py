@@ -56,7 +56,7 @@ def _noted(
     counts: Callable[[Any], bool],
     what: Callable[[Any], Any],
 ) -> tuple[Map[int, Any] | None, int]:
-    """What workers have told with the first events of a run, and how many these are.
+    """The map ``told`` with the first events of a run entered, and the number of these events.
 
     None of them completes the phase. If none of them counts, it is None.
     """

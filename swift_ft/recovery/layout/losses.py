@@ -162,7 +162,7 @@ def reform(pipelines: Sequence[Sequence[int]], sizes: Sequence[int], added: Iter
 
 
 def moved(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> int:
-    """How many nodes come to another pipeline: all of a pipeline but those that stay together in one.
+    """The number of nodes that change their pipeline. Of each old pipeline, one set may stay together.
 
     New nodes do not count: they have to load whatever they are given.
     """

@@ -139,7 +139,7 @@ def moves_between(
     new: Mapping[int, tuple[int, ...]],
     pipelines: Iterable[Iterable[int]] | None = None,
 ) -> tuple[LayerMove, ...]:
-    """What moves: each layer whose worker changes, once. In the same order on all workers.
+    """The moves between two layouts: each layer whose worker changes, once. In equal order on all workers.
 
     Args:
         old: the layers of each rank.

@@ -69,7 +69,7 @@ class StateTensor:
 
 
 def kept_for(parameter: StateTensor, key: str, shape: Sequence[int], itemsize: int) -> StateTensor:
-    """What an optimizer keeps for a parameter, divided like the parameter itself.
+    """The tensor that an optimizer keeps for a parameter, divided like the parameter itself.
 
     The shape says how: a dimension as long as the parameter's is cut with it (``exp_avg``); one of length 1
     is whole (Adafactor's ``row_var`` and ``col_var``); a single number is a replica everywhere (``step``).

@@ -12,7 +12,7 @@ from swift_ft.recovery.layout.tensors import Ranges, StateTensor, clipped, overl
 
 
 class Overlap(NamedTuple):
-    """What one old and one new slice of a tensor share.
+    """The intersection of an old and a new slice of a tensor.
 
     Attributes:
         old: index of the old slice.

@@ -22,7 +22,7 @@ from swift_ft.recovery.moves.overlaps import Group, groups_of
 from swift_ft.recovery.moves.sources import Location, Sources, distance
 
 _SENDERS = 8
-"""What a device receives of tensors that are cut alike comes from so many senders at most."""
+"""The largest number of senders from which a device receives tensors that are cut alike."""
 
 
 Matrix = npt.NDArray[np.int64]
