@@ -304,7 +304,7 @@ class Assembly(Foundations):
         return StateSync(rank, status, self._replicas, self._rollback, groups, progress)
 
     def _layers_moved(self) -> None:
-        """What refers to tensors that are no longer here would keep them alive, or bring them back."""
+        """Drop references to tensors that left this worker: they keep them alive, or bring them back."""
         self._rollback.forget()
         self._replicas.forget_updates()
 

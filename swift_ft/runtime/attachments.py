@@ -42,7 +42,9 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 @dataclass(kw_only=True, eq=False)
 class Attachments:
-    """What is attached so far, each checked when it is attached. `assembly` makes it.
+    """The models, pipelines and parts that a script has attached, each checked at that moment.
+
+    `assembly` makes it.
 
     Attributes:
         context: the worker's place.
@@ -124,7 +126,11 @@ class Attachments:
         return [0] * len(groups) if any(stack.pipelines > 1 for stack in stacks) else groups
 
     def _check_layers(self) -> None:
-        """What a LayerStack cannot do yet is refused before the first step."""
+        """Refuse, before the first step, a use of LayerStack that is not supported.
+
+        Raises:
+            UnsupportedError: replicas beside the stack's own pipelines, or shards of its stages.
+        """
         pipeline = self.pipeline
         assert pipeline is not None
         if pipeline.stack is None:
@@ -147,7 +153,7 @@ class Attachments:
         self.records.write(self.record(shapes))
 
     def record(self, shapes: Mapping[int, dict[str, Any]]) -> WorkerRecord:
-        """What a replay without the job must know of this worker.
+        """The facts of this worker that a replay without the job needs.
 
         Args:
             shapes: of its pipeline's messages, by stage.
@@ -268,7 +274,7 @@ class Attachments:
 
     @property
     def shards(self) -> str:
-        """Which shards this worker has, in words; empty if nothing is sharded."""
+        """The place of this worker's shards, such as ``shard 1 of 2``; empty if nothing is sharded."""
         return place_of(self.state.modules.values())
 
     @property
@@ -298,7 +304,7 @@ class Attachments:
 
     @property
     def shared_layers(self) -> SharedLayers | None:
-        """What the pipelines of a LayerStack share that are replicas of each other; None elsewhere."""
+        """The sharing between a LayerStack's pipelines, which are replicas of each other; None elsewhere."""
         return self.pipeline.shared_layers if self.pipeline is not None else None
 
     @property

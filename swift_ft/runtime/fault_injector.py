@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class InjectedError(Exception):
-    """What a script raises under the fault ``raise``."""
+    """The error that a script raises under the fault ``raise``."""
 
 
 class FaultInjector:

@@ -56,7 +56,7 @@ from swift_ft.torch_adapters.process_group import GenerationGroup
 
 
 class Foundations:
-    """What a worker's runtime stands on: there from the start, whatever the script attaches.
+    """The objects of a worker's runtime that exist from the start, whatever the script attaches.
 
     Args:
         context: the worker's place.
@@ -92,7 +92,7 @@ class Foundations:
         recorder.lap("script before its first step")
 
     def _connect(self) -> None:
-        """What connects the worker to the job."""
+        """Make the objects that connect the worker to the job."""
         context = self._context
         client = partial(
             connect,
@@ -156,7 +156,7 @@ class Foundations:
         open_store(self._store, self._context, self._rendezvous)
 
     def _listeners(self) -> tuple[Callable[[State], None], ...]:
-        """What the journal thread calls with each new state."""
+        """The functions that the journal thread calls with each new state."""
         always = (
             self._groups.on_change,
             self._commits.on_change,
@@ -178,7 +178,7 @@ class Foundations:
         return WorkHistory(self._context, self._records.write_history)
 
     def _keep(self) -> None:
-        """What keeps logs and checkpoints."""
+        """Make the objects that keep logs and checkpoints."""
         store, settings = self._store, self._settings
         self.log = self._new_log()
         folder = CheckpointFolder(store)
@@ -223,12 +223,12 @@ class Foundations:
         return MemoryCheckpoints(context, self._state, self._rendezvous, self._peers, interval)
 
     def _differs(self) -> None:
-        """What comes between two steps had unlike results on two workers. In the writer's thread."""
+        """Stop training: a hook between steps had unlike results on two workers. In the writer's thread."""
         self._proof.failed = True
         self._groups.abort()  # the training thread may wait for a worker that has left its loop
 
     def _protect(self) -> None:
-        """What holds the training state and can bring it back."""
+        """Make the objects that hold the training state and can bring it back."""
         self.status = WorkerStatus()
         self._in_memory = self._new_memory_checkpoints()
         self.between = Between(

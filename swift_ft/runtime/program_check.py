@@ -33,11 +33,11 @@ _OF_ALL = (
     "check_data",
     "verify",
 )
-"""What all workers must have in common. The seed is not among it: some scripts add their rank to it. Nor is
-how a log is written, for one machine may have less room on its disk than another."""
+"""Settings that must be equal at all workers. The seed is not among them: some scripts add their rank to it.
+Nor are the log's options, for one machine may have less room on its disk than another."""
 
 _ARGUMENTS = {"recovery_groups": "groups"}
-"""Where a setting has another name than the session's argument."""
+"""The session's argument of a setting, where the two have unlike names."""
 
 
 def check_program(

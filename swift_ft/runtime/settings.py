@@ -146,7 +146,7 @@ def log_options(
     compress: str,
     workers: int,
 ) -> LogOptions:
-    """How a worker logs, from a session's arguments. The budget of a machine is divided among its workers."""
+    """The options of a worker's log, from a session's arguments. Workers share a machine's budget equally."""
     if isinstance(budget, str):
         budget = parse_bytes(budget)
     if isinstance(budget, int):

@@ -152,7 +152,7 @@ class StateProof:
                 self._rendezvous.delete_key(key)
 
     def _in_parts(self, digests: StateDigests, owner: int) -> dict[str, StateDigests]:
-        """What is compared at once: all that a worker holds, or each layer, where cuts may differ."""
+        """The digests to compare at once: a worker's whole state, or one layer's where cuts may differ."""
         layered = LayeredState(self._state)
         if layered.pipelines < 2:
             return {str(owner): digests}

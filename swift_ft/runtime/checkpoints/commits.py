@@ -19,7 +19,7 @@ from swift_ft.storage.retry import is_outage, is_transient, retry
 _logger = logging.getLogger(__name__)
 
 _COMMIT_S = 600.0
-"""How long a commit is retried while the store does not answer, beyond the store's own patience."""
+"""Seconds for which a commit is retried while the store does not answer, beyond the store's own patience."""
 
 
 class Commits:

@@ -139,7 +139,7 @@ class BatchCheck:
 
 @dataclass(slots=True)
 class FirstBatch:
-    """What is known of the first batch that a rank was given.
+    """The first batch that a rank was given, as far as it is known.
 
     Attributes:
         iteration: it was given for.
@@ -220,7 +220,7 @@ class BatchBoard:
         return self._chunks[number]
 
     def _read(self, key: str) -> dict[str, Any] | None:
-        """What an earlier worker of this rank has published."""
+        """The facts that an earlier worker of this rank has published; None if there are none."""
         if not self._joined or not self._rendezvous.check([key]):
             return None
         found: dict[str, Any] = json.loads(self._rendezvous.get(key))

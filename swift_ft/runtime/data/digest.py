@@ -100,7 +100,7 @@ def reduce_on_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _block_starts(size: int) -> Iterator[int]:
-    """Where the blocks of a large tensor begin; none for one that is hashed as a whole."""
+    """Offsets in bytes of the blocks of a large tensor; none for a tensor that is hashed as a whole."""
     if size > _WHOLE_BYTES:
         step = size // _BLOCKS
         yield from range(0, (_BLOCKS - 1) * step, step)

@@ -122,7 +122,7 @@ def joined(stages: Mapping[int, list[LayerProfile]]) -> list[LayerProfile]:
 
 
 class LayerCosts:
-    """What each layer of a LayerStack takes, as on a device like most others.
+    """The cost of each layer of a LayerStack, as on a device like most others.
 
     Args:
         count: layers of the model.
@@ -134,7 +134,7 @@ class LayerCosts:
         self._layers: list[LayerProfile] | None = None
 
     def take(self, published: Sequence[bytes]) -> None:
-        """What all workers have measured is known from now on, by rank."""
+        """Take over the published measurements of all workers, by rank."""
         self._measured = _layers_in(published, self._count)
 
     def read(self, state: State) -> list[LayerProfile] | None:
@@ -152,7 +152,7 @@ class LayerCosts:
 
 
 def layer_keys(workers: int) -> list[str]:
-    """Where the workers publish what their layers cost, by rank."""
+    """The keys of the rendezvous store under which workers publish the costs of their layers, by rank."""
     return [store_keys.layers(rank) for rank in range(workers)]
 
 
@@ -223,7 +223,7 @@ class LayerTimes:
             self._close(name)
 
     def layers(self, optimizers: list[torch.optim.Optimizer]) -> list[LayerProfile]:
-        """What was measured, in the order of the module.
+        """The measurements of the layers, in the order of the module: medians in nanoseconds, sizes in bytes.
 
         Args:
             optimizers: whose state belongs to the layers' parameters.

@@ -56,7 +56,7 @@ class Requests(Part):
 def new_layer_costs(
     context: WorkerContext, layered: LoggedPipeline | None, rendezvous: RendezvousStore
 ) -> LayerCosts | None:
-    """What the layers of a LayerStack were measured to cost; None if there is none."""
+    """The measured costs of a LayerStack's layers, filled in later; None if there is no stack."""
     if layered is None or layered.stack is None:
         return None
     costs = LayerCosts(layered.stack.count)
@@ -68,7 +68,7 @@ def new_layer_costs(
 def new_rebalance(
     context: WorkerContext, layered: LoggedPipeline | None, costs: LayerCosts | None
 ) -> Rebalance | None:
-    """What asks for other layouts; None on other workers, and where no layers can move."""
+    """The object that asks for other layouts; None on ranks but 0, and where no layers can move."""
     if context.rank or costs is None or layered is None or layered.stack is None:
         return None
     return Rebalance(costs, layered.stack.count, by_pace=context.config.stragglers == "rebalance")
@@ -82,7 +82,7 @@ def new_reshare(
     *,
     sharded: bool,
 ) -> Reshare | ShareMicrobatches | None:
-    """What asks for other shares of a batch; None on other workers, and where all shares stay as they are.
+    """The object that asks for other shares of a batch; None on ranks but 0, and where all shares stay.
 
     Args:
         context: this worker's.

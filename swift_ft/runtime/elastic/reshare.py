@@ -65,7 +65,7 @@ def _speeds(state: State, shares: Sequence[int]) -> list[float]:
 
 
 def _took(shares: Sequence[int], speeds: Sequence[float]) -> float:
-    """How long an iteration takes: as long as that of its slowest replica."""
+    """The relative time of an iteration, which is that of its slowest replica."""
     return max(share / speed for share, speed in zip(shares, speeds, strict=True))
 
 

@@ -198,7 +198,7 @@ class Member:
     def _terms(
         self, stage: int, route: list[ReductionHop], own: Mapping[int, Computed], summed: bool
     ) -> dict[int, list[Gradients]]:
-        """What this member adds at each of its hops."""
+        """The gradients that this member adds at each of its hops, by the hop's number."""
         if summed:
             return {0: [self.chain.take_gradients(stage)]}
         return {

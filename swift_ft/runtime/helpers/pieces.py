@@ -24,7 +24,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 _LEAD_BYTES = 16 * 2**10
-"""What travels with the length. A small message costs the time of one, not of its bytes."""
+"""Bytes of the first message, which has the length. So a small payload costs the time of one message."""
 _LENGTH_BYTES = 8
 
 

@@ -40,7 +40,7 @@ _LIMIT = 64 << 10
 
 
 class OnLoss(StrEnum):
-    """What becomes of a hook in which a machine is lost."""
+    """The treatment of a hook in which a machine is lost."""
 
     REPEAT = "repeat"
     """All workers do it again."""
@@ -172,7 +172,7 @@ class Between:
             raise self.differs
 
     def due(self, iteration: int) -> list[Hook]:
-        """What follows the completion of this many iterations, in order."""
+        """The hooks that are called after this many completed iterations, in order."""
         return [hook for hook in self._hooks if iteration and iteration % hook.every == 0]
 
     def run(self, iteration: int, position: int, generation: int, phases: ScriptPhases) -> None:
@@ -235,7 +235,7 @@ class Between:
             del self._before[place]
 
     def take_over(self, iteration: int, until: int, *, begin: int = 0) -> None:
-        """What followed from the hooks after an iteration follows now, in a replay.
+        """Apply the noted results of the hooks after an iteration, in a replay.
 
         Args:
             iteration: completed iterations.

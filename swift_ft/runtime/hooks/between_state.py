@@ -21,7 +21,7 @@ from swift_ft.torch_core.tensors import same_bits, version_of
 
 
 class ModuleModes:
-    """Whether each module trains or is evaluated, its buffers, and the host's random state.
+    """The training mode of each module, its buffers, and the host's random state, to be put back.
 
     The random state is put back because a replay has it without the hook.
     """
@@ -43,7 +43,7 @@ class ModuleModes:
 
 
 class FixedState:
-    """What a hook must not change."""
+    """The state that a hook must not change."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
@@ -79,7 +79,7 @@ class FixedState:
 
 
 class ChangeableState:
-    """What a hook's ``then`` may change: small state, and hyper-parameters of optimizers."""
+    """The state that a hook's ``then`` may change: small state, and hyper-parameters of optimizers."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state

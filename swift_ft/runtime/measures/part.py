@@ -155,7 +155,7 @@ class OwnWork:
             self._step_s.append(stats.step_s)
 
     def forget(self) -> None:
-        """What follows is other work."""
+        """Drop all samples: the work changes, so they say nothing about what follows."""
         self._own_s.clear()
         self._step_s.clear()
 

@@ -49,7 +49,7 @@ class Agreement:
         self._rendezvous.set(store_keys.memory_address(rank), address)
 
     def address(self, rank: int) -> str | None:
-        """Where a worker takes copies; None if it does not say. The store is asked once."""
+        """The address at which a worker takes copies; None if it does not say. The store is asked once."""
         if rank not in self._addresses:
             key = store_keys.memory_address(rank)
             if not self._rendezvous.check([key]):

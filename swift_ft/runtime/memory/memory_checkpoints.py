@@ -179,7 +179,10 @@ class MemoryCheckpoints:
             self._changed.notify_all()
 
     def report(self) -> tuple[tuple[int, ...], tuple[int, ...], int | None]:
-        """What this worker keeps, what it holds, and of whom. Nothing of that changes before :meth:`live`."""
+        """The iterations of its own that this worker keeps, those that it holds, and for which rank.
+
+        Nothing of that changes before :meth:`live`.
+        """
         with self._changed:
             self._generation = self._candidate = None
             self._due.clear()

@@ -122,7 +122,7 @@ class LoggedPipeline:
         hide_broken_schedules()
 
     def put_back_after_trials(self, note: Callable[[], Undo]) -> None:
-        """What torch's trial run of the modules changes is put back.
+        """Have the changes of torch's trial run of the modules put back after it.
 
         Args:
             note: called before it, and what it returns after it.
@@ -171,7 +171,7 @@ class LoggedPipeline:
 
     @property
     def kind(self) -> Schedule | None:
-        """Which schedule it is; None for one of the user's own."""
+        """The kind of torch's schedule; None for a schedule of the user's own."""
         return kind_of(self._hook.schedule)
 
     @property

@@ -16,7 +16,7 @@ from swift_ft.logging import Direction, MessageKey, MessageLog
 from swift_ft.runtime.pipeline.script_communication import Absence
 
 _PLACE = xxhash.xxh3_64_intdigest(b"between two steps") >> 1
-"""Where a key names the group of an operation; an int64."""
+"""The number in a key where other keys have an operation's group; an int64."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 @dataclass(frozen=True, slots=True)
 class ReplayShards:
-    """What a replay of this worker's stages can be divided into.
+    """The ways in which a replay of this worker's stages can be divided.
 
     Attributes:
         config: the run's.

@@ -50,7 +50,7 @@ class Absence:
 
 @dataclass(slots=True)
 class GroupUse:
-    """How the script uses one of its groups, or two members of it that send each other something.
+    """The script's use of one of its groups, or of two members of it that send each other something.
 
     Attributes:
         members: global ranks.

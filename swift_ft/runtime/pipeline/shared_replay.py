@@ -59,7 +59,7 @@ class Helping:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What a member needs before it can begin.
+    """The things that a member needs before it can begin.
 
     Attributes:
         source: reads the logs of the owners' neighbours.
@@ -172,7 +172,7 @@ class SharedReplay:
     # ------------------------------------------------------------------------------------ each member
 
     def _prepare(self, state: State, replay: ParallelReplay) -> _Prepared:
-        """What a member needs, and no group for."""
+        """Make what a member needs before it can begin. No group is used."""
         hook = self._hook
         source = self._interceptor.source or self._log.read(
             hook.neighbours(replay.owners), since=state.checkpoints.log_since, iteration=replay.begin

@@ -99,7 +99,7 @@ class WorkerLog:
         return self.stats.total.bytes
 
     def heartbeat(self) -> dict[str, float]:
-        """What the agent's metrics say of this log: its payload, and the share of the disk budget in use."""
+        """The log's payload in bytes, and its share (0 to 1) of the disk budget, for the agent's metrics."""
         facts: dict[str, float] = {"log_bytes": self.bytes_logged}
         writer, budget_bytes = self.writer, self._options.budget.disk_bytes
         if writer is not None and budget_bytes:
@@ -280,7 +280,7 @@ class WorkerLog:
             writer.drop_before(iteration, generation)
 
     def _lose(self, error: LogTimeoutError) -> None:
-        """What was logged since the last checkpoint is of no use: its end could not be written in time."""
+        """Give up the log since the last checkpoint: its end could not be written in time."""
         self._lost = True
         self._note_gap(str(error))
 

@@ -99,7 +99,7 @@ class OwnVariables:
                     )
 
     def _noted(self, ranks: Sequence[int]) -> list[dict[str, int]]:
-        """What workers have noted; nothing if a loss came between, so that they did in unlike iterations."""
+        """The notes of workers; empty if they are of unlike iterations, because a loss came between."""
         notes = [json.loads(self._rendezvous.get(store_keys.variables(rank))) for rank in ranks]
         return [note for _, note in notes] if len({iteration for iteration, _ in notes}) == 1 else []
 

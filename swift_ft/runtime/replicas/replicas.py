@@ -44,7 +44,7 @@ _DRAIN_S = 2.0
 
 @dataclass(frozen=True)
 class _Updates:
-    """What a completed iteration has updated: which optimizers made a step in it."""
+    """The optimizers that made a step in a completed iteration."""
 
     iteration: int
     optimizers: set[str]

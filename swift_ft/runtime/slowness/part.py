@@ -155,7 +155,7 @@ class SlownessPart(Part):
 
     @property
     def link(self) -> LinkSample | None:
-        """What is known of this worker's busiest link. From any thread."""
+        """The newest sample of this worker's busiest link; None without one. From any thread."""
         return self._links.newest
 
     def begin(self, step: StepInfo) -> None:

@@ -173,7 +173,7 @@ class StragglerWatch:
                 )
 
     def _expected_s(self, state: State, samples: Mapping[int, Sample]) -> Mapping[int, float] | None:
-        """What the work of each worker takes on equal devices, by rank. Only the proportions count."""
+        """The time of each worker's work on equal devices, by rank. Only the proportions count."""
         if self._costs is not None:
             if (layers := self._costs.read(state)) is None:
                 return None
@@ -203,7 +203,7 @@ class StragglerWatch:
 
 
 def _shares_of(ranks: Iterable[int], first: Sequence[int], state: State) -> dict[int, float]:
-    """How many times the samples of the beginning each replica has in a batch now."""
+    """The samples of each replica in a batch now, as a multiple of those at the beginning."""
     if not state.layouts.shares or len(first) != state.world_size:
         return dict.fromkeys(ranks, 1.0)
     now = state.layouts.shares[-1].samples
