@@ -26,7 +26,7 @@ _WAITS = frozenset(
     }
 )
 _ENGINES = frozenset({"_engine_run_backward", "_pre_forward"})
-"""Where autograd and DDP enter C++, which raises errors of any origin."""
+"""The functions in which autograd and DDP enter C++, which raises errors of any origin."""
 
 
 def is_broken_communication(error: BaseException, in_backward: str | None = None) -> bool:

@@ -35,7 +35,7 @@ def wait_for(works: Sequence[dist.Work]) -> None:
 
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
-    """Where a group takes its tensors: on the host if it can, else on its first device type."""
+    """The device on which a group takes its tensors: the host if it can, else its first device type."""
     devices = group._device_types
     return torch.device("cpu") if torch.device("cpu") in devices else devices[0]
 

@@ -49,7 +49,7 @@ _abandoned: list[dist.ProcessGroup] = []
 
 _LEAST_APART = 6
 _MOST_CALLS = 16
-"""How many parameters look whether their backward was aborted: every sixth, or fewer: so many at most."""
+"""At most 16 parameters look whether their backward was aborted, and no more than every sixth one."""
 
 _BUFFERS = -1
 """Among the numbers of buckets, stands for the module's buffers."""

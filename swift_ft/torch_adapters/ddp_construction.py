@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 @dataclass(frozen=True)
 class Averaged:
-    """What a DDP model averages, as it has chosen when it was constructed.
+    """The parameters that a DDP model averages, as it chose them when it was constructed.
 
     Attributes:
         parameters: in the order in which its reducer numbers them.
@@ -50,7 +50,7 @@ _constructed: weakref.WeakKeyDictionary[DistributedDataParallel, Averaged] = wea
 
 
 def averaged(model: DistributedDataParallel) -> Averaged:
-    """What a model averages; for one that no constructor of this process made, what it would choose now."""
+    """The averaged parameters of a model; those it would choose now if no constructor here made it."""
     return _constructed.get(model) or _chosen(model)
 
 
@@ -75,7 +75,7 @@ def join_without_sync() -> None:
 
 
 def constructed() -> int:
-    """How many DDP models the script of this process has, since :func:`construct_within`."""
+    """The number of DDP models that the script of this process has made since :func:`construct_within`."""
     return len(_constructed)
 
 

@@ -90,7 +90,7 @@ def wait_for_devices(waits: AbortableWaits, devices: Iterable[torch.device]) -> 
 
 
 def _end_of_stream(device: torch.device) -> Wait:
-    """What waits for the end of a device's current stream, as it is now."""
+    """A function that waits for the end of a device's current stream, as it is now."""
     wait: Wait = torch.accelerator.current_stream(device).record_event().synchronize
     return wait
 

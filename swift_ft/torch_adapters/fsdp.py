@@ -143,7 +143,7 @@ def _kept_gradients(group: Any) -> Iterator[torch.Tensor | None]:
 
 
 def place_of(modules: Iterable[nn.Module]) -> str:
-    """Which shards this worker has, in words: ``shard 1 of 2``. Workers with equal words hold the same.
+    """The shards of this worker, in words: ``shard 1 of 2``. Workers with equal words hold the same.
 
     That follows from the meshes and placements of the parameters, whatever made them: FSDP, or
     ``distribute_tensor``. Empty if nothing is sharded. The modules have only their shards.

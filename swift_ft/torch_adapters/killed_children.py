@@ -22,7 +22,7 @@ _ENDS_WITHIN_S = 1.0
 
 
 def killed_child(error: BaseException) -> str:
-    """Which process was killed, in words. Empty if an error, and what has caused it, says nothing of one."""
+    """The killed process that an error tells of, in words; empty if neither it nor its causes tell of one."""
     for one in _chain(error):
         if isinstance(one, BrokenProcessPool):
             return "a process of a pool ended abruptly"

@@ -146,7 +146,7 @@ class LastingGroup(dist.ProcessGroup):
         return ServedWork([])  # nothing was left to begin, and scripts wait for what a batch gives
 
     def _carrier(self, operation: str) -> Any:
-        """What carries an operation. Collectives take all members, who are here then."""
+        """The group of torch that carries an operation. Collectives take all members, who are here then."""
         if self.present is not None and operation in ("send", "recv"):
             return self.present
         return self.native
@@ -235,7 +235,7 @@ class LastingWork(dist.Work):
 
     @property
     def timeout(self) -> timedelta:
-        """How long it may take."""
+        """The longest time that the operation may take."""
         native: Any = self._native
         return native.timeout  # type: ignore[no-any-return]  # since torch 2.14
 

@@ -38,7 +38,7 @@ _SHORT_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """What is to happen with one group of the script. See :meth:`GenerationGroup.follow`."""
+    """A group of the script to be renewed with each generation. See :meth:`GenerationGroup.follow`."""
 
     group: LastingGroup
     on_renew: Callable[[dist.ProcessGroup], None]

@@ -163,7 +163,7 @@ class RendezvousStore:
 
     @property
     def underlying(self) -> Store:
-        """What this thread's calls go to, without the prefixes of torch."""
+        """The store that this thread's calls reach, without the prefixes of torch."""
         return _underlying(self._own)
 
     @property

@@ -95,7 +95,7 @@ class GlooConnections:
         self._shared: Any = None  # the options of the first group that connects at once
 
     def begin(self, *, lazily: bool) -> None:
-        """What is connected from now on belongs to the groups."""
+        """Count all connections that are made from now on as those of the groups."""
         os.environ["TORCH_GLOO_LAZY_INIT"] = str(int(lazily))
         self._before = tcp_connections()
 

@@ -16,6 +16,6 @@ warnings.filterwarnings("ignore", message="Detected an existing checkpoint in")
 
 
 def cause_of(error: CheckpointException) -> BaseException:
-    """What DCP caught, on the only rank there is."""
+    """The error that DCP caught, on the only rank there is."""
     cause, _ = next(iter(error.failures.values()))
     return cause

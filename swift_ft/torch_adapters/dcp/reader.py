@@ -86,7 +86,7 @@ class PartReader(FsspecReader):
 
     @property
     def checkpoint_id(self) -> str:
-        """How torch names the checkpoint in its logs: without credentials."""
+        """The checkpoint's name in torch's logs: without credentials."""
         return self._shown
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

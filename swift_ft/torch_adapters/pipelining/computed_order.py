@@ -47,7 +47,7 @@ def computed_order(
 
 
 def _carried_out(schedule: Any, worker: int, workers: int, microbatches: int) -> tuple[list[Action], Any]:
-    """What a schedule makes its one stage do. The order that torch prints miscounts the last stage's."""
+    """The actions of a schedule's one stage. The order that torch prints miscounts the last stage's."""
     stage = _stand_in(worker, worker, workers, workers)
     done: list[Action] = []
     stage.forward_one_chunk.side_effect = lambda index, *_, **__: done.append(

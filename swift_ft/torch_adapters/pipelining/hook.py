@@ -129,7 +129,7 @@ class PipelineHook:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """What carries the pipeline's messages in the current generation."""
+        """The process group that carries the pipeline's messages in the current generation."""
         return messenger(self.handle)
 
     def _carried(self, operation: dist.P2POp) -> dist.P2POp:
@@ -408,7 +408,7 @@ class PipelineHook:
         schedule._step_microbatches = noted
 
     def _results(self, losses: list[Any] | None) -> tuple[list[Any], list[list[Any]]]:
-        """What the schedule is about to give to the script: losses, and the outputs of each stage."""
+        """The results that the schedule will give to the script: losses, and the outputs of each stage."""
         return [*(losses or ())], [[*stage.output_chunks] for stage in self.stages]
 
     def _give_results(self, results: tuple[list[Any], list[list[Any]]], losses: list[Any] | None) -> None:

@@ -262,7 +262,7 @@ def _flat(parameters: Sequence[nn.Parameter], gradients: Sums) -> list[torch.Ten
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:
-    """Where there is none, it counts as zero."""
+    """The gradient of a parameter; zeros where there is none."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
 
 
@@ -300,7 +300,7 @@ class GradientTree:
 
     @property
     def nodes(self) -> Mapping[Node, Sequence[torch.Tensor]]:
-        """What is there, ascending."""
+        """The nodes that are there, in ascending order of their leaves."""
         return {node: self._nodes[node] for node in sorted(self._nodes, key=lambda n: n.number << n.level)}
 
     @property

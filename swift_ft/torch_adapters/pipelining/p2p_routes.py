@@ -41,7 +41,7 @@ class Route:
 def receives(
     stage: _PipelineStageBase, microbatch: int, direction: Direction
 ) -> list[tuple[Route, torch.Tensor]]:
-    """What a stage receives for a microbatch, with the buffers, in the order of torch's operations."""
+    """The routes and buffers of a microbatch's arriving messages, in the order of torch's operations."""
     if direction == Direction.BACKWARD and (not stage.has_backward or stage.is_last):
         return []
     infos = stage.args_recv_info if direction == Direction.FORWARD else stage.grad_recv_info
@@ -58,7 +58,7 @@ def receives(
 
 
 def sends(stage: _PipelineStageBase, direction: Direction) -> list[Route]:
-    """What a stage sends for each microbatch, in the order of torch's operations."""
+    """The routes on which a stage sends for each microbatch, in the order of torch's operations."""
     here = stage.stage_index
     if direction == Direction.FORWARD:
         to = [place for places in stage.act_send_info.values() for place in places if place is not None]

@@ -58,7 +58,7 @@ def resend(
 
 
 def _exchanged(hook: PipelineHook) -> tuple[list[Message], list[Message]]:
-    """What all calls of the schedule in a step receive, with buffers, and what they send, without values."""
+    """All messages of a step's calls: the received ones with buffers, the sent ones without values."""
     blank = torch.empty(0)
     by_index = {stage.stage_index: stage for stage in hook.stages}
     received: list[Message] = []

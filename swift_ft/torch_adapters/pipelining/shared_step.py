@@ -37,7 +37,7 @@ def inputs_of(
     return_outputs: bool,
     loss_kwargs: dict[str, Any] | None,
 ) -> Inputs:
-    """What the script gives to a step.
+    """The inputs that the script gives to a step.
 
     Args:
         schedule: torch's.

@@ -181,7 +181,10 @@ class TiedParameters:
         tie.parameter.grad = total
 
     def exchange(self, iteration: int) -> tuple[list[Message], list[Message]]:
-        """What this worker received and sent in one of the last two iterations, without values."""
+        """The messages that this worker received, and those it sent, in one of the last two iterations.
+
+        The received ones have buffers, the sent ones no values.
+        """
         ties = self._summed.get(iteration, [])
         incoming = [message for tie in ties for message in self._incoming(tie)]
         blank = torch.empty(0)

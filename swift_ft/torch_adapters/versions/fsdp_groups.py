@@ -40,4 +40,4 @@ groups_of = _all if _SEVERAL else _one
 """The groups of a module's state, in order."""
 
 take_reductions = _take_all if _SEVERAL else _take_one
-"""What a model's states keep of reduce-scatters under way; they have forgotten it afterwards."""
+"""The reduce-scatters under way of a model's states, which forget them with this call."""
