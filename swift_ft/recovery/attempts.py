@@ -85,6 +85,7 @@ class Attempts:
 
     def fail(self, part: str, reason: str, *, had_task: bool) -> Attempts:
         """Note that a part has failed."""
+        # One failure in a task is enough, whatever the part has failed in since.
         had_task = had_task or self.failed.get(part, False)
         return replace(self, failed=self.failed.set(part, had_task), reason=reason)
 
@@ -94,6 +95,7 @@ class Attempts:
 
     def out_of_memory(self) -> str:
         """Why no way back helps: a part needs more memory than there is. Empty if none has shown that."""
+        # Whatever the way: a replacement needs as much memory for the same iteration.
         for part, times in sorted([*self.starved.items(), *self.starving.items()]):
             if times >= MAX_TRIES:
                 return (
@@ -114,7 +116,9 @@ class Attempts:
         """All workers have reported. It is a new loss if an iteration was trained since the last plan."""
         reached = [s.iteration for s in statuses.values() if s.live and s.iteration is not None]
         consensus = min(reached, default=committed or 0)
+        # All have reported, so the row of newcomers that were lost before that has ended.
         attempts = replace(self, unheard=Map())
+        # Going live is no progress without an iteration: the same loss would be tried for ever.
         if self.lost_at is None or (self.live_at is not None and consensus > self.live_at):
             return replace(attempts, lost_at=consensus, starved=self.starving, starving=Map())
         return replace(
@@ -127,6 +131,7 @@ class Attempts:
     def _tried_with_a_task(self) -> Iterator[tuple[tuple[Way, int, str], int]]:
         """A part that failed in its task has tried the last way, too, if others began it."""
         for part, had_task in self.failed.items():
+            # Parts in `tried_for` were counted when the way was chosen.
             if had_task and self.way is not None and part not in self.tried_for:
                 yield self._key(self.way, part), self._tries(self.way, part) + 1
 

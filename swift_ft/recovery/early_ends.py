@@ -14,6 +14,7 @@ def why_too_early(state: State) -> str:
     ended = state.membership.ended
     if not ended or not state.has_sessions:
         return ""
+    # Any would do, but all participants must name the same one (decision 4).
     rank = min(ended)
     others = min((other for other in range(state.world_size) if other not in ended), default=None)
     needed = f"worker {others} still needs it" if others is not None else "the others still needed it"

@@ -27,6 +27,7 @@ class Spare:
 
 def base_of(machine: str) -> str:
     """The prefix of all names of a machine: it joins as ``m-1.0``, and after a loss as ``m-1.1``."""
+    # A lost name is never a member again, so a machine comes back under another one (decision 8).
     return machine.rpartition(".")[0] or machine
 
 
@@ -78,10 +79,12 @@ class Membership:
     @property
     def first(self) -> str | None:
         """The machine in the lowest slot that is filled; None if none is."""
+        # Persistent maps have no stable order (decision 4).
         return self.members[min(self.members)] if self.members else None
 
     def knows(self, machine: str) -> bool:
         """Whether a machine of this name has joined before."""
+        # Fenced and refused names count, too: neither may ever join again (decision 8).
         return any(machine in of for of in (self.slots, self.spares, self.fenced, self.refused))
 
     def silence(self, machine: str) -> Membership:
@@ -99,6 +102,7 @@ class Membership:
 
     def without(self, machine: str) -> Membership:
         """The membership once a machine's slot is empty."""
+        # Its devices go with it: the next machine in this slot is judged by its own work (decision 21).
         slow = [device for device in self.pace if device.rpartition("/")[0] == machine]
         return replace(
             self,

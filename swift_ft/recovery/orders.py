@@ -39,6 +39,7 @@ class WorkerOrder(StrEnum):
 def worker_order(state: State, *, machine: str, rank: int, started_in: int) -> WorkerOrder:
     """The order of worker ``rank``, which ``machine`` started in generation ``started_in``."""
     slot = state.slot_of(machine)
+    # Before any phase: a worker that was replaced must not act (decision 8).
     if slot is None or state.membership.started_in[slot] != started_in:
         return WorkerOrder.STOP if state.phase == Phase.ENDED and slot is not None else WorkerOrder.DIE
     match state.phase:
@@ -47,6 +48,7 @@ def worker_order(state: State, *, machine: str, rank: int, started_in: int) -> W
         case Phase.FORMING:
             return WorkerOrder.HOLD
         case Phase.AGREEING:
+            # A report counts on until a plan is made, in later generations too (decision 78).
             return WorkerOrder.HOLD if rank in state.round.statuses else WorkerOrder.REPORT
         case Phase.RECOVERING:
             return WorkerOrder.HOLD if rank in state.round.ready else WorkerOrder.EXECUTE
@@ -96,6 +98,7 @@ def agent_order(state: State, *, machine: str, started_in: int | None) -> AgentO
         return AgentOrder(AgentTodo.STOP)
     if machine in state.membership.refused:
         return AgentOrder(AgentTodo.REFUSED, reason=state.membership.refused[machine])
+    # Before the fence, since a guest does not join again: its host takes another one.
     if _is_guest_without_use(state, machine):
         return AgentOrder(AgentTodo.LEAVE)
     if machine in state.membership.fenced:
@@ -127,6 +130,7 @@ def _may_leave(state: State, machine: str) -> bool:
     membership, committed = state.membership, state.checkpoints.committed
     if machine in membership.spares:
         return True
+    # A guest hands over to a machine of its own only: another guest would be no gain.
     own = machine not in membership.hosts
     spare = any(
         spare not in membership.draining and (own or spare not in membership.hosts)
@@ -160,6 +164,7 @@ def commit_due(state: State, rank: int) -> int | None:
     if rank != 0:
         return None
     complete = [i for i, parts in state.checkpoints.parts.items() if len(parts) == state.world_size]
+    # Only the newest: a commit forgets all that lies before it.
     return max(complete, default=None)
 
 

@@ -160,12 +160,14 @@ def make_plan(
         The plan. Its mode is ``RESTART`` if all processes have to start again.
     """
     memory = newest_in_memory(statuses) if allow_memory else None
+    # Copies up to the last move are of other layers (decision 15); older ones than the checkpoint cost more.
     oldest = max(committed or 0, 0 if layout_since is None else layout_since + 1)
     if memory is not None and memory.iteration < oldest:
         memory = None
     if all(status.iteration is None for status in statuses.values()):
         if memory is not None:  # all were about to return to it, or to another one
             return _fall_back(statuses, committed, memory, fallback_reason or "no worker has its state")
+        # What is left in memory is not what the script began with, so nobody begins from it (decision 94).
         if committed is None and (spoiled := [rank for rank, s in statuses.items() if not s.fresh]):
             lost = f"worker {min(spoiled)} has lost its state, and no longer has what its script began with"
             return _fall_back(statuses, committed, memory, lost)
@@ -180,6 +182,7 @@ def make_plan(
     topology = Topology.of(statuses, workers_per_machine)
     reconciled, transfers = reconcile(statuses, topology)
     targets, replay_groups = choose_replays(statuses, reconciled, topology, committed, log_gap_before or {})
+    # A source that is rebuilt after all is rebuilt with all its replicas: nothing is left to send.
     transfers = tuple(transfer for transfer in transfers if targets[transfer.source].live)
     if reason := _why_survivors_lose_state(statuses, targets, committed):
         return _fall_back(statuses, committed, memory, reason)
@@ -204,6 +207,7 @@ def _by_layer(statuses: Mapping[int, StatusReported], layers: Mapping[int, Seque
     tasks = {
         rank: Task(
             None,
+            # It has all averages already: as a replay of one step it computes nothing (decision 17).
             at - (rank in found.completing),
             at,
             undo=found.undo.get(rank, ()),
@@ -262,6 +266,7 @@ def _why_all(statuses: Mapping[int, StatusReported]) -> str:
 
 def _why_survivors_disagree(live: Mapping[int, int], committed: int | None) -> str:
     resume, latest = min(live.values()), max(live.values())
+    # Steps communicate, so survivors of one training are one iteration apart at most (decision 25).
     if latest > resume + 1:
         return f"survivors are {latest - resume} iterations apart"
     if committed is not None and resume < committed:  # a commit deletes the logs before it
@@ -277,6 +282,7 @@ def _why_no_replay(
     committed: int | None,
 ) -> str:
     resume = min(live.values())
+    # In order, since all participants must find the same reason (decision 4).
     for rank in sorted(targets.keys() - live.keys()):
         if not statuses[rank].stages:  # nothing is logged without a pipeline
             if not statuses[rank].holds:
@@ -303,6 +309,7 @@ def _why_no_resend(
                 "not, and cannot undo it: that takes optimizers which swift_ft.wrap_optimizer() has wrapped, "
                 "and parameters that nothing else has changed since"
             )
+        # A state that a replica sent comes without a log of what led to it.
         if targets[rank].received or targets[rank].undo:
             return (
                 f"worker {rank} would have to resend iteration {resume}, "

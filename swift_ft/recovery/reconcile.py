@@ -80,6 +80,7 @@ def reconcile_replicas(replicas: Mapping[int, StatusReported]) -> Reconciliation
     undo = {rank: s.updated for rank, s in latest.items() if s.updated}
     transfers = _copies(latest)
     if rest := tuple(sorted(replicas.keys() - latest.keys())):
+        # Without a whole state, the source becomes whole by the undos and copies that come before this.
         source = min(whole.keys() & latest.keys(), default=min(latest))
         transfers = (*transfers, Transfer(source, rest))
     return Reconciliation(iteration, undo, transfers)
@@ -104,6 +105,7 @@ def roll_back_to(replicas: Mapping[int, StatusReported], iteration: int) -> Reco
         None if no replica can get back to that state.
     """
     undo: dict[int, tuple[int, ...]] = {}
+    # A copy comes first: it has no rounding, as an undo may have.
     before = [
         rank
         for rank, s in replicas.items()
@@ -129,6 +131,7 @@ def _copies(replicas: Mapping[int, StatusReported]) -> tuple[Transfer, ...]:
         for parameter in set(replicas[rank].updated):
             updated_by.setdefault(parameter, []).append(rank)
     parameters_of: dict[tuple[int, ...], list[int]] = {}
+    # Each transfer needs a group of its own, so parameters with the same receivers travel together.
     for parameter, ranks in sorted(updated_by.items()):
         parameters_of.setdefault(tuple(ranks), []).append(parameter)
     transfers = [
@@ -136,4 +139,5 @@ def _copies(replicas: Mapping[int, StatusReported]) -> tuple[Transfer, ...]:
         for targets, parameters in parameters_of.items()
         if (untouched := replicas.keys() - targets)
     ]
+    # All workers do them in this order. Otherwise two would wait for each other.
     return tuple(sorted(transfers, key=lambda transfer: (transfer.source, transfer.targets)))

@@ -88,6 +88,7 @@ def reconcile(
                     live=True,
                     received=rank in received,
                     undo=result.undo.get(rank, ()),
+                    # Not whether parameters are undone: the iteration may have updated nothing.
                     back=rank in result.undo and replicas[rank].iteration == result.iteration + 1,
                 )
             elif (same := kept.get(result.iteration)) is not None:
@@ -167,6 +168,7 @@ def choose_replays(
     logged_since = _logged_since(statuses, reconciled, log_gap_before)
     targets = _bring_together(reconciled, topology)
     while True:
+        # A pass only ever turns workers to the checkpoint, so this ends.
         targets = _add_unlogged_neighbours(targets, logged_since, topology, committed)
         groups = _replay_groups(targets, topology)
         apart = [ranks for ranks in groups if len({targets[r].begin(committed) for r in ranks}) > 1]
@@ -180,6 +182,7 @@ def _bring_together(targets: Mapping[int, Target], topology: Topology) -> dict[i
     """Also rebuild workers that can only repeat an iteration together, where some have completed it."""
     targets = dict(targets)
     for members in {*topology.together.values()}:
+        # Those behind would need what those ahead have communicated, and no log has it (decision 29).
         if len({targets[rank].iteration for rank in members if targets[rank].live}) > 1:
             for rank in members:
                 if targets[rank].live:
@@ -225,12 +228,14 @@ def _add_unlogged_neighbours(
             for other in topology.neighbours[rank]
             if topology.group_of[other] == group or other not in logged_since or logged_since[other] > begin
         ]
+        # Once for each group: for each member it would cost the square of the group's size.
         if group not in groups_done:
             groups_done.add(group)
             unlogged += topology.unreplicated_in.get(group, ())
         unlogged += topology.together.get(rank, ())
         for other in unlogged:
             if targets[other].live:
+                # Its messages depend on gradients that all its replicas have averaged (decision 28).
                 targets |= dict.fromkeys(topology.replicas_of[other], FROM_CHECKPOINT)
                 rebuilt += topology.replicas_of[other]
     return targets
@@ -248,6 +253,7 @@ def _replay_groups(targets: Mapping[int, Target], topology: Topology) -> list[tu
         for rank in rebuilt
     }
     for replicas in topology.replica_sets:
+        # A chain of pairs connects replicas as well as all pairs would.
         for rank, other in itertools.pairwise(rank for rank in replicas if rank in rebuilt):
             partners[rank].append(other)
             partners[other].append(rank)

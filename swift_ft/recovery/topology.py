@@ -43,6 +43,7 @@ class Topology:
             workers_per_machine: workers per machine. A machine whose workers name no group is a group.
         """
         sets = replica_sets(statuses)
+        # Workers of one machine are lost together, and a log of what they send each other with them.
         group_of = {
             rank: rank // workers_per_machine if s.group is None else s.group for rank, s in statuses.items()
         }
@@ -86,6 +87,7 @@ def _together(statuses: Mapping[int, StatusReported]) -> dict[int, tuple[int, ..
         for other in status.together:
             if other != rank and other in statuses:
                 partners.setdefault(rank, set()).add(other)
+                # The other one may not have made the call yet, and so may not name this one (decision 29).
                 partners.setdefault(other, set()).add(rank)
     found: dict[int, tuple[int, ...]] = {}
     for first in sorted(partners):
@@ -102,8 +104,10 @@ def _together(statuses: Mapping[int, StatusReported]) -> dict[int, tuple[int, ..
 
 def _neighbours(statuses: Mapping[int, StatusReported]) -> dict[int, set[int]]:
     """Workers that hold adjacent or linked stages of one pipeline, by rank."""
+    # By pipeline, since replicas exchange gradients but no messages.
     holder = {(s.pipeline, stage): rank for rank, s in statuses.items() for stage in s.stages}
     pairs = [(rank, holder.get((pipeline, stage + 1))) for (pipeline, stage), rank in holder.items()]
+    # Gradients of tied parameters and skipped connections are messages as well (decision 30).
     pairs += [(rank, holder.get((s.pipeline, stage))) for rank, s in statuses.items() for stage in s.linked]
     neighbours: dict[int, set[int]] = {rank: set() for rank in statuses}
     for rank, other in pairs:

@@ -29,6 +29,7 @@ def part_that_counts(state: State, event: ev.PartPersisted) -> SavedPart | None:
     checkpoints = state.checkpoints
     valid_from = max(
         state.membership.started_in[state.slot_of_rank(event.rank)],
+        # However late it becomes durable, a part from before an undo does not count (decision 7).
         checkpoints.revoked.get((event.iteration, event.rank), 0),
     )
     if event.epoch != checkpoints.epoch or _is_past(state, event.iteration) or event.generation < valid_from:
@@ -67,6 +68,7 @@ def _seen_again(membership: Membership) -> Membership:
 def _kept_beside(checkpoints: Checkpoints, event: ev.CheckpointCommitted) -> tuple[int, ...]:
     """The older checkpoints that stay, now that a newer one is committed."""
     older = checkpoints.kept or event.earlier
+    # Not `older[-(keep - 1):]`, which is all of them where one is kept.
     return older[len(older) - min(len(older), event.keep - 1) :]
 
 
@@ -111,6 +113,7 @@ def checkpoint_requested(state: State, event: ev.CheckpointRequested) -> State:
     passed_by_all = event.iteration - ev.REQUESTED_AHEAD - 1  # the asker has completed at least one more
     if _is_past(state, event.iteration):
         return state
+    # Two workers could replace each other's requests for ever otherwise (decision 47).
     if checkpoints.requested is not None and checkpoints.requested > passed_by_all:
         return state
     return replace(state, checkpoints=replace(checkpoints, requested=event.iteration))

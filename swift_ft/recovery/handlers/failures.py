@@ -35,6 +35,7 @@ def _had_task(state: State, slot: int) -> bool:
     plan, ranks = state.plan, state.ranks_of(slot)
     if plan is None:
         return False
+    # A transfer can fail like a task, and is in no task.
     received = {rank for transfer in plan.transfers for rank in transfer.targets}
     return any(rank in received or not plan.tasks[rank].idle for rank in ranks)
 

@@ -18,11 +18,13 @@ def fill_slots(state: State) -> State:
     """Fill all empty slots at once, as soon as there are spares for all of them."""
     membership = state.membership
     empty = state.shape.machines - len(membership.members)
+    # A plan needs the reports of all, so a generation with an empty slot could only wait.
     if state.phase != Phase.FORMING or not empty or len(membership.spares) < empty:
         return state
     slots = [slot for slot in range(state.shape.machines) if slot not in membership.members]
     own = [machine for machine in membership.waiting() if machine not in membership.hosts]
     chosen = _choose_spares(slots, own, membership)
+    # Guests come last, whatever slot they prefer: they share their host's hardware.
     guests = [machine for machine in membership.waiting() if machine in membership.hosts]
     chosen |= _choose_spares([slot for slot in slots if slot not in chosen], guests, membership)
     domains = {slot: membership.spares[machine].domain for slot, machine in chosen.items()}
@@ -64,6 +66,7 @@ def _preference(spare: Spare) -> int:
 def vacate(state: State, machine: str) -> State:
     """Empty the slot of a machine: the job waits for another one. Reports of its workers do not count."""
     agreed, ranks = replace(state.round, plan=None), state.ranks_of(state.membership.slots[machine])
+    # After a plan no report counts any more, as it may be carried out by now (decision 78).
     if not agreed.decided:
         gone = [rank for rank in ranks if rank in agreed.statuses]
         agreed = replace(agreed, statuses=without(agreed.statuses, gone))
@@ -93,6 +96,7 @@ def open_generation(state: State, started: Collection[int] = ()) -> State:
         generation=generation,
         membership=membership,
         round=_next_round(state, generation, started),
+        # A request for a checkpoint ends with its generation (decision 47), and so does one for a move.
         checkpoints=replace(state.checkpoints, requested=None),
         layouts=replace(state.layouts, pending=None),
     )
@@ -116,6 +120,7 @@ def restart_all(state: State, reason: str) -> State:
         # Survivors lose their state, too: what made the difference may be in no state (decision 7).
         checkpoints=replace(state.checkpoints, parts=Map()),
         tries=replace(state.tries, fallback_reason=reason),
+        # Scripts start again with their first layout. Shares stay: they say how earlier batches were dealt.
         layouts=Layouts(shares=state.layouts.shares),
     )
     if len(state.membership.members) < state.shape.machines:

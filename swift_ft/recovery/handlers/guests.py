@@ -23,6 +23,7 @@ def relieve_guests(state: State) -> State:
     guests = [machine for _, machine in sorted(membership.members.items()) if machine in membership.hosts]
     staying = [guest for guest in guests if guest not in membership.draining]
     spares = sum(m not in membership.hosts and m not in membership.draining for m in membership.spares)
+    # Guests that leave already take a spare each.
     leaving = staying[: max(0, spares - (len(guests) - len(staying)))]
     since = -1 if committed is None else committed
     draining = membership.draining.update(dict.fromkeys(leaving, since))

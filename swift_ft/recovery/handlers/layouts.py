@@ -30,6 +30,7 @@ from swift_ft.recovery.values import replace
 
 def layout_requested(state: State, event: ev.LayoutRequested) -> State:
     """Accept a request, if there is none, and the layout is another one that can be."""
+    # A declined layout would fail again, for want of memory say, and stop all workers each time.
     if state.layouts.pending is not None or event.layers in state.layouts.declined:
         return state
     statuses = state.round.statuses
@@ -50,6 +51,7 @@ def shares_requested(state: State, event: ev.SharesRequested) -> State:
         return state
     if not shares or min(shares) < 1 or state.world_size % len(shares):
         return state
+    # A global batch of another size would be another training.
     if before and (len(shares), sum(shares)) != (len(before[-1].samples), sum(before[-1].samples)):
         return state
     if before and shares == before[-1].samples:
@@ -61,6 +63,7 @@ def shares_requested(state: State, event: ev.SharesRequested) -> State:
 def _too_late(state: State, event: ev.LayoutRequested | ev.SharesRequested) -> bool:
     """Whether the run ends before all could stop."""
     steps = state.round.statuses[event.rank].steps
+    # A worker that is done with its loop never comes to the iteration at which all stop.
     return bool(state.round.finished) or (steps is not None and event.iteration >= steps)
 
 
@@ -78,6 +81,7 @@ def layout_boundary_reached(state: State, event: ev.LayoutBoundaryReached) -> St
     opened = open_generation(state)
     if pending.shares:
         return replace(opened, layouts=_dealt(opened.layouts, pending))
+    # open_generation() has dropped the move, and this generation is there for it.
     return replace(opened, layouts=replace(opened.layouts, pending=pending))
 
 
@@ -98,6 +102,7 @@ def layout_declined(state: State, event: ev.LayoutDeclined) -> State:
 def with_new_layout(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported]) -> Plan:
     """The plan that also moves layers, if all have kept their state and stand where they were to stop."""
     pending = state.layouts.pending
+    # Recovering and moving at once would mix two kinds of inconsistent states (decision 15).
     if pending is None or plan.mode != RecoveryMode.CONTINUE or plan.resume != pending.iteration:
         return plan
     if any(status.iteration != pending.iteration for status in statuses.values()):

@@ -74,8 +74,10 @@ def machine_joined(state: State, event: ev.MachineJoined) -> State:
 
 def machine_lost(state: State, event: ev.MachineLost) -> State:
     """Fence a machine, and its guests with it. If one of them fills a slot, the generation is over."""
+    # It may have been frozen, and its view of the others be an old one (decision 8).
     if event.reporter in state.membership.fenced:
         return state
+    # Several watchers report one loss, which counts once.
     if event.reporter and event.machine not in state.membership.fenced:
         membership = state.membership.silence(event.machine)
         if event.silent:
@@ -85,6 +87,7 @@ def machine_lost(state: State, event: ev.MachineLost) -> State:
         stopped = Verdict(False, event.reason, 128 + event.stopped_by)
         state = replace(state, tries=replace(state.tries, stopped=stopped))
     before, generation = state, state.generation
+    # Before its slot is empty: what has failed, and in which task, is known by slot.
     if not event.on_request:
         before = note_machine(state, event.machine, event.reason, out_of_memory=event.out_of_memory)
     after = _lose_with_guests(before, event)
@@ -108,6 +111,7 @@ def drain_requested(state: State, event: ev.DrainRequested) -> State:
 
 def _lose_with_guests(state: State, event: ev.MachineLost) -> State:
     reason = f"its host was lost: {event.reason}"
+    # Slots are filled after the last one: all are lost at once, and one generation is enough.
     for guest in guests_of(state, event.machine):
         if state.phase != Phase.ENDED:
             state = _lose(state, dataclasses.replace(event, machine=guest, reason=reason), last=False)
@@ -118,6 +122,7 @@ def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
     """Fence a machine and empty its slot; ``last`` unless others are lost with it."""
     state = _fence(state, event.machine)
     membership, slot = state.membership, state.slot_of(event.machine)
+    # A spare's loss interrupts nothing, nor that of a machine whose script has ended with success.
     if slot is None or slot in membership.exited:
         return state
     failures = state.tries.failures + (not event.on_request)
@@ -138,6 +143,7 @@ def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
     if not last:
         return state
     unheard = state.tries.attempts.unheard.get(slot, 0)
+    # Machine after machine that is lost before it reports: something else must be wrong.
     if unheard < MAX_TRIES:
         return fill_slots(state)
     why = f"{unheard} machines in a row were lost in slot {slot} before they reported: {event.reason}"
@@ -251,6 +257,7 @@ def deadline_passed(state: State, event: ev.DeadlinePassed) -> State:
     late = [machine for machine in state.missing() if machine in event.machines]  # by slot, for all the same
     if late:
         state = note_failure(state, DEADLINE, event.reason)
+    # Note all of them first: the first loss ends the plan and the phase by which failures are judged.
     for machine in late:
         state = note_machine(state, machine, event.reason)
     for machine in late:

@@ -76,11 +76,13 @@ def refuse_other_steps(state: State, statuses: Mapping[int, ev.StatusReported]) 
     """
     known = {rank: report for rank, report in statuses.items() if report.steps is not None}
     started_in = {rank: state.membership.started_in[state.slot_of_rank(rank)] for rank in known}
+    # Those that were started first say what the job is.
     first = min(known, key=lambda rank: (started_in[rank], rank), default=None)
     other = next((rank for rank in known if known[rank].steps != known[first or 0].steps), None)
     if first is None or other is None:
         return None
     reason = why_steps_differ(known[first], known[other])
+    # A worker that has trained with the others is not a stranger: the script itself is wrong.
     if started_in[first] == started_in[other] or started_in[other] < state.round.asked_in:
         return end_job(state, reason, EXIT_USAGE)
     return refuse(state, state.membership.members[state.slot_of_rank(other)], reason)
@@ -102,9 +104,11 @@ def refuse_strange_script(state: State, event: ev.ScriptFailed, slot: int) -> St
     """
     if not event.usage or state.membership.ended or state.all_finished:
         return None
+    # What the program is, the job's first workers have said: only later ones can differ from it.
     if event.differs:
         strange = state.membership.started_in[slot] > 1
     else:
+        # A second machine with the same error shows that it is the script and not the machine.
         strange = is_newcomer(state, slot) and not event.alike and not _as_before(state, event.reason)
     if not strange:
         return None
@@ -139,5 +143,6 @@ def refuse_stranger(state: State, event: ev.ReplayFailed) -> State:
 
 def _as_before(state: State, reason: str) -> bool:
     """Whether a machine was refused for the same reason, whatever the numbers in it."""
+    # Ranks and sizes in a message differ between machines that fail alike.
     same = _NUMBER.sub("", reason)
     return any(_NUMBER.sub("", earlier) == same for earlier in state.membership.refused.values())

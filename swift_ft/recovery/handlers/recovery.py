@@ -44,6 +44,7 @@ def report_counts(state: State, event: ev.StatusReported) -> bool:
     It may come late: in a later generation, or while a slot is empty.
     """
     membership, slot = state.membership, state.slot_of_rank(event.rank)
+    # Workers may have begun to carry the plan out, so it takes a new round (decision 78).
     if state.round.decided or slot not in membership.members:
         return False
     return max(state.round.asked_in, membership.started_in[slot]) <= event.generation <= state.generation
@@ -59,6 +60,7 @@ def status_that_counts(state: State, event: ev.StatusReported) -> ev.StatusRepor
 
 def _decide(state: State) -> State:
     """Choose the recovery mode, now that every worker has reported."""
+    # Persistent maps have no stable order, and the plan depends on one (decision 4).
     statuses = dict(sorted(state.round.statuses.items()))
     if (without_others := refuse_other_steps(state, statuses)) is not None:
         return without_others
@@ -124,6 +126,7 @@ def _carry_out(state: State, plan: Plan) -> State:
     replays = {rank: task.replay_until for rank, task in plan.tasks.items() if task.begin < task.replay_until}
     if plan.mode == RecoveryMode.REPLICA:  # what is completed without others is a whole state until then
         replays = {}
+    # Kept until all are live: a replay that is interrupted leaves a state that others are ahead of.
     tries = replace(state.tries, replay_targets=Map(replays), fallback_reason=plan.reason or None)
     helpers = {rank for replay in plan.parallel_replays for rank in replay.helpers}
     idle = [rank for rank, task in plan.tasks.items() if task.idle and rank not in helpers]
@@ -171,6 +174,7 @@ def _from_memory(checkpoints: Checkpoints, plan: Plan, generation: int) -> Check
     is a checkpoint's iteration, all workers save it again: their earlier parts are of another epoch.
     """
     begun = _in_new_epoch(checkpoints, generation)
+    # The store's checkpoint is of the same iteration: no replay needs a log from before it.
     if plan.resume <= (checkpoints.committed or 0):
         return begun
     return replace(
@@ -266,6 +270,7 @@ def _log_gaps(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported
     replayed = {rank for rank, task in plan.tasks.items() if task.begin < task.replay_until}
     gaps = kept(state.checkpoints.log_gap_before, lambda rank, _: rank not in replayed)
     for transfer in plan.transfers:
+        # Single parameters go to workers that were in the same iteration, and have logged what came before.
         for rank in transfer.targets if transfer.parameters is None else ():
             report, at = statuses[rank], plan.tasks[rank].begin
             logged_itself = report.live and (report.iteration or 0) >= at
@@ -363,4 +368,5 @@ def help_declined(state: State, event: ev.HelpDeclined) -> State:
 def communication_failed(state: State, event: ev.CommunicationFailed) -> State:
     """Form the groups again, in RECOVERING too: workers that replay jointly are connected."""
     why = f"communication failed, and no machine was found dead: {event.reason}"
+    # Counted, so that a broken network leads to the checkpoint, and not to group after group.
     return open_generation(note_failure(state, COMMUNICATION, why))

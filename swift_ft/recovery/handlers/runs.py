@@ -95,6 +95,7 @@ def _joins(state: State, run: Sequence[ev.MachineJoined]) -> tuple[State, int]:
     spares, addresses = membership.spares.mutate(), membership.addresses.mutate()
     arrivals, count = membership.arrivals, 0
     for event in run:
+        # These change more than the spares, or are refused: their own handler decides.
         if event.host or event.setup != state.shape.setup or base_of(event.machine) in membership.silent:
             break
         if not (membership.knows(event.machine) or event.machine in spares):
