@@ -141,6 +141,7 @@ class Session:
         verify: str = Verify.DIGEST,
     ) -> None:
         global _active
+        # One in a process, since its hooks on torch's groups and operations are the process's.
         if _active is not None:
             raise SessionInUseError("This process has a session already: use that one, or close() it first.")
         check_state(state)
@@ -162,7 +163,9 @@ class Session:
             verify=choice("verify", verify, Verify),
             keep_logs=choice("keep_logs", keep_logs, KeepLogs),
         )
+        # A script passes no counters of libraries (accelerate's), and they belong to the state.
         protected = TrainingState({**state, **library_state()})
+        # Otherwise the memory of each step would cost page faults again (decision 45).
         keep_freed_memory()
         self._assembly = assemble(context, store, protected, settings)
         self._iterations: Iterations | None = None  # from the first step on
@@ -411,9 +414,11 @@ class Session:
             )
         self._steps_begun = True
         self._unprotected.close()
+        # Reported, so that a replacement with another number is refused.
         self._assembly.status.steps = iterations
         if self._iterations is None:
             refuse_loaders_that_communicate()
+            # Not in the constructor: what is attached until now decides which parts there are.
             self._iterations = self._assembly.start()
         yield from steps(self._iterations, self._assembly.between, self._assembly.phases, iterations)
 

@@ -125,6 +125,7 @@ class Completeness:
             in_module = any(tensor in held_tensors for tensor in averaged_tensors(part))
             if id(part) in held or wraps or in_module:
                 continue
+            # The id may have been an earlier object's.
             known = self._companions.get(id(part))
             if known is None or not known.follows(part):
                 self._companions[id(part)] = Companion(part)
@@ -159,6 +160,7 @@ class Completeness:
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         """Called by torch, before any optimizer's step."""
+        # Once for each optimizer: this is in the way of every step.
         if optimizer in self._vetted:
             return
         if optimizer in self._held_optimizers():
@@ -310,7 +312,9 @@ def companions_of(optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) 
         Schedulers of these optimizers, averages of these models or of modules in them, all gradient scalers.
     """
     wanted = {id(optimizer) for optimizer in optimizers}
+    # An optimizer does not know its schedulers, so only the collector can find them.
     things = gc.get_objects()
+    # Classes first: they are few, and objects are many.
     kinds = {kind for kind in {*map(type, things)} if is_companion(kind)}
     found, averages = [], []
     for thing in (thing for thing in things if type(thing) in kinds):
@@ -318,6 +322,7 @@ def companions_of(optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) 
             averages.append(thing)
         elif isinstance(thing, GradScaler) or any(id(value) in wanted for value in values_of(thing)):
             found.append(thing)
+    # By shapes, since an average need not refer to its model.
     if averages:
         shapes = {_shapes(inner.parameters()) for model in models for inner in model.modules()}
         found += [average for average in averages if _shapes(_averaged_in(average)) in shapes - {()}]

@@ -38,6 +38,7 @@ class CheckpointFolder:
 
     def committed(self) -> list[int]:
         """Iterations of all committed checkpoints, oldest first."""
+        # The marker is written last: without one there is no checkpoint (decision 81).
         return sorted(int(name) for name in self._all() if self.store.exists(f"{_ROOT}/{name}/{_MARKER}"))
 
     def commit(
@@ -72,6 +73,7 @@ class CheckpointFolder:
             content["layout"] = list(layout)
         marker = sealed(content)
         path = f"{_folder(iteration)}/{_MARKER}"
+        # A marker that is damaged, or another one, is written again.
         with suppress(SwiftError):
             if self.store.read_json(path) == marker:
                 return
@@ -85,6 +87,7 @@ class CheckpointFolder:
             CheckpointError: if there is no checkpoint at all: the store itself may be gone.
         """
         marker = read_sealed(self.store, f"{_folder(iteration)}/{_MARKER}", _MARKER)
+        # A store that is not mounted looks like this. It must not count as damage, which all give up.
         if marker is None and not self._all():
             raise CheckpointError(
                 f"There are no checkpoints in {self.store.url}: is it mounted, and the right one?"
@@ -128,6 +131,7 @@ class CheckpointFolder:
         Raises:
             DamagedCheckpointError: if the list of its files is not what was written.
         """
+        # An empty digest is an earlier version's: there is nothing to compare with.
         files = read_manifest(self.store, part.path, part.digest) if part.digest else None
         return PartReader(self.store, part.path, files, near)
 
@@ -144,6 +148,7 @@ class CheckpointFolder:
             run_id: of this run. Generations of an earlier one have nothing to do with this one's.
         """
         for name in self._all():
+            # Those after the newest one that counts may be being saved now.
             if int(name) < kept[-1] and int(name) not in kept and not self._newer(name, generation, run_id):
                 self.store.delete(f"{_ROOT}/{name}", recursive=True)
         for iteration in kept:

@@ -108,6 +108,7 @@ def claim_store(
     else:
         with waiting(f"the store {store.url} to answer"):
             checkpoints = _decide(store, context, topology, settings or {})
+        # After the record, which whoever sees the key looks for.
         rendezvous.set(key, json.dumps({"checkpoints": checkpoints}))
     store.anchor(RECORD)
     return checkpoints
@@ -184,6 +185,7 @@ def _decide(
         record = None
     earlier: list[str] = [*record["earlier"], record["run_id"]] if used and record is not None else []
     if used and record is not None:
+        # Before anything is deleted, so that a start which is refused leaves the store as it is.
         _check_topology(store, record["topology"], topology)
         tidy_store(store)
         for run in store.list(RUNS):  # at a run's own end other workers may still be writing there
@@ -246,6 +248,7 @@ def _take_over_logs(store: Store, known: set[str]) -> None:
     for folder in store.list(_LOG_ROOT):
         directory = f"{_LOG_ROOT}/{folder}"
         segments = [name for name in store.list(directory) if parse_segment_name(name) is not None]
+        # One is enough: a run deletes the logs of earlier ones before it writes any.
         for name in segments[:1]:
             _check_owner(store, f"{directory}/{name}", known)
         store.delete(directory, recursive=True)
