@@ -84,6 +84,7 @@ class Assembly(Foundations):
     def start(self) -> Iterations:
         """Become part of the job, once all is attached."""
         recorder.lap("join the job")
+        # The script's start is over. From here on a replacement communicates like any other worker.
         script_groups.complete()
         communicate_again()
         if constructed() > 1:
@@ -104,6 +105,7 @@ class Assembly(Foundations):
         self._claim()
         iterations.start()
         if self._context.rank == 0:
+            # One worker judges, and the journal makes it everybody's judgement (decision 21).
             watch = StragglerWatch(
                 self._participant, self._progress, self.profiler.workers, self._costs, self._dealt
             )
@@ -130,6 +132,7 @@ class Assembly(Foundations):
         """From now on, what the script communicates belongs to its steps."""
         setup = LastingGroup.interceptor
         if isinstance(setup, SetupCommunication):
+            # Only now is it known that a session follows (decision 67).
             if (refused := setup.refused) is not None:
                 raise UsageError(
                     f"{line_in(refused.stack)} calls {refused.operation} before the first step. A worker "
@@ -137,6 +140,7 @@ class Assembly(Foundations):
                 )
             self.attached.setup = setup.noted
             for key, value in setup.noted.items():
+                # Set before there was a journal: from now on another machine keeps them, too (decision 55).
                 self._rendezvous.on_set(key, value)
         pipeline = self.attached.pipeline
         self.phases.steps = pipeline.script if pipeline is not None else None
@@ -204,6 +208,7 @@ class Assembly(Foundations):
             by_layer=attached.shared_layers is not None,
         )
         group = self._settings.recovery_groups[context.slot]
+        # Asked at each report: the script may communicate for the first time in a later step.
         yield LogPart(self.log, group, lambda: self._replicas.attached or attached.script_is_logged)
         yield MemoryPart(self._in_memory)
         self._slowness = slowness = SlownessPart(context.rank)

@@ -113,6 +113,7 @@ class Attachments:
             in_step=lambda: self.phases.phase == ScriptPhase.STEP,
         )
         script = self.pipeline.script
+        # Logged as well, for a replay without the job (decision 65).
         self.between.log = NotedResults(self.context.rank, self.log.messages, lambda: script.absence)
         self._check_layers()
         for index, module in self.pipeline.modules.items():
@@ -123,6 +124,7 @@ class Attachments:
         """The recovery group of each machine: one for all where nothing is replayed, so nothing is logged."""
         groups = self.settings.recovery_groups
         stacks = (module for module in self.state.modules.values() if isinstance(module, LayerStack))
+        # Such pipelines get a lost layer from each other (decision 17).
         return [0] * len(groups) if any(stack.pipelines > 1 for stack in stacks) else groups
 
     def _check_layers(self) -> None:
@@ -185,6 +187,7 @@ class Attachments:
             raise UnsupportedError(
                 f"attach_fsdp() takes a model after torch.distributed.fsdp.fully_shard, not a {type(model)}."
             )
+        # What follows looks at shards, and the script may have gathered parameters.
         self.sharded.begin()
         replicas, stages = replicas_of([model]), self.pipeline.modules.values() if self.pipeline else ()
         if any(stage is not model for stage in stages):
@@ -211,6 +214,7 @@ class Attachments:
 
     def add_hook(self, hook: Hook) -> None:
         """See :meth:`swift_ft.Session.between`."""
+        # A part of the state, so that a replacement ends at the same iteration.
         self.state.small.setdefault("swift_ft.stop", self.between.stop)
         self.between.add(hook)
 
@@ -220,6 +224,7 @@ class Attachments:
             raise UsageError(
                 f"session.attach_part() takes a subclass of swift_ft.extend.Part, made, not {part!r}."
             )
+        # Parts are put in order by name.
         if not part.name or part.name in {*ORDER, *(known.name for known in self.parts)}:
             raise UsageError(
                 f"{type(part).__name__}.name is {part.name!r}: give the part a name that no other part has "
@@ -258,12 +263,14 @@ class Attachments:
             "workers": context.workers_per_machine,
             "stages": pipeline.num_stages if pipeline is not None else 1,
         }
+        # Layers are read from whichever parts have them, so their number matters and not the stages'.
         if pipeline is not None and pipeline.stack is not None:
             topology["layers"] = pipeline.stack.count
             topology |= {"pipelines": pipeline.stack.pipelines, "redealt": bool(dealt)}
         if self.shards:
             topology["sharded"] = True
         elif pipeline is None and self.replicas.attached:
+            # Without batches that are dealt by sample, other replicas would get some samples twice.
             topology["redealt"] = bool(dealt)
         return topology
 
@@ -336,6 +343,7 @@ def held_by(
     parts = ("the model",) if pipeline is None else tuple(f"stage {stage}" for stage in pipeline.stages)
     if replicas.sharded:
         return tuple(f"{part}, {shards}" for part in parts)
+    # With tensor parallelism each holder of a stage has another part: replicas share gradients (decision 29).
     holders = world_size if pipeline is None else world_size // len({*pipeline.holders().values()})
     if replicas.count == holders:
         return parts

@@ -100,7 +100,9 @@ class FaultInjector:
         try:
             if fault in self._participant.state.injected:
                 return False
+            # Before it strikes: the replacement comes to the same point, and must not be hit as well.
             self._participant.append(ev.FaultInjected(fault=fault))
+        # Unrecorded, it would strike the replacement as well: rather not at all.
         except SwiftError:
             return False
         return True
@@ -114,6 +116,7 @@ class FaultInjector:
         number = signal.SIGKILL if fault.action == Action.KILL else signal.SIGSTOP
         # The journal has an earlier moment: this worker waited until its entry was there.
         logger.warning("an injected fault strikes at Unix time %.6f: %s", time.time(), fault)
+        # The agent first: afterwards this process could signal nobody.
         if fault.target in (Target.MACHINE, Target.AGENT):
             os.kill(self._agent_pid, number)
         if fault.target in (Target.MACHINE, Target.WORKER):

@@ -84,10 +84,12 @@ class Foundations:
         say_if_slow(recorder.lap("make the session"), context.rank)
         with recorder.span("connect to the job"):
             self._connect()
+        # After the connection, which says whether this job has used the store before.
         with recorder.span("open the store"):
             self._open_store()
         self._keep()
         self._protect()
+        # Last of all: the journal's thread calls listeners at once, and they use what is made above.
         self._participant.start(*self._listeners())
         recorder.lap("script before its first step")
 
@@ -102,10 +104,12 @@ class Foundations:
             admit=has_begun,
         )
         self._rendezvous = client()
+        # As long as nothing fails, the training thread asks the rendezvous store for nothing (decision 56).
         self._writer = writer = BackgroundWriter(self._rendezvous)
         self._batches = BatchCheck(
             BatchBoard(self._rendezvous, writer, context.rank, joined=context.started_in > 1),
             enabled=self._settings.check_data,
+            # So far back can a return to the oldest kept checkpoint lead.
             keep=self._settings.keep_checkpoints * self._settings.checkpoint_every,
         )
         self._progress = ProgressBoard(agent_channel(), ProgressReader(self._rendezvous), context.rank)
@@ -114,6 +118,7 @@ class Foundations:
             lambda: open_journal(client, by=by), by=by, append_s=context.config.rendezvous_timeout_s
         )
         if isinstance(journal, WorkerJournal):
+            # A store that comes back empty gets these keys from another machine (decision 55).
             self._rendezvous.on_set = journal.keep
         self._background = Housekeeper()
         self._archiver = self._new_archiver()
@@ -133,6 +138,7 @@ class Foundations:
         if self._context.rank != 0:
             return None
         archived = ArchivedPosition(self._rendezvous)
+        # Nothing is archived yet, so no block of the journal may be deleted (decision 9).
         archived.note(0)
         archive = JournalArchive(self._store, self._context.run_id)
         return JournalArchiver(archive, self._background, archived.note)

@@ -54,11 +54,13 @@ class Iterations:
     def start(self) -> None:
         """Become part of the job, whether or not other workers train already."""
         self._core.parts.start()
+        # A start is a recovery, too: all report, and the plan says with what each begins.
         perform(self._core.recover())
 
     def on_change(self, state: State) -> None:
         """End an iteration that others do not begin, since layers move before it. In the journal thread."""
         pending = state.layouts.pending
+        # A worker that has begun it would wait for messages that are never sent (decision 15).
         if pending is not None and pending.iteration == self._core.next and not self.replaying:
             self._links.abort()
 

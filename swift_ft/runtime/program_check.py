@@ -65,8 +65,10 @@ def check_program(
         for name, digest in source_digests().items()
         if name not in context.config.different
     }
+    # Of workers that come at once one sets it, and all get the same answer.
     job = json.loads(rendezvous.compare_set(store_keys.program(), "", json.dumps({**of_all, **modules})))
     key = store_keys.program_of(context.rank)
+    # Modules that not all ranks import: compared with the rank's own earlier worker only.
     own |= {name: digest for name, digest in modules.items() if name not in job}
     if context.started_in > 1 and rendezvous.check([key]):
         job |= json.loads(rendezvous.get(key))
@@ -83,6 +85,7 @@ def check_program(
             "go on with --resume. (--may-differ MODULE is for modules that are meant to differ.)",
             differs=True,
         )
+    # Last, so that a worker that is refused does not say what its successors have to run.
     writer.set(key, json.dumps(own))
 
 
@@ -107,6 +110,7 @@ def source_digests() -> dict[str, str]:
 
 def _loaded_otherwise(kept: set[str]) -> Iterator[tuple[str, str]]:
     """Modules that no import of Python's own has loaded, such as those of a hook that rewrites them."""
+    # A copy, since another thread may import something meanwhile.
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not file.endswith(".py") or name in ("__main__", "__mp_main__"):

@@ -66,11 +66,14 @@ class Step:
         self._phases.phase = ScriptPhase.OUTSIDE
         self._batches.end()
         if isinstance(error, RecoveryError):
+            # Its traceback refers to the group's operations, whose connections have to end (decision 24).
             self._cause, self._failure = str(error), error.with_traceback(None)
         elif error is not None and self._is_connection_error(error):
             self._cause = first_line(error)
+        # Not SystemExit or KeyboardInterrupt: with these the script means to end.
         elif error is None or isinstance(error, Exception):
             self._ask_communication(error)
+        # A device may still be computing, and fail when it is waited for.
         if error is None and self._cause is None:
             self._cause = self._finish_on_device()
         self._left = error is None and self._cause is None
@@ -107,10 +110,13 @@ def steps(runner: Iterations, between: Between, phases: ScriptPhases, iterations
         _tell_agent(in_loop=True)
         while True:
             runner.ready_to_step()
+            # What comes between two steps belongs to the iteration before, so it precedes moves and the end
+            # (decision 65).
             if not runner.settle():
                 continue
             if runner.stops_for_layout():
                 continue
+            # Asked each time, since a function between two steps may end training.
             last = iterations if between.stop.at is None else min(iterations, between.stop.at)
             if runner.iteration >= last and not runner.replaying:
                 if runner.finish():
@@ -130,6 +136,7 @@ def steps(runner: Iterations, between: Between, phases: ScriptPhases, iterations
             phases.phase = ScriptPhase.OVER
             if not step._entered:
                 raise UsageError("Write `with step:` around the body of the loop.")
+            # Outside of the block: until here the traceback would have kept connections open (decision 24).
             if step._left:
                 runner.complete()
             else:

@@ -147,6 +147,7 @@ class LayerCosts:
             layers = self._measured
             owners = {layer: rank for rank, own in state.layouts.placed.items() for layer in own}
             if layers is not None and len(owners) == self._count:
+                # Times were measured where the layers were (decision 21).
                 self._layers = on_equal_devices(layers, [owners[number] for number in range(self._count)])
         return self._layers
 
@@ -208,6 +209,7 @@ class LayerTimes:
         """Measure from now on."""
         for name, layer in self._layers.items():
             self._handles.append(layer.register_forward_pre_hook(partial(self._enter, name)))
+            # Also where the layer raises: the hooks on saved tensors have to end there.
             self._handles.append(layer.register_forward_hook(partial(self._leave, name), always_call=True))
             for parameter in layer.parameters():
                 if parameter.requires_grad:
@@ -231,10 +233,12 @@ class LayerTimes:
         owners: dict[int, int] = {}
         found = []
         for index, (name, layer) in enumerate(self._layers.items()):
+            # The state of a shared parameter exists once: the first layer that has it counts it.
             own = [p for p in layer.parameters() if owners.setdefault(id(p), index) == index]
             shared = [owners[id(p)] for p in layer.parameters() if owners[id(p)] != index]
             found.append(
                 LayerProfile(
+                    # A layer that the script never called has no times.
                     forward_ns=round(median(self._forward[name] or [0])),
                     backward_ns=round(median(self._backward[name] or [0])),
                     state_bytes=sum(_state_bytes(p, optimizers) for p in own),
@@ -246,10 +250,12 @@ class LayerTimes:
         return found
 
     def _enter(self, name: str, layer: nn.Module, inputs: Any) -> None:
+        # An evaluation is not a part of an iteration.
         if not torch.is_grad_enabled():
             return
         if name not in self._saved:
             kept = self._saved[name] = {}
+            # Kept in any case, so they are not counted as activations.
             weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
             self._saving[name] = torch.autograd.graph.saved_tensors_hooks(
                 partial(_note, kept, weights), lambda tensor: tensor
@@ -271,7 +277,9 @@ class LayerTimes:
                 tensor.register_hook(partial(self._begin, name))
 
     def _begin(self, name: str, _: torch.Tensor) -> None:
+        # A tensor's hook outlives stop().
         if self._handles:
+            # Nothing marks the end of a backward pass, so the next one's begin does.
             self._close(name)
             self._began[name] = self._touched[name] = self._now()
 

@@ -63,6 +63,7 @@ class LayerSync:
                         send(self._packed(transfer), link)
                     elif self._rank in transfer.targets:
                         self._progress.publish(self._status.iteration, "receiving")
+                        # Into new tensors: if a source dies, this worker still has its own (decision 39).
                         arrived.append(receive(link, fresh_on()))
             except RuntimeError as error:
                 return first_line(error)
@@ -84,6 +85,7 @@ class LayerSync:
         self._repartition.give(layers)
         begin = plan.tasks[self._rank].begin
         if not self._status.known or self._status.iteration != begin or self._status.updated:
+            # All sources are at the same iteration, so any of them will do.
             self._state.restore(rest[0]["small"])
             self._set_options(rest[0]["options"])
         self._status.iteration = begin

@@ -55,6 +55,7 @@ class Rebalance:
         even = even_layout(self._count, stages_in(statuses), pipelines)
         present = state.layouts.current or even
         paces = membership.pace if self._by_pace else {}
+        # With equal machines layers go back to the even layout, which needs no measurements.
         if not paces and not any(machine in membership.hosts for machine in membership.members.values()):
             return even if present != even else None
         if (layers := self._costs.read(state)) is None:
@@ -85,8 +86,10 @@ def may_change(state: State, iteration: int, since: int, changes: int) -> bool:
     plan = state.plan
     if state.phase != Phase.LIVE or plan is None or state.layouts.pending is not None:
         return False
+    # A machine that leaves hands over to another one soon.
     if state.membership.draining or iteration <= plan.resume:
         return False
+    # Each change doubles the wait for the next, so that noise does not move layers to and fro.
     if changes and iteration < since + min(1 << changes, _PATIENCE):
         return False
     steps = state.round.statuses[0].steps

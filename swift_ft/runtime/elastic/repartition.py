@@ -130,9 +130,11 @@ class Repartition(Part):
         try:
             arrived = self._exchange(moves)
             self._layered.prepare(self._own(new), arrived)  # all that can fail, before all go on
+        # Of the script's `build_layer`, too: this worker declines, and all go on as before.
         except Exception as error:
             broken, cause = is_broken_communication(error), first_line(error)
         else:
+            # Not state yet: the old layout counts until all are ready (decision 15).
             self._aside = new, arrived
             self._note(moves, arrived, time.monotonic() - began)
             self._groups.keep()
@@ -180,6 +182,7 @@ class Repartition(Part):
     def settle(self, state: State) -> None:
         """Have the layers of the job's layout: what came aside becomes state, or is dropped."""
         layout, aside, self._aside = self.layout(state), self._aside, None
+        # The job has not agreed on another one: what came for it is dropped (decision 15).
         if layout == self._present:
             self._layered.forget_prepared()
             return
@@ -220,6 +223,7 @@ def _allocate(kinds: dict[StatePath, TensorKind]) -> Mapping[StatePath, torch.Te
         UnsupportedError: there is not.
     """
     needed, left = sum(kind.nbytes for kind in kinds.values()), available_bytes()
+    # Declined, all go on as before. Otherwise the kernel might end the process.
     if left is not None and left < needed:
         raise UnsupportedError(
             f"{format_bytes(left)} of memory are left, and the layers that come need {format_bytes(needed)}"

@@ -41,6 +41,7 @@ class Requests(Part):
 
     def boundary(self, step: StepInfo) -> None:
         state, rank, generation = self._job.state, self._rank, step.generation
+        # In the future, so that all workers learn of it before they are there (decision 15).
         stop = step.completed + ev.REQUESTED_AHEAD
         if self._reshare is not None and (shares := self._reshare.wanted(state, step.completed)):
             deal = ev.SharesRequested(rank=rank, generation=generation, iteration=stop, shares=shares)

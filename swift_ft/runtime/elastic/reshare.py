@@ -52,6 +52,7 @@ class Reshare:
             best = batches.shares_for(speeds)
         except UsageError:  # as it may be with weights, too: they can be too unequal for its units
             return None
+        # All workers stop for a change (decision 23), so it has to pay.
         return best if _took(present, speeds) >= _GAIN * _took(best, speeds) else None
 
 
@@ -59,6 +60,7 @@ def _speeds(state: State, shares: Sequence[int]) -> list[float]:
     """Samples of each replica in equal times, if its first share was right as long as it was not slow."""
     devices = [device_of(state, rank) for rank in range(state.world_size)]
     return [
+        # Workers on one device take turns.
         share * 1000 / pace_of(state, rank) / devices.count(devices[rank])
         for rank, share in enumerate(shares)
     ]

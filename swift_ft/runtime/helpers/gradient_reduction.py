@@ -83,6 +83,7 @@ class StageGradients:
             after = hops[number + 1].rank if number + 1 < len(hops) else None
             terms = [*own[number]]
             if number == 0 and self.initial is not None:
+                # A sum changes its first term, and these are the script's own gradients.
                 terms = [self.initial if not terms else _copy(self.initial), *terms]
             result = self._pass_on(before, terms, after)
         return self._with_frozen(result) if rank == self.owner and result is not None else None
@@ -106,6 +107,7 @@ class StageGradients:
             return None
         total: Gradients = [None] * len(self.parameters)
         if self.initial is not None:
+            # Adding changes the first term.
             total = _copy(self.initial)
         for member in members:
             received = own if member == rank else self._pass_on(member, [], None)
@@ -126,6 +128,7 @@ class StageGradients:
         """
         pieces = _pieces(self.parameters)
         arriving: list[tuple[dist.Work, torch.Tensor]] = []
+        # An optimizer skips a parameter without a gradient, and does not skip one whose gradient is zero.
         begun = torch.zeros(len(self.parameters), dtype=torch.uint8, device=self.parameters[0].device)
         if before is not None:
             link = Link(self.group, before, dist.get_rank())
@@ -201,6 +204,7 @@ class EarlySum:
 
     def _on_added(self, number: int, _: torch.Tensor) -> None:
         self._added.add(number)
+        # In order, which is all that the receiver knows of them.
         while self._pieces and self._added.issuperset(self._pieces[0].keys):
             self._send(self._pieces.popleft())
 

@@ -41,6 +41,7 @@ def offload(
             fits = storage.nbytes() <= room
             if fits:
                 room -= storage.nbytes()
+            # What fits on the host stays there, and has taken its share of the limit.
             if not storage.resizable() or storage.nbytes() == 0 or (on_host and fits):
                 continue
             if fits:
@@ -57,6 +58,7 @@ def _to_host(storage: torch.UntypedStorage, reload: ExitStack) -> None:
         storage.resize_(size)
         _bytes(storage).copy_(copy)
 
+    # Before the memory is freed, so that no error can come in between.
     reload.callback(load)
     storage.resize_(0)
 
@@ -76,6 +78,7 @@ def _to_disk(storage: torch.UntypedStorage, reload: ExitStack, folder: Path | No
             _all(file.readinto, window)
             piece.copy_(window)
 
+    # Not before all is written: if the disk is full, the tensors are as they were.
     reload.callback(load)
     storage.resize_(0)
 

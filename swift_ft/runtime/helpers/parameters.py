@@ -58,9 +58,11 @@ class OwnersState:
         values = self._values()
         trained = _trained(values)
         if self._trained is None:
+            # Once with names and shapes, to all: afterwards both ends know them (decision 33).
             send(StatePayload(values, _packed(inputs)), Link(self.group, self.rank))
             self._agree(trained, values)
             return []
+        # Both ends have cut what travels into pieces by that list.
         if trained != self._trained:
             stage, name = sorted({*trained} ^ {*self._trained})[0][1:]
             raise CannotHelpError(f"the script has changed whether {name} of stage {stage} is trained")
@@ -91,6 +93,7 @@ class OwnersState:
             plain = receive(link, self._allocate, lambda _: meanwhile()).plain
             self._agree(_trained(values), values)
         else:
+            # A chain: the owner sends once, however many members there are (decision 33).
             before = self.route[self.route.index(self.rank) - 1]
             link, onwards = Link(self.group, before, self.rank), self._onwards()
             targets = [[values[path] for path in piece.keys] for piece in self._pieces]
@@ -101,6 +104,7 @@ class OwnersState:
             for work, flat, piece, some in zip(arriving, flats, self._pieces, targets, strict=True):
                 wait_for([work])
                 if onwards is not None:
+                    # Before it is used here, since the next member waits for it.
                     works.append(onwards.carry(flat))
                 piece.fill(some, flat)
             plain = inputs.take()
@@ -108,6 +112,7 @@ class OwnersState:
                 works += send_plain(plain, onwards)
         found = Inputs(**unpack(plain, self.chain.device))
         for stage in self.stages:
+            # Modules are built in training mode, and the script may evaluate some of them.
             self.chain.set_modes(stage, found.evaluating[stage])
         return found, works
 

@@ -72,6 +72,7 @@ class Piece(Generic[Key]):
         """Give the tensors the values that have arrived."""
         with torch.no_grad():
             for tensor, view in zip(tensors, self.views(flat), strict=True):
+                # Not `is`: target() may have given the group a view of the same memory.
                 if tensor.data_ptr() != view.data_ptr():
                     tensor.copy_(view)
                 else:

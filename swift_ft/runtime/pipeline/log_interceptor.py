@@ -47,6 +47,7 @@ class RetainedSends:
 
     def begin(self, iteration: int) -> None:
         """Begin an iteration, and drop the messages from before the previous one."""
+        # A worker that is one iteration behind may need the previous one again (decision 25).
         self._sent = {key: kept for key, kept in self._sent.items() if key.iteration >= iteration - 1}
         self._missing = {missing for missing in self._missing if missing >= iteration - 1}
 
@@ -153,6 +154,7 @@ class LogInterceptor:
         number = self.first_microbatch + microbatch
         self.computing = self.iteration, number
         if direction == Direction.FORWARD:
+            # From numbers alone, so that it does not matter which worker computes it, or when.
             seed_torch(derive_seed(self.seed, self.iteration, stage, number, self.replica))
         point = Point.FORWARD if direction == Direction.FORWARD else Point.BACKWARD
         hit(point, self.iteration, microbatch)

@@ -110,6 +110,7 @@ class LoggedPipeline:
             context.rank, self._group_of, log.messages, script_log_limit_bytes, self._announce
         )
         if context.started_in > 1:
+            # It has not yet made the call that made them its partners (decision 29).
             self.script.remember(*partners.known())
         self.replay_shards = ReplayShards(
             context.config, helping, self._hook, self.stack, self.script, rendezvous
@@ -259,10 +260,12 @@ class LoggedPipeline:
             self.shared_layers.completing = True
             return
         if not self._hook.shapes.known:
+            # No neighbour exchanges shapes with it: they are elsewhere (decision 66).
             self._hook.shapes.adopt(self._shapes.of_lost(self.stages))
         self._interceptor.replay_group = task.replay_group
         replayed = {self._context.rank, *task.replay_group}
         since = state.checkpoints.log_since
+        # Only logs of survivors: members of the group send again what they had sent (decision 51).
         near = self._hook.neighbours(replayed, self.linked)
         source = self._interceptor.source = self._log.read(near, since=since, iteration=task.begin)
 
@@ -293,6 +296,7 @@ class LoggedPipeline:
     def prepare(self, state: State, plan: Plan) -> None:
         """Before the group is formed: decide whether shapes are exchanged again, and who is ahead."""
         ahead = {rank for rank, task in plan.tasks.items() if task.resend_from_log}
+        # Those ahead take no more part in what the script communicates: logs have it (decision 29).
         if ahead and self._context.rank not in ahead:
             since = state.checkpoints.log_since
 
@@ -317,6 +321,7 @@ class LoggedPipeline:
             return not plan.tasks[rank].resend_from_log
 
         def sent(key: MessageKey, device: torch.device) -> torch.Tensor:
+            # What stayed inside the recovery group is in no log (decision 25).
             kept = self._interceptor.retained_sends.get(key)
             return own.read(key).to(device) if kept is None else kept
 

@@ -112,6 +112,7 @@ class Replays:
         replay_group = task.replay_group or (self._participant.context.rank,)
         if not self._groups.enter_replay_group(state.generation, replay_group):
             return False
+        # From the buckets of that iteration, so that sums round as they did (decision 38).
         self._replicas.reset(task.begin)
         return True
 
@@ -128,9 +129,11 @@ class Replays:
         self._progress.publish(iteration, "helping")
         own, prepare = self._own(), self._pipeline.shared_replay.prepare_help
         with ExitStack() as until:
+            # Raised in the group only: there _take_part() tells the job that this worker cannot help.
             compute = _tried(lambda: prepare(state, shared, own, until))
             done = self._take_part(state, shared, lambda: compute()())
         if done:
+            # Owners may still read what it has sent (decision 27).
             self._groups.keep()
         return done
 

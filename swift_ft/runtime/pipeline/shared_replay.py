@@ -162,6 +162,7 @@ class SharedReplay:
         prepared = self._prepare(state, replay)
 
         def help_owners() -> None:
+            # Not earlier: the group is formed once this is prepared, while the owners load (decision 33).
             member = self._member(replay, prepared)
             for iteration in range(replay.begin, replay.until):
                 hit(Point.HELP, iteration)
@@ -174,6 +175,7 @@ class SharedReplay:
     def _prepare(self, state: State, replay: ParallelReplay) -> _Prepared:
         """Make what a member needs before it can begin. No group is used."""
         hook = self._hook
+        # An owner has opened its logs already.
         source = self._interceptor.source or self._log.read(
             hook.neighbours(replay.owners), since=state.checkpoints.log_since, iteration=replay.begin
         )

@@ -222,6 +222,7 @@ class WorkerLog:
             return
         tier.expedite()
         served = self._serve(tier)
+        # Else others read it from here, and need not wait for the upload (decision 51).
         if uploaded or not served:
             try:
                 tier.flush(self._context.config.flush_timeout_s)

@@ -55,6 +55,7 @@ class OwnVariables:
             UnsupportedError: they have a generator in unlike states, and go on with it from step to step.
         """
         self._steps += 1
+        # Only in the first steps, so that all later ones cost nothing.
         if self._steps < _NOTED_AT - 1 or self._steps > _LOOKS or len(replicas) < 2:
             return
         if self._steps == _NOTED_AT - 1:

@@ -57,6 +57,7 @@ class Link:
     def carry(self, tensor: torch.Tensor) -> dist.Work:
         """Begin to send a tensor, or to receive into it."""
         work: dist.Work | None
+        # To one receiver by messages: in a broadcast each costs gloo a round of its own (decision 39).
         if self.target is None:
             work = dist.broadcast(tensor, self.source, self.group, async_op=True)
         elif dist.get_rank() == self.source:
@@ -99,15 +100,18 @@ def send(payload: StatePayload, link: Link) -> None:
     """
     header = payload.header
     body = torch.frombuffer(bytearray(header + payload.plain), dtype=torch.uint8).to(link.device)
+    # The receiver has to make tensors of the right sizes before anything can arrive in them.
     lengths = torch.tensor([len(header), body.numel()], device=link.device)
     under_way = deque([_Flight(link.carry(lengths), lengths), _Flight(link.carry(body), body)])
     digests: list[torch.Tensor] = []
     for number, paths in enumerate(_buckets(payload.kinds)):
         link.hit_bucket(number)
         tensors = [payload.tensors[path].detach() for path in paths]
+        # Copies at both ends would cost as much as the transfer (decision 39).
         own = _own_memory(tensors, link.device)
         flat = _joined(tensors, link.device) if own is None else own
         under_way.append(_Flight(link.carry(flat), flat, is_copy=own is None))
+        # While others travel: one over the whole state would cost its time before and after (decision 39).
         digests.append(_digest(flat))
         if _is_full(under_way):
             _land_some(under_way)
@@ -158,6 +162,7 @@ def receive(
             begun += 1
 
     begin_more()
+    # Tensors are arriving by now (decision 39).
     meanwhile(plain)
     digests: list[torch.Tensor] = []
     while under_way:
@@ -223,6 +228,7 @@ def _digest(flat: torch.Tensor) -> torch.Tensor:
     """Of a bucket's bytes: an int64 of no dimension, on their device."""
     if flat.device.type != "cpu":
         return weighted_sum(flat)
+    # Shifted into the range of int64, in which no bit is lost.
     return torch.tensor(xxhash.xxh3_64_intdigest(flat.numpy().data) - 2**63)
 
 
