@@ -27,7 +27,7 @@ from swift_ft.cli import group, simulate, store
 from swift_ft.cli.news import KINDS
 from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
-from swift_ft.cli.verb import Verb
+from swift_ft.cli.verb import load_verb
 from swift_ft.config import detection_timings as timings
 from swift_ft.config import store_keys
 from swift_ft.config.option import Option, flag_of
@@ -216,15 +216,16 @@ def _options_of(parser: argparse.ArgumentParser) -> Callable[[], Iterator[str]]:
     return lambda: _table(("flag", "meaning"), rows())
 
 
-def _verbs_of(program: str, verbs: Iterable[Verb]) -> Callable[[], Iterator[str]]:
+def _verbs_of(program: str, package: str, verbs: Iterable[str]) -> Callable[[], Iterator[str]]:
     """The verbs of a command, each with its arguments."""
 
     def lines() -> Iterator[str]:
-        for verb in verbs:
-            own = argparse.ArgumentParser(prog=verb.name)
+        for name in verbs:
+            verb = load_verb(package, name)
+            own = argparse.ArgumentParser(prog=name)
             verb.declare(own)
             positional = " ".join(_value_of(action) for action in own._actions if not action.option_strings)
-            yield f"### `{program} {verb.name}{f' {positional}' if positional else ''}`"
+            yield f"### `{program} {name}{f' {positional}' if positional else ''}`"
             yield ""
             yield _said(verb.description.strip())
             yield ""
@@ -580,10 +581,10 @@ def _detection_timings() -> Iterator[str]:
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "swift-run": _flags,
     "front-door": _front_door,
-    "swift-recover": _verbs_of("swift-recover", recover.VERBS),
+    "swift-recover": _verbs_of("swift-recover", "swift_ft.cli.recover", recover.VERBS),
     "swift-group": _options_of(group.parser()),
     "swift-sim": _options_of(simulate.parser()),
-    "swift-plan": _verbs_of("swift-plan", plan.VERBS),
+    "swift-plan": _verbs_of("swift-plan", "swift_ft.cli.plan", plan.VERBS),
     "store": _options_of(store.parser()),
     "store-keys": _store_keys,
     "detection-timings": _detection_timings,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -31,31 +32,48 @@ class Verb:
     """One verb of a command.
 
     Attributes:
-        name: on the command line.
-        help: one line for the list of verbs.
         description: a paragraph for the verb's own ``--help``.
         declare: adds the verb's arguments; ``--json`` is there already.
         run: does it, prints the result, and returns the exit code.
     """
 
-    name: str
-    help: str
     description: str
     declare: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], ExitCode]
 
 
-def add_verbs(parser: argparse.ArgumentParser, verbs: Sequence[Verb]) -> None:
-    """Add the verbs to a command's parser."""
+def add_verbs(
+    parser: argparse.ArgumentParser, package: str, verbs: Mapping[str, str], argv: Sequence[str] | None
+) -> None:
+    """Add the verbs to a command's parser.
+
+    Args:
+        parser: the command's.
+        package: has a module for each verb, with its ``VERB``. It is imported for the verb that is asked for:
+            some need torch, which takes seconds.
+        verbs: names, and one line for each in the list of verbs.
+        argv: the arguments that are to be read; None for the arguments of all verbs.
+    """
     subparsers = parser.add_subparsers(metavar="VERB", required=True)
-    for verb in verbs:
-        own = subparsers.add_parser(verb.name, help=verb.help, description=verb.description)
+    named = next((word for word in argv or () if not word.startswith("-")), None)
+    for name, line in verbs.items():
+        if argv is not None and name != named:
+            subparsers.add_parser(name, help=line)
+            continue
+        verb = load_verb(package, name)
+        own = subparsers.add_parser(name, help=line, description=verb.description)
         verb.declare(own)
         own.add_argument("--json", action="store_true", help="print JSON, for programs")
         own.set_defaults(run=verb.run)
 
 
-def run_verb(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+def load_verb(package: str, name: str) -> Verb:
+    """The verb of a module."""
+    verb: Verb = importlib.import_module(f"{package}.{name}").VERB
+    return verb
+
+
+def run_verb(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     """Run the verb that the arguments name; an error becomes one line on stderr.
 
     Returns:

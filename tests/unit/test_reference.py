@@ -13,6 +13,7 @@ from docs.house import ROOT
 from docs.reference import PATH, document, log_calls
 from swift_ft.cli import group, run, simulate
 from swift_ft.cli.plan.main import VERBS
+from swift_ft.cli.verb import load_verb
 
 
 def test_the_tables_are_what_the_code_says() -> None:
@@ -58,9 +59,9 @@ FLAGS = {
 def flags_of_verbs() -> set[str]:
     """The flags of all verbs of swift-plan."""
     flags = {"--json"}
-    for verb in VERBS:
+    for name in VERBS:
         own = argparse.ArgumentParser()
-        verb.declare(own)
+        load_verb("swift_ft.cli.plan", name).declare(own)
         flags |= {flag for action in own._actions for flag in action.option_strings}
     return flags
 

@@ -143,8 +143,6 @@ def _print(rows: list[_Row], microbatches: int) -> None:
 
 
 VERB = Verb(
-    "compare",
-    help="one pipeline under all schedules",
     description=(
         "Cut a model for all nodes as one pipeline, and show the exact time of an iteration under each "
         "schedule of torch, beside what the sums of two papers say."

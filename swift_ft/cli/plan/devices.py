@@ -99,8 +99,6 @@ def _print(plan: DevicePlan, microbatches: int) -> None:
 
 
 VERB = Verb(
-    "devices",
-    help="pipelines of unlike devices",
     description=(
         "Form pipelines of about equal power from devices of any types, and give each stage as many "
         "layers as its device is fast (AutoHet, section III). All replicas process as many microbatches."

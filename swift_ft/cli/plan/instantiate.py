@@ -70,8 +70,6 @@ def _to_json(found: Instantiation, templates: Mapping[int, Template]) -> dict[st
 
 
 VERB = Verb(
-    "instantiate",
-    help="the pipelines that use all nodes, and their shares of the batch",
     description=(
         "Choose the set of templates that uses all nodes, survives the losses asked for, and does the global "
         "batch in the shortest time (Oobleck, section 4.2)."

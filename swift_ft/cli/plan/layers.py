@@ -101,8 +101,6 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 
 VERB = Verb(
-    "layers",
-    help="layers.json from the shapes of a transformer",
     description=(
         "Estimate what each layer of a transformer costs from its shapes, or from the measured times of 1, "
         "2, 4 ... of its blocks. A measured file is better: swift-run --layers-out."

@@ -176,8 +176,6 @@ def _in_words(change: Change) -> str:
 
 
 VERB = Verb(
-    "reconfigure",
-    help="the pipelines after a loss, or with more nodes",
     description=(
         "Form pipelines of the nodes that are left after a loss. A pipeline that has lost nodes goes on with "
         "the others, borrows nodes from bigger pipelines, or merges with short ones (Oobleck, section 5.1). "

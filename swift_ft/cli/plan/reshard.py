@@ -141,8 +141,6 @@ def _print(plan: MovePlan, ranked: MovePlan, state: int, locations: Mapping[int,
 
 
 VERB = Verb(
-    "reshard",
-    help="what has to move from one layout to another",
     description=(
         "Compare the slices that two layouts hold, give each rank of the new layout to the device that holds "
         "most of it, and count what still has to move (Tenplex, section 4). Ranks count tp fastest, then sp, "

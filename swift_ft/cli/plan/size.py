@@ -116,8 +116,6 @@ def _to_json(size: Size) -> dict[str, Any]:
 
 
 VERB = Verb(
-    "size",
-    help="how many machines, and which",
     description=(
         "Say what each number of machines of each kind would do and cost, where more of them bring little, "
         "and which to take."

@@ -75,8 +75,6 @@ def console() -> Console:
 
 
 VERB = Verb(
-    "templates",
-    help="the best cut into stages, for each number of nodes",
     description=(
         "Cut a model into stages for each number of nodes that a pipeline may get when machines are lost "
         "(Oobleck, section 4.1), by the exact time of an iteration. Says whether a cut is proven best."

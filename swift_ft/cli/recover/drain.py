@@ -160,8 +160,6 @@ def _what_for(state: State, machine: str) -> str:
 
 
 VERB = Verb(
-    "drain",
-    help="let a machine hand over to a spare and leave a running job",
     description="Ask a machine of a running job to leave. All workers save a checkpoint, a spare takes the "
     "machine's place, and no completed iteration is lost. Without a spare the machine stays until one joins.",
     declare=_declare,

@@ -41,8 +41,6 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 
 VERB = Verb(
-    "export",
-    help="write a bundle for a bug report",
     description="Write one file for a bug report: the journal of a run and its recoveries, run.json, the "
     "markers of its checkpoints, names and sizes of all files in the store, and versions. It holds no "
     "tensors, no credentials and no environment. The store stays as it is.",

@@ -93,8 +93,6 @@ def _print(report: GarbageReport, *, deleted: bool) -> None:
 
 
 VERB = Verb(
-    "gc",
-    help="delete what no recovery needs",
     description=(
         "Delete what killed workers, failed uploads, checkpoints that were never committed, and earlier runs "
         "have left in a store, and log segments older than its oldest checkpoint. Committed checkpoints "

@@ -58,8 +58,6 @@ def _table(summary: SegmentSummary) -> Table:
 
 
 VERB = Verb(
-    "inspect",
-    help="show what a log segment holds, and verify it",
     description="Read one log segment, show whose messages it holds, and verify all checksums.",
     declare=_declare,
     run=_run,

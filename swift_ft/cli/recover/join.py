@@ -51,8 +51,6 @@ def _flags(setup: tuple[str, ...]) -> Iterator[str]:
 
 
 VERB = Verb(
-    "join",
-    help="start one more machine for a running job",
     description="Become a machine of a running job: for an empty slot, or as a spare. The number of "
     "machines and all flags that they must have in common are the job's; name its script and arguments.",
     declare=_declare,

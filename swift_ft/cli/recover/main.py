@@ -4,39 +4,28 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the end of a run closes connections: no warnings
 
 from swift_ft.cli.common import OneLineParser
-from swift_ft.cli.recover import (
-    drain,
-    export,
-    gc,
-    inspect,
-    join,
-    plan,
-    replay,
-    scale,
-    status,
-    timeline,
-    verify,
-)
-from swift_ft.cli.verb import Verb, add_verbs, run_verb
+from swift_ft.cli.verb import add_verbs, run_verb
 
-VERBS: tuple[Verb, ...] = (
-    status.VERB,
-    verify.VERB,
-    plan.VERB,
-    timeline.VERB,
-    inspect.VERB,
-    replay.VERB,
-    export.VERB,
-    gc.VERB,
-    join.VERB,
-    drain.VERB,
-    scale.VERB,
-)
+VERBS = {
+    "status": "show where a run stands, and what it would lose now",
+    "verify": "read all checkpoints and logs, and say what damage would cost",
+    "plan": "show what would happen if machines died now",
+    "timeline": "show recoveries, lost time, and who held what",
+    "inspect": "show what a log segment holds, and verify it",
+    "replay": "rebuild a lost machine's state from checkpoint and logs, without the job",
+    "export": "write a bundle for a bug report",
+    "gc": "delete what no recovery needs",
+    "join": "start one more machine for a running job",
+    "drain": "let a machine hand over to a spare and leave a running job",
+    "scale": "go on with fewer machines, without losing an iteration",
+}
+"""A line for each verb: a module of this folder, which is imported when it is asked for."""
 
 _EXIT_CODES = """\
 exit codes:
@@ -49,16 +38,17 @@ exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    return run_verb(parser(), argv)
+    given = sys.argv[1:] if argv is None else argv
+    return run_verb(parser(given), given)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The command line; with ``argv`` only the arguments of the verb that they name."""
     parser = OneLineParser(
         prog="swift-recover",
         description="Inspect, verify, plan and replay runs from their stores: a path, s3://... or hdfs://...",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_verbs(parser, VERBS)
+    add_verbs(parser, __package__, VERBS, argv)
     return parser

@@ -147,8 +147,6 @@ def _does(part: WorkerPart) -> str:
 
 
 VERB = Verb(
-    "plan",
-    help="show what would happen if machines died now",
     description="Show what the run would do if machines died now: who takes their places, who replays and "
     "who helps, and what is computed again. The run's own protocol makes this plan, from the archived "
     "journal. Of a run that has ended, it is the plan for the time before its workers were done.",

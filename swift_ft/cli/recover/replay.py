@@ -105,8 +105,6 @@ def _print(result: OfflineReplayResult) -> None:
 
 
 VERB = Verb(
-    "replay",
-    help="rebuild a lost machine's state from checkpoint and logs, without the job",
     description=_DESCRIPTION,
     declare=_declare,
     run=_run,

@@ -60,8 +60,6 @@ def _check(follower: Follower, args: argparse.Namespace) -> None:
 
 
 VERB = Verb(
-    "scale",
-    help="go on with fewer machines, without losing an iteration",
     description="Let a running job go on with so many machines. Spares leave first, then those of the last "
     "slots, one after the other: all workers save a checkpoint, another machine runs the leaving one's "
     "workers, too, and no completed iteration is lost. To have more, start them: see swift-recover join.",

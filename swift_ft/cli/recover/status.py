@@ -114,8 +114,6 @@ def _again(loss: LossPlan) -> str:
 
 
 VERB = Verb(
-    "status",
-    help="show where a run stands, and what it would lose now",
     description="Show the newest run of a store: whether it lives, its checkpoints and logs, and for each "
     "machine how it would be recovered if it were lost now. Nothing is measured from outside: the times are "
     "those that its journal and its files show, and the seconds are until all workers are back where they "

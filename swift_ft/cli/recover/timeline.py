@@ -174,8 +174,6 @@ def _table(title: str, columns: tuple[str, ...], right: tuple[str, ...] = ()) ->
 
 
 VERB = Verb(
-    "timeline",
-    help="show recoveries, lost time, and who held what",
     description="Show a run from its beginning to its end: goodput, lost time by cause, recoveries, and "
     "which machine held which part of the model. It reads the archived journal and what workers noted in the "
     "store, so the job may be gone. With --plot it writes a picture, or a report for a browser that needs no "

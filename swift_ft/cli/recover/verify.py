@@ -82,8 +82,6 @@ def _number(number: int | None) -> str:
 
 
 VERB = Verb(
-    "verify",
-    help="read all checkpoints and logs, and say what damage would cost",
     description=(
         "Read every log segment and every checkpoint of a store, verify all checksums, and say which worker "
         "could not be replayed. A run may be alive meanwhile; nothing is written."

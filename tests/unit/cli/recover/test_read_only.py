@@ -22,7 +22,7 @@ WRITES = {"gc": "what it is for", **dict.fromkeys(("join", "drain", "scale"), "a
 REPLAYS = (
     "replay"  # it starts workers: tests/cluster/test_offline_replay.py compares its store before and after
 )
-READS = [verb.name for verb in command_line.VERBS if verb.name not in (*WRITES, REPLAYS)]
+READS = [name for name in command_line.VERBS if name not in (*WRITES, REPLAYS)]
 
 _ALL_AND_A_WRITE = """
 import sys
