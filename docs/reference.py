@@ -475,7 +475,7 @@ def _log_events() -> Iterator[str]:
 
 def _operator_events() -> Iterator[str]:
     rows = (
-        (f"`{name}`", kind.level, ", ".join(f"`{field}`" for field in kind.fields), kind.meaning)
+        (f"`{name}`", kind.level, ", ".join(f"`{field}`" for field in kind.fields.split()), kind.meaning)
         for name, kind in KINDS.items()
         if kind.level
     )

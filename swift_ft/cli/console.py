@@ -143,7 +143,7 @@ class WaitTeller:
 
 
 class _Story:
-    """What is printed. Owner: the child's main thread."""
+    """The lines that are printed. Owner: the child's main thread."""
 
     def __init__(self, place: dict[str, Any], config: RunConfig, history: History) -> None:
         self._quiet = config.quiet
@@ -200,7 +200,7 @@ def _serve(orders_r: int, config: RunConfig, launcher: int, pipe: EventPipe | No
     try:
         orders = os.fdopen(orders_r)
         if place := json.loads(orders.readline() or "{}"):
-            _narrate(orders, place, config, launcher, pipe)
+            _Narration(orders, place, config, pipe).run(launcher)
     finally:
         os._exit(0)  # threads may block in the rendezvous store
 
@@ -221,7 +221,7 @@ class _Begin:
 
 
 class _Inbox:
-    """What threads of the child hear, in one queue: entries, orders of the launcher, and log events.
+    """All that threads of the child hear, in one queue: entries, orders of the launcher, and log events.
 
     Args:
         config: the run's.
@@ -301,66 +301,67 @@ class _Record:
     record: dict[str, Any]
 
 
-def _narrate(
-    orders: TextIO, place: dict[str, Any], config: RunConfig, launcher: int, pipe: EventPipe | None
-) -> None:
-    history = History()
-    story = _Story(place, config, history)
-    inbox = _Inbox(config, orders, place, pipe)
-    hook = EventHook(config.on_event, inbox.note_failed_hook) if config.on_event else None
-    file = EventFile(config.events_log) if config.events_log else None
-    stream = EventStream(history, *(out for out in (file, hook) if out is not None))
-    closing: float | None = None
-    heard = pipe is None
-    while os.getppid() == launcher and (
-        closing is None or (time.monotonic() < closing and not (story.over and heard))
-    ):
-        try:
-            found = inbox.get(timeout=_TICK_S if closing is None else _LAST_TICK_S)
-        except queue.Empty:
-            story.tell_wait()
-            continue
+class _Narration:
+    """Takes what the inbox brings, one after the other. Owner: the child's main thread."""
+
+    def __init__(
+        self, orders: TextIO, place: dict[str, Any], config: RunConfig, pipe: EventPipe | None
+    ) -> None:
+        self._history = History()
+        self._story = _Story(place, config, self._history)
+        self._inbox = _Inbox(config, orders, place, pipe)
+        self._hook = EventHook(config.on_event, self._inbox.note_failed_hook) if config.on_event else None
+        file = EventFile(config.events_log) if config.events_log else None
+        self._stream = EventStream(self._history, *(out for out in (file, self._hook) if out is not None))
+        self._heard = pipe is None  # all log events that were sent before the launcher closed its console
+        self._closes_at: float | None = None
+
+    def run(self, launcher: int) -> None:
+        """Tell all, until the launcher closes its console or is gone."""
+        while os.getppid() == launcher and not self._is_over():
+            try:
+                found = self._inbox.get(timeout=_TICK_S if self._closes_at is None else _LAST_TICK_S)
+            except queue.Empty:
+                self._story.tell_wait()
+            else:
+                self._take(found)
+        self._take_rest()
+        self._story.sum_up()
+        if self._hook is not None:
+            self._hook.close()
+            self._take_rest()  # its last runs may be the first that fail
+
+    def _is_over(self) -> bool:
+        if self._closes_at is None:
+            return False
+        return time.monotonic() >= self._closes_at or (self._story.over and self._heard)
+
+    def _take_rest(self) -> None:
+        while not self._inbox.empty():
+            self._take(self._inbox.get_nowait())
+
+    def _take(self, found: _Read | _Begin | _Order | _Record) -> None:
         match found:
             case _Read(entry, is_news):
-                change = history.apply(entry)
-                found_news = news_of(change, history) if is_news else []
-                story.tell(found_news)
-                stream.add_news(found_news, entry)
+                change = self._history.apply(entry)
+                told = news_of(change, self._history) if is_news else []
+                self._story.tell(told)
+                self._stream.add_news(told, entry)
             case _Begin(state):
-                history.begin(state)
+                self._history.begin(state)
             case _Record(record) if not record:
-                heard = True
+                self._heard = True
             case _Record(record):
-                stream.add_record(record)
+                self._stream.add_record(record)
             case _Order({"run_id": run_id, "store": store}):
-                stream.run_id = run_id
-                if hook is not None:
-                    hook.agree_in(partial(connect, StoreAddress.parse(store), run_id, timeout_s=_CLAIM_S))
+                self._stream.run_id = run_id
+                if self._hook is not None:
+                    address = StoreAddress.parse(store)
+                    self._hook.agree_in(partial(connect, address, run_id, timeout_s=_CLAIM_S))
             case _Order({"hook": reason, "at": at}):
-                _tell_failed_hook(reason, at, story, stream)
+                self._story.warn(reason)
+                self._stream.add("hook_failed", at=at, reason=reason)
             case _Order({"failed": reason, "at": at}):
-                stream.add("launcher_failed", at=at, reason=reason)
+                self._stream.add("launcher_failed", at=at, reason=reason)
             case _Order(order) if not order:
-                closing = time.monotonic() + _LAST_NEWS_S
-    _tell_rest(inbox, story, stream)
-    story.sum_up()
-    if hook is not None:
-        hook.close()
-        _tell_rest(inbox, story, stream)  # its last runs may be the first that fail
-
-
-def _tell_rest(inbox: _Inbox, story: _Story, stream: EventStream) -> None:
-    """What came with the end: log events, and that the hook has failed."""
-    while not inbox.empty():
-        match inbox.get_nowait():
-            case _Record(record) if record:
-                stream.add_record(record)
-            case _Order({"hook": reason, "at": at}):
-                _tell_failed_hook(reason, at, story, stream)
-            case _:
-                pass
-
-
-def _tell_failed_hook(reason: str, at: float, story: _Story, stream: EventStream) -> None:
-    story.warn(reason)
-    stream.add("hook_failed", at=at, reason=reason)
+                self._closes_at = time.monotonic() + _LAST_NEWS_S

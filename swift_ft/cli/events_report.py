@@ -52,7 +52,7 @@ def write_report(file: str, verdict: Verdict, excerpt: Excerpt, run_id: str, sto
 
 
 def _recoveries(history: History, run_id: str, url: str) -> list[dict[str, Any]]:
-    """What the journal tells of each recovery, and what each process says of those that ended."""
+    """Each recovery as the journal tells it, with the spans of all processes where it ended."""
     ended = {recovery.generation for recovery in history.recoveries if recovery.live is not None}
     recordings: list[StoredRecording] = []
     if url and ended:

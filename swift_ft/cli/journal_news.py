@@ -12,7 +12,7 @@ from typing import Any
 from swift_ft.cli.news import NEWS, SILENT, News, news
 from swift_ft.cli.words import cost_in_words, counted, machine_in_words, numbers_in_words, plan_in_words
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.history import Change, History
+from swift_ft.recovery.history import History, StateChange
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.recoveries import lost_statistics
@@ -22,7 +22,7 @@ _Told = tuple[str, dict[str, Any]]
 """The name of a kind, and what is known. ``level`` and ``weight`` may be other ones than the table's."""
 
 
-def news_of(change: Change, history: History) -> list[News]:
+def news_of(change: StateChange, history: History) -> list[News]:
     """Tell a person what an entry means.
 
     Args:
@@ -36,22 +36,18 @@ def news_of(change: Change, history: History) -> list[News]:
     return [news(event, at, **facts) for event, facts in told]
 
 
-def _of_event(change: Change) -> Iterator[_Told]:
+def _of_event(change: StateChange) -> Iterator[_Told]:
     """The event itself."""
     before, after, event = change.before, change.after, change.entry.event
     facts = _facts_of(before, event)
     match event:
         case ev.JobOpened(machines=machines, workers_per_machine=each):
-            yield (
-                "run_opened",
-                {**facts, "size": f"{counted(machines, 'machine')}, {counted(each, 'worker')} on each"},
-            )
+            size = f"{counted(machines, 'machine')}, {counted(each, 'worker')} on each"
+            yield "run_opened", {**facts, "size": size}
         case ev.MachineJoined(host=host) if host:
             yield "guest_joined", {"of": machine_in_words(after, host)}
         case ev.MachineJoined() if before.generation and event.machine in after.membership.spares:
             yield "spare_joined", {**facts, "spares": len(after.membership.spares)}
-        case ev.GuestDeclined():
-            yield "guest_declined", facts
         case ev.DrainRequested(asked_by=by):
             yield "drain_requested", {**facts, "by": by}
         case ev.MachineLost(on_request=True):
@@ -60,16 +56,8 @@ def _of_event(change: Change) -> Iterator[_Told]:
             yield "machine_lost", facts
         case ev.MachineLost() if event.machine in before.membership.spares:
             yield "spare_lost", facts
-        case ev.CommunicationFailed():
-            yield "communication_failed", facts
         case ev.ReplayFailed():
             yield "replay_failed", {**facts, "why": event.reason, **_refusal(before, after, facts["machine"])}
-        case ev.CheckpointDamaged():
-            yield "checkpoint_damaged", facts
-        case ev.HelpDeclined():
-            yield "help_declined", facts
-        case ev.LayoutDeclined():
-            yield "layout_declined", facts
         case ev.ScriptFailed() if after.phase != Phase.ENDED:
             guest = event.machine in before.membership.hosts
             yield "script_failed", {**facts, "remark": _OF_A_GUEST if guest else ""}
@@ -87,10 +75,19 @@ def _of_event(change: Change) -> Iterator[_Told]:
             yield "checkpoint_requested", facts
         case ev.WorkerFinished() if after.all_finished:
             yield "all_finished", {}
-        case ev.FaultInjected():
-            yield "fault_injected", facts
+        case _ if type(event) in _AS_THEY_ARE:
+            yield _AS_THEY_ARE[type(event)], facts
 
 
+_AS_THEY_ARE: dict[type[ev.Event], str] = {
+    ev.GuestDeclined: "guest_declined",
+    ev.CommunicationFailed: "communication_failed",
+    ev.CheckpointDamaged: "checkpoint_damaged",
+    ev.HelpDeclined: "help_declined",
+    ev.LayoutDeclined: "layout_declined",
+    ev.FaultInjected: "fault_injected",
+}
+"""Events that say all themselves."""
 _OF_A_GUEST = (
     " (that worker was a guest's, beside the machine's own: two of them cannot have one port, lock or device)"
 )
@@ -102,12 +99,8 @@ def _facts_of(before: State, event: ev.Event) -> dict[str, Any]:
     if (rank := facts.get("rank")) is not None:
         return {**facts, "machine": before.slot_of_rank(rank), "who": f"worker {rank}"}
     if (name := facts.get("machine")) is not None:
-        return {
-            **facts,
-            "machine": before.slot_of(name),
-            "name": name,
-            "who": machine_in_words(before, name),
-        }
+        slot, who = before.slot_of(name), machine_in_words(before, name)
+        return {**facts, "machine": slot, "name": name, "who": who}
     return facts
 
 
@@ -119,7 +112,7 @@ def _refusal(before: State, after: State, slot: int) -> dict[str, str]:
     return {"who": who, "why": after.membership.refused[str(before.members[slot])]}
 
 
-def _of_state(change: Change) -> Iterator[_Told]:
+def _of_state(change: StateChange) -> Iterator[_Told]:
     """Consequences for the job: who is missing, which way back is taken, and that all train."""
     before, after = change.before, change.after
     if after.phase == Phase.ENDED:
@@ -147,37 +140,33 @@ def _of_state(change: Change) -> Iterator[_Told]:
         yield "run_live" if after.generation == 1 else "all_go_on", {"iteration": iteration}
 
 
-def _of_end(change: Change, history: History) -> Iterator[_Told]:
+def _of_end(change: StateChange, history: History) -> Iterator[_Told]:
     """The end of a recovery, or of the run."""
     if (recovery := change.ended) is not None:
-        yield (
-            "recovery_finished",
-            {
-                "way": recovery.mode,
-                "reason": recovery.reason,
-                "seconds": round(recovery.seconds, 3),
-                "iterations_lost": recovery.most_lost,
-                "resume": recovery.resume,
-                "machines": recovery.slots,
-                "replayed_iterations": max(recovery.replayed_iterations.values(), default=0),
-                "duration": format_seconds(recovery.seconds),
-                "cost": cost_in_words(recovery),
-            },
-        )
+        facts = {
+            "way": recovery.mode,
+            "reason": recovery.reason,
+            "seconds": round(recovery.seconds, 3),
+            "iterations_lost": recovery.most_lost,
+            "resume": recovery.resume,
+            "machines": recovery.slots,
+            "replayed_iterations": max(recovery.replayed_iterations.values(), default=0),
+            "duration": format_seconds(recovery.seconds),
+            "cost": cost_in_words(recovery),
+        }
+        yield "recovery_finished", facts
     verdict = change.after.verdict
     if verdict is not None and change.before.verdict is None:
-        yield (
-            "run_ended",
-            {
-                "ok": verdict.ok,
-                "reason": verdict.reason,
-                "exit_code": verdict.exit_code,
-                "recoveries": len(history.recoveries),
-                "lost_seconds": round(history.lost_seconds(), 3),
-                "ending": "the run is complete" if verdict.ok else f"the run ends: {verdict.reason}",
-                "level": "info" if verdict.ok else "error",
-            },
-        )
+        facts = {
+            "ok": verdict.ok,
+            "reason": verdict.reason,
+            "exit_code": verdict.exit_code,
+            "recoveries": len(history.recoveries),
+            "lost_seconds": round(history.lost_seconds(), 3),
+            "ending": "the run is complete" if verdict.ok else f"the run ends: {verdict.reason}",
+            "level": "info" if verdict.ok else "error",
+        }
+        yield "run_ended", facts
 
 
 def _generation(before: State, after: State, event: ev.Event) -> Iterator[_Told]:

@@ -99,7 +99,7 @@ class _Looks:
         return time.monotonic() - self._answered_at
 
     def news(self, wait_s: float = 0.0) -> list[News]:
-        """What is new, after a wait for it; the view is up to date afterwards."""
+        """All that is new, after a wait for it; the view is up to date afterwards."""
         news: list[News] = []
         try:
             news += self._watch.apply(self._found.get(timeout=wait_s))
@@ -120,7 +120,7 @@ class _Looks:
             going_on = not self._closed.wait(self._poll_s)
             seen = self._watch.look()
             self._answered_at = time.monotonic()
-            if seen.entries or seen.progress or seen.lost:
+            if seen.journal.entries or seen.progress or seen.lost:
                 self._found.put(seen)
             going_on = going_on and not seen.lost
 

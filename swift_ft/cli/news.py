@@ -28,106 +28,102 @@ SILENT, ROUTINE, NEWS, GRAVE = Weight
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class NewsKind:
     """A row of the table.
 
     Attributes:
         level: in JSON lines: ``info``, ``warning`` or ``error``; empty for what is told to persons only.
         weight: on the console.
         sentence: without a full stop; names in braces stand for what is known of the event.
-        fields: the names of those facts that JSON lines have, too.
+        fields: the names of those facts that JSON lines have, too, with blanks between them.
         meaning: for the documents.
     """
 
     level: str
     weight: Weight
     sentence: str
-    fields: tuple[str, ...] = ()
+    fields: str = ""
     meaning: str = ""
-
-
-def _kind(level: str, weight: Weight, sentence: str, fields: str = "", meaning: str = "") -> Kind:
-    return Kind(level, weight, sentence, tuple(fields.split()), meaning)
 
 
 # fmt: off
 KINDS = {
-    "run_opened": _kind("info", ROUTINE, "a run on {size}", "checkpoint machines workers_per_machine",
+    "run_opened": NewsKind("info", ROUTINE, "a run on {size}", "checkpoint machines workers_per_machine",
         "A run begins, or goes on from a checkpoint."),
-    "all_here": _kind("", ROUTINE, "all machines are here"),
-    "all_start": _kind("", ROUTINE, "{way_in_words}"),
-    "run_live": _kind("info", ROUTINE, "all are live, and go on with iteration {iteration}", "iteration",
+    "all_here": NewsKind("", ROUTINE, "all machines are here"),
+    "all_start": NewsKind("", ROUTINE, "{way_in_words}"),
+    "run_live": NewsKind("info", ROUTINE, "all are live, and go on with iteration {iteration}", "iteration",
         "All workers train for the first time."),
-    "spare_joined": _kind("info", ROUTINE, "a spare machine joins", "name spares",
+    "spare_joined": NewsKind("info", ROUTINE, "a spare machine joins", "name spares",
         "A machine waits as a spare."),
-    "guest_joined": _kind("", ROUTINE, "a guest of {of} is ready"),
-    "machine_lost": _kind("warning", NEWS, "machine {machine} is lost: {reason}", "name reason reporter",
+    "guest_joined": NewsKind("", ROUTINE, "a guest of {of} is ready"),
+    "machine_lost": NewsKind("warning", NEWS, "machine {machine} is lost: {reason}", "name reason reporter",
         "A machine with workers counts as failed."),
-    "spare_lost": _kind("warning", NEWS, "a spare machine is lost: {reason}", "name reason reporter",
+    "spare_lost": NewsKind("warning", NEWS, "a spare machine is lost: {reason}", "name reason reporter",
         "A spare machine counts as failed."),
-    "spares_used_up": _kind("warning", SILENT, "no spare machine is left", "",
+    "spares_used_up": NewsKind("warning", SILENT, "no spare machine is left", "",
         "No spare is left: the next loss waits for a new machine."),
-    "guest_declined": _kind("warning", NEWS, "{who} cannot run an empty slot, too: {reason}", "",
+    "guest_declined": NewsKind("warning", NEWS, "{who} cannot run an empty slot, too: {reason}", "",
         "A machine cannot run an empty slot, too, for the reason given."),
-    "machine_awaited": _kind("warning", SILENT, "the run waits for a machine for slots {slots}", "slots",
+    "machine_awaited": NewsKind("warning", SILENT, "the run waits for a machine for slots {slots}", "slots",
         "A slot is empty, and the run stands still until a machine joins."),
-    "generation_formed": _kind("", NEWS, "generation {generation}: {how}"),
-    "recovery_planned": _kind("info", NEWS, "{way_in_words}", "way reason resume",
+    "generation_formed": NewsKind("", NEWS, "generation {generation}: {how}"),
+    "recovery_planned": NewsKind("info", NEWS, "{way_in_words}", "way reason resume",
         "The way back to training: which one, why, and from which iteration."),
-    "fell_back": _kind("error", GRAVE, "{way_in_words}", "way reason resume",
+    "fell_back": NewsKind("error", GRAVE, "{way_in_words}", "way reason resume",
         "Completed iterations are lost: all return to a checkpoint, or start again."),
-    "statistics_lost": _kind("", GRAVE,
+    "statistics_lost": NewsKind("", GRAVE,
         "worker {rank} loses its own running statistics and goes on with those of worker {source}"),
-    "replayed": _kind("", NEWS, "{who} has replayed {iterations}"),
-    "recovery_finished": _kind("warning", NEWS,
+    "replayed": NewsKind("", NEWS, "{who} has replayed {iterations}"),
+    "recovery_finished": NewsKind("warning", NEWS,
         "all are live, and go on with iteration {resume}: back after {duration}; {cost}",
         "way reason seconds iterations_lost resume machines replayed_iterations",
         "All train again: by which way, how long it took, and what it cost."),
-    "communication_failed": _kind("warning", NEWS, "{who}: {reason}", "reason",
+    "communication_failed": NewsKind("warning", NEWS, "{who}: {reason}", "reason",
         "Connections broke, and no machine was found dead."),
-    "replay_failed": _kind("warning", NEWS, "{who}: {why}", "reason",
+    "replay_failed": NewsKind("warning", NEWS, "{who}: {why}", "reason",
         "A log cannot be replayed. The next way back is taken."),
-    "checkpoint_damaged": _kind("", GRAVE, "{who}: {reason}"),
-    "help_declined": _kind("warning", NEWS, "{who}: {reason}", "reason",
+    "checkpoint_damaged": NewsKind("", GRAVE, "{who}: {reason}"),
+    "help_declined": NewsKind("warning", NEWS, "{who}: {reason}", "reason",
         "A survivor cannot help in a replay, which goes on without it."),
-    "layout_planned": _kind("", NEWS, "{way_in_words}"),
-    "layout_changed": _kind("info", SILENT, "layers have moved: {counts} on the stages", "layers iteration",
-        "Layers have moved: how many are on each stage from now on."),
-    "layout_declined": _kind("warning", NEWS, "{who}: {reason}", "reason",
+    "layout_planned": NewsKind("", NEWS, "{way_in_words}"),
+    "layout_changed": NewsKind("info", SILENT, "layers have moved: {counts} on the stages",
+        "layers iteration", "Layers have moved: how many are on each stage from now on."),
+    "layout_declined": NewsKind("warning", NEWS, "{who}: {reason}", "reason",
         "A worker cannot take layers. They stay where they are."),
-    "shares_changed": _kind("info", NEWS,
+    "shares_changed": NewsKind("info", NEWS,
         "generation {generation}: replicas get {counts} samples of each batch, from iteration {iteration} on",
         "shares iteration", "Global batches are dealt anew: how many samples each replica gets."),
-    "all_stop": _kind("", ROUTINE, "generation {generation}: all stop, since layers move"),
-    "all_go_on": _kind("", ROUTINE, "all are live, and go on with iteration {iteration}"),
-    "straggler": _kind("warning", NEWS,
+    "all_stop": NewsKind("", ROUTINE, "generation {generation}: all stop, since layers move"),
+    "all_go_on": NewsKind("", ROUTINE, "all are live, and go on with iteration {iteration}"),
+    "straggler": NewsKind("warning", NEWS,
         "{who} takes {times:.1f} times as long as its peers would for its own work", "iteration permille",
         "A worker is persistently slower than its peers: how many times."),
-    "straggler_gone": _kind("info", NEWS, "{who} is as fast as its peers again", "iteration permille",
+    "straggler_gone": NewsKind("info", NEWS, "{who} is as fast as its peers again", "iteration permille",
         "A worker that was slower than its peers is so no more."),
-    "script_failed": _kind("warning", NEWS, "{reason}{remark}", "exit_code",
+    "script_failed": NewsKind("warning", NEWS, "{reason}{remark}", "exit_code",
         "The script raised or exited with an error. All start again."),
-    "deadline_passed": _kind("warning", NEWS, "{reason}", "machines",
+    "deadline_passed": NewsKind("warning", NEWS, "{reason}", "machines",
         "Machines did not answer in time, and count as lost."),
-    "drain_requested": _kind("info", NEWS, "{who} is asked to leave by {by}", "name by",
+    "drain_requested": NewsKind("info", NEWS, "{who} is asked to leave by {by}", "name by",
         "A machine is asked to hand over to a spare, and to leave."),
-    "machine_left": _kind("info", NEWS, "{who} leaves: {reason}", "name reason reporter",
+    "machine_left": NewsKind("info", NEWS, "{who} leaves: {reason}", "name reason reporter",
         "A machine has left because it was asked to. A spare takes its place."),
-    "checkpoint_committed": _kind("info", ROUTINE, "the checkpoint of iteration {iteration} is committed",
+    "checkpoint_committed": NewsKind("info", ROUTINE, "the checkpoint of iteration {iteration} is committed",
         "iteration", "A global checkpoint counts from now on."),
-    "checkpoint_requested": _kind("info", ROUTINE,
+    "checkpoint_requested": NewsKind("info", ROUTINE,
         "{who} asks for a checkpoint of iteration {iteration}: {reason}", "iteration reason",
         "A checkpoint is taken early, for the reason given."),
-    "fault_injected": _kind("warning", NEWS, "fault: {fault}", "fault",
+    "fault_injected": NewsKind("warning", NEWS, "fault: {fault}", "fault",
         "A fault of `--inject` is about to happen."),
-    "all_finished": _kind("", ROUTINE, "all workers have completed the last iteration"),
-    "run_ended": _kind("info or error", ROUTINE, "{ending}", "ok reason exit_code recoveries lost_seconds",
+    "all_finished": NewsKind("", ROUTINE, "all workers have completed the last iteration"),
+    "run_ended": NewsKind("info or error", ROUTINE, "{ending}", "ok reason exit_code recoveries lost_seconds",
         "The run is complete, or has ended for the reason given."),  # the launcher says it as its last line
-    "launcher_failed": _kind("error", SILENT, "{reason}", "",
+    "launcher_failed": NewsKind("error", SILENT, "{reason}", "",
         "A launcher ends although the run has not ended, for the reason given."),
-    "hook_failed": _kind("warning", SILENT, "{reason}", "",
+    "hook_failed": NewsKind("warning", SILENT, "{reason}", "",
         "The command of `--on-event` failed or took too long. Said once."),
-    "events_dropped": _kind("warning", SILENT, "{dropped} log events are missing here: they came too fast",
+    "events_dropped": NewsKind("warning", SILENT, "{dropped} log events are missing here: they came too fast",
         "dropped", "Log records came faster than they could be written, and are missing."),
 }
 # fmt: on
@@ -176,5 +172,5 @@ def news(event: str, at: float = 0.0, **facts: Any) -> News:
         facts.get("level", kind.level),
         facts.get("machine"),
         facts.get("rank"),
-        {name: facts[name] for name in kind.fields},
+        {name: facts[name] for name in kind.fields.split()},
     )

@@ -189,16 +189,14 @@ class Seen:
     """The result of one look at a run.
 
     Attributes:
-        entries: new ones of the journal.
-        began: the state before these, if the view does not know it.
+        journal: its new entries, and the state before them if the view does not know it.
         progress: reports that have changed, by rank.
         lost: the rendezvous store is gone.
     """
 
-    entries: list[Entry]
+    journal: Excerpt
     progress: dict[int, Progress]
     lost: bool = False
-    began: State | None = None
 
 
 class Watch:
@@ -271,15 +269,15 @@ class Watch:
             while new is not None:
                 seen.entries += new
                 new = self._reader.next(0.0)
-            return Seen(seen.entries, self._changed_progress(), began=seen.began)
+            return Seen(seen, self._changed_progress())
         except (SwiftError, DistError, RuntimeError):
-            return Seen(seen.entries, {}, lost=True, began=seen.began)  # the store ends with the run
+            return Seen(seen, {}, lost=True)  # the store ends with the run
 
     def apply(self, seen: Seen) -> list[News]:
         """Update the view; returns the sentences for what is new."""
-        if seen.began is not None:
-            self.view.begin(seen.began)
-        news = [sentence for entry in seen.entries for sentence in self.view.apply(entry)]
+        if seen.journal.began is not None:
+            self.view.begin(seen.journal.began)
+        news = [sentence for entry in seen.journal.entries for sentence in self.view.apply(entry)]
         for rank, progress in seen.progress.items():
             self.view.progress[rank] = progress
             if self._on_progress is not None:

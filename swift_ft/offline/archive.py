@@ -13,7 +13,7 @@ from swift_ft.errors import SwiftError, first_line
 from swift_ft.offline.journal_gaps import Gap, Later, find_gaps, what_followed
 from swift_ft.offline.run_store import store_errors
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.history import Change, History
+from swift_ft.recovery.history import History, StateChange
 from swift_ft.recovery.job_state import State
 from swift_ft.storage.store import Store
 
@@ -50,8 +50,18 @@ class ArchivedJournal:
         ]
         return (*self.damages, *unknown)
 
+    @property
+    def shortcomings(self) -> tuple[str, ...]:
+        """The problems, one of which may be that there is no journal."""
+        if self.entries:
+            return self.problems
+        missing = (
+            "the journal of this run is not archived: an earlier version ran it, or its session never began"
+        )
+        return (missing, *self.problems)
+
     def after_gaps(self) -> Later | None:
-        """What is known of the time after the first gap; None if there is no gap."""
+        """Facts of the time after the first gap; None if there is no gap."""
         gaps = self.gaps
         if not gaps:
             return None
@@ -59,10 +69,10 @@ class ArchivedJournal:
 
     @cached_property
     def history(self) -> History:
-        """What happened up to the first gap."""
+        """The history up to the first gap."""
         return History.of(self._known())
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         """Each entry with the states before and after it, up to the first gap."""
         return map(History().apply, self._known())
 

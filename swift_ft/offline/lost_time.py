@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from swift_ft.checkpoint.worker_history import GenerationWork
 from swift_ft.recovery.job_state import Phase
@@ -79,10 +78,6 @@ class Goodput:
     share: float | None
     at_most: bool
     lost: tuple[LostTime, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary."""
-        return asdict(self)
 
 
 @dataclass(slots=True)

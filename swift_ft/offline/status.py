@@ -182,7 +182,7 @@ def run_status(
         log_budget_bytes=run.settings.get("log_disk_bytes"),
         machines=tuple(_machines(run, journal, state, logs, iteration, ended=verdict is not None)),
         spares=tuple(state.membership.waiting()),
-        problems=tuple(_problems(journal)),
+        problems=journal.shortcomings,
     )
 
 
@@ -281,9 +281,3 @@ def _way(loss: LossPlan) -> str:
         case Outcome.RESTARTS:
             return "from the beginning"
     return _WAYS.get(RecoveryMode(loss.mode), loss.mode) if loss.mode else "waits"
-
-
-def _problems(journal: ArchivedJournal) -> Iterator[str]:
-    if not journal.entries:
-        yield "the journal of this run is not archived: an earlier version ran it, or its session never began"
-    yield from journal.problems

@@ -188,7 +188,7 @@ def run_timeline(
             for change in changes
             if isinstance(change.entry.event, ev.CheckpointCommitted)
         ),
-        problems=(*_missing(journal), *journal.problems, *damage, *torn),
+        problems=(*journal.shortcomings, *damage, *torn),
         unknown=tuple(_unknown(journal, state, occupied, works, len(changes))),
     )
 
@@ -196,7 +196,7 @@ def run_timeline(
 def _histories(
     run: RunStore, run_id: str, on_file: Callable[[int], None]
 ) -> tuple[list[WorkerHistory], list[str]]:
-    """What workers noted, and what of that is damaged."""
+    """The notes of workers, and the damaged ones among them, one line each."""
 
     def read(name: str) -> WorkerHistory | str:
         try:
@@ -217,7 +217,7 @@ def _histories(
 def _recordings(
     run: RunStore, run_id: str, generations: Collection[int], on_file: Callable[[int], None]
 ) -> tuple[list[StoredRecording], list[str]]:
-    """What the processes of a run recorded in its recoveries, and what of that is damaged."""
+    """The recordings of a run's processes, and the damaged ones among them, one line each."""
     if not generations:
         return [], []
     with store_errors(run.store):
@@ -279,11 +279,6 @@ def _totals(state: State, occupied: Occupancy, histories: Sequence[WorkerHistory
             held_back_s=sum(work.held_back_s for work in works),
             saving_s=sum(work.saving_s for work in works),
         )
-
-
-def _missing(journal: ArchivedJournal) -> Iterator[str]:
-    if not journal.entries:
-        yield "the journal of this run is not archived: an earlier version ran it, or its session never began"
 
 
 def _unknown(

@@ -25,7 +25,7 @@ from swift_ft.recovery.recoveries import INTERRUPTIONS, Course, Recovery, interr
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StateChange:
     """One entry of the journal, and what it changed.
 
     Attributes:
@@ -151,7 +151,7 @@ class History:
         """Go on from a state. What led to it is not known."""
         self.state = state
 
-    def apply(self, entry: Entry) -> Change:
+    def apply(self, entry: Entry) -> StateChange:
         """Apply the next entry; returns what it changed."""
         before, self.state = self.state, step(self.state, entry.event)
         self.started_at = entry.at if self.started_at is None else self.started_at
@@ -167,7 +167,7 @@ class History:
             case ev.FaultInjected():
                 self._fault = entry
         self._note_layout(before, entry)
-        return Change(entry, before, self.state, self._note_recovery(before, entry))
+        return StateChange(entry, before, self.state, self._note_recovery(before, entry))
 
     @property
     def _current(self) -> Course | None:

@@ -7,12 +7,11 @@ began) makes them sharper, where it is known.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.history import Change
+from swift_ft.recovery.history import StateChange
 from swift_ft.recovery.job_state import Phase, State
 
 
@@ -112,10 +111,6 @@ class Occupancy:
     phases: tuple[PhaseSpan, ...]
     training_over: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary."""
-        return asdict(self)
-
 
 @dataclass(slots=True)
 class _Reader:
@@ -127,7 +122,7 @@ class _Reader:
     places: dict[str, Tenure] = field(default_factory=dict)  # by machine
     reports: dict[int, ev.StatusReported] = field(default_factory=dict)  # the last one of each rank
 
-    def apply(self, change: Change, at: float) -> None:
+    def apply(self, change: StateChange, at: float) -> None:
         before, state, event = change.before, change.after, change.entry.event
         if isinstance(event, ev.StatusReported):
             self.reports[event.rank] = event
@@ -198,7 +193,7 @@ class _Reader:
 
 
 def occupancy(
-    changes: Iterable[Change],
+    changes: Iterable[StateChange],
     began: Mapping[tuple[int, int], float] | None = None,
     until: float = 0.0,
 ) -> Occupancy:

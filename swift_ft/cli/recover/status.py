@@ -10,6 +10,7 @@ from rich.table import Table
 
 from swift_ft.cli.recover.progress import file_progress, in_all
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.cli.words import counted
 from swift_ft.offline.loss import LossPlan
 from swift_ft.offline.run_store import open_run_store
 from swift_ft.offline.status import MachineStatus, RunStatus, run_status
@@ -41,7 +42,7 @@ def _print(status: RunStatus) -> None:
 
 def _lines(status: RunStatus) -> Iterator[str]:
     machines, workers = status.topology["machines"], status.topology["workers"]
-    size = f"{_count(machines, 'machine')} with {_count(workers, 'worker')} each"
+    size = f"{counted(machines, 'machine')} with {counted(workers, 'worker')} each"
     yield f"run {status.run_id} in {status.url}: {size}"
     if status.earlier:
         yield f"continues {', '.join(status.earlier)}"
@@ -65,7 +66,7 @@ def _lines(status: RunStatus) -> Iterator[str]:
 
 
 def _life(status: RunStatus) -> str:
-    after = f"{status.recoveries} recover{'y' if status.recoveries == 1 else 'ies'} so far"
+    after = f"{counted(status.recoveries, 'recovery', 'recoveries')} so far"
     seen = (
         f"the last sign of life was {format_seconds(status.sign_of_life_s)} ago"
         if (status.sign_of_life_s is not None)
@@ -100,16 +101,12 @@ def _row(machine: MachineStatus) -> Iterator[str]:
         yield machine.loss.reason
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
 def _spans(spans: tuple[tuple[int, int], ...]) -> str:
     return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in spans) or "-"
 
 
 def _again(loss: LossPlan) -> str:
-    iterations = _count(loss.iterations_again, "iteration")
+    iterations = counted(loss.iterations_again, "iteration")
     return iterations if loss.estimate is None else f"{iterations}, {in_all(loss.estimate)}"
 
 

@@ -11,23 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from swift_ft.cli.recover.progress import file_progress
-from swift_ft.cli.timeline.chart import in_words
 from swift_ft.cli.timeline.page import html_of
 from swift_ft.cli.timeline.picture import draw
+from swift_ft.cli.timeline.tables import ReportTable, place_table, recovery_table, time_table, work_table
 from swift_ft.cli.timeline.trace_events import trace_events
-from swift_ft.cli.timeline.words import (
-    goodput_in_words,
-    in_seconds,
-    lost_in_words,
-    outcome,
-    path_in_words,
-    place_in_words,
-)
+from swift_ft.cli.timeline.words import goodput_in_words, outcome, path_in_words
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.errors import UsageError, first_line
 from swift_ft.offline.run_store import open_run_store
 from swift_ft.offline.timeline import RunTimeline, run_timeline
-from swift_ft.units import format_bytes, format_seconds
 
 _PAGE = ".html"
 _PICTURES = (".png", ".svg", ".pdf")
@@ -96,81 +88,28 @@ def _print(timeline: RunTimeline) -> None:
     console.print(outcome(timeline), soft_wrap=True)
     if timeline.began is not None:
         console.print(f"goodput: {goodput_in_words(timeline)}", soft_wrap=True)
-        console.print(_lost_time(timeline))
+        console.print(_table(time_table(timeline).without("what that is")))
         if timeline.recoveries:
-            console.print(_recoveries(timeline))
+            console.print(_table(recovery_table(timeline)))
             for report in timeline.recoveries:
                 if report.traced is not None and report.traced.path:
                     line = path_in_words(report.traced.path)
                     console.print(f"recovery {report.number} waited for: {line}", soft_wrap=True)
-        console.print(_places(timeline, timeline.began))
-        console.print(_work(timeline))
+        console.print(_table(place_table(timeline)))
+        console.print(_table(work_table(timeline)))
     for unknown in timeline.unknown:
         console.print(f"not known: {unknown}", soft_wrap=True)
     for problem in timeline.problems:
         console.print(f"problem: {problem}", soft_wrap=True)
 
 
-def _lost_time(timeline: RunTimeline) -> Table:
-    good = timeline.goodput
-    table = _table("where the time went", ("", "time", "share"), right=("time", "share"))
-    wall = good.wall_s or 1.0
-    table.add_row("training that counts", format_seconds(good.training_s), f"{good.training_s / wall:.1%}")
-    for lost in good.lost:
-        share = "" if lost.seconds is None else f"{lost.seconds / wall:.1%}"
-        table.add_row(lost.cause.value, in_seconds(lost.seconds, lost.estimated), share)
-    return table
-
-
-def _recoveries(timeline: RunTimeline) -> Table:
-    table = _table("recoveries", ("", "what", "from iteration", "took", "of which", "cost"))
-    for report in timeline.recoveries:
-        table.add_row(
-            str(report.number),
-            in_words(report),
-            str(report.recovery.resume),
-            format_seconds(report.total_s) + ", not ended" * (report.recovery.live is None),
-            "\n".join(f"{cause.value} {format_seconds(s)}" for cause, s in report.seconds.items()),
-            lost_in_words(report),
-        )
-    return table
-
-
-def _places(timeline: RunTimeline, began: float) -> Table:
-    table = _table("who held what", ("place", "name", "from", "to", "then", "held"), right=("from", "to"))
-    for place in sorted(timeline.occupancy.tenures, key=lambda p: (p.slot is None, p.slot or 0, p.since)):
-        table.add_row(
-            "spare" if place.slot is None else f"machine {place.slot}",
-            place.machine,
-            format_seconds(place.since - began),
-            format_seconds(place.until - began),
-            place.end,
-            place_in_words(timeline, place),
-        )
-    return table
-
-
-def _work(timeline: RunTimeline) -> Table:
-    columns = ("worker", "steps", "replayed", "messages logged", "payload", "held back", "saving")
-    table = _table("work and log", columns, right=columns)
-    for worker in timeline.totals:
-        if not worker.known:
-            table.add_row(str(worker.rank), *["unknown"] * 6)
-            continue
-        steps = f"{'at least ' * worker.at_least}{worker.steps}"
-        table.add_row(
-            *(str(worker.rank), steps, str(worker.replayed), str(worker.log_messages)),
-            *(format_bytes(worker.log_bytes), format_seconds(worker.held_back_s)),
-            format_seconds(worker.saving_s),
-        )
-    return table
-
-
-def _table(title: str, columns: tuple[str, ...], right: tuple[str, ...] = ()) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
-    return table
+def _table(table: ReportTable) -> Table:
+    found = Table(title=table.title, title_justify="left")
+    for column in table.columns:
+        found.add_column(column, justify="right" if column in table.numbers else "left")
+    for row in table.rows:
+        found.add_row(*row)
+    return found
 
 
 VERB = Verb(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from swift_ft.cli.news import news
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.recovery.occupancy import Doing, WorkerSpan
+from swift_ft.recovery.waits import named
 from swift_ft.units import format_seconds
 
 MEANINGS: dict[Doing, str] = {
@@ -49,7 +50,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Lane:
     """One worker or one spare."""
 
     label: str
@@ -57,7 +58,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Moment:
     """A moment, drawn across all rows.
 
     Attributes:
@@ -91,13 +92,13 @@ class Chart:
     axis: str
     begin: float
     end: float
-    rows: tuple[Row, ...]
-    marks: tuple[Mark, ...]
+    rows: tuple[Lane, ...]
+    marks: tuple[Moment, ...]
     left_out: int
 
     @property
     def shown(self) -> list[Doing]:
-        """What occurs in it, in the legend's order."""
+        """All that occurs in it, in the legend's order."""
         found = {bar.doing for row in self.rows for bar in row.bars}
         return [doing for doing in MEANINGS if doing in found]
 
@@ -107,7 +108,7 @@ def run_chart(timeline: RunTimeline) -> Chart | None:
     if timeline.began is None or timeline.until is None or timeline.until <= timeline.began:
         return None
     marks = [
-        Mark(
+        Moment(
             "loss",
             report.recovery.detected - timeline.began,
             str(report.number),
@@ -117,7 +118,7 @@ def run_chart(timeline: RunTimeline) -> Chart | None:
     ]
     for one in timeline.checkpoints:
         committed = news("checkpoint_committed", iteration=one.iteration)
-        marks.append(Mark("checkpoint", one.at - timeline.began, "", committed.text))
+        marks.append(Moment("checkpoint", one.at - timeline.began, "", committed.text))
     title = f"What each worker of run {timeline.run_id} did from its beginning to its end"
     rows, left_out = _rows(timeline, timeline.began, timeline.began, timeline.until)
     duration = timeline.until - timeline.began
@@ -132,10 +133,10 @@ def recovery_chart(timeline: RunTimeline, report: RecoveryReport) -> Chart:
     margin = max(_MARGIN * report.total_s, 0.01)
     end = report.back or recovery.live
     begin, last = max(began, recovery.detected - margin), min(until, (end or until) + margin)
-    marks = [Mark("loss", 0.0, "detected", "; ".join(recovery.reasons) or "the loss was detected")]
+    marks = [Moment("loss", 0.0, "detected", "; ".join(recovery.reasons) or "the loss was detected")]
     if end is not None:
         marks.append(
-            Mark("back", end - recovery.detected, "all train", f"after {format_seconds(report.total_s)}")
+            Moment("back", end - recovery.detected, "all train", f"after {format_seconds(report.total_s)}")
         )
     rows, left_out = _rows(timeline, recovery.detected, begin, last)
     title = f"What each worker did in recovery {report.number}: {in_words(report)}"
@@ -146,9 +147,9 @@ def recovery_chart(timeline: RunTimeline, report: RecoveryReport) -> Chart:
 
 
 def in_words(report: RecoveryReport) -> str:
-    """Which machines, and which way back."""
-    slots = ", ".join(str(slot) for slot in dict.fromkeys(report.recovery.slots))
-    lost = f"machine{'s' * (len(set(report.recovery.slots)) > 1)} {slots} lost" if slots else "interrupted"
+    """Lost machines, and the way back."""
+    slots = set(report.recovery.slots)
+    lost = f"{named('machine', slots)} lost" if slots else "interrupted"
     return f"{lost}, {report.recovery.mode or 'no way back chosen'}"
 
 
@@ -175,17 +176,17 @@ def _tick(at: float, step: float) -> str:
     return f"{at / 3600:.0f} h" if step < 86400 else f"{at / 86400:.0f} d"
 
 
-def _rows(timeline: RunTimeline, zero: float, begin: float, end: float) -> tuple[tuple[Row, ...], int]:
+def _rows(timeline: RunTimeline, zero: float, begin: float, end: float) -> tuple[tuple[Lane, ...], int]:
     by_rank: dict[int, list[WorkerSpan]] = {}
     for span in timeline.occupancy.workers:
         if span.until > begin and span.since < end:
             by_rank.setdefault(span.rank, []).append(span)
     ranks = _chosen(by_rank)
     rows = [
-        Row(_label(timeline, by_rank[rank]), tuple(_bars(by_rank[rank], zero, begin, end))) for rank in ranks
+        Lane(_label(timeline, by_rank[rank]), tuple(_bars(by_rank[rank], zero, begin, end))) for rank in ranks
     ]
     rows += [
-        Row(f"spare {place.machine}", (_spare_bar(place.machine, a - zero, b - zero),))
+        Lane(f"spare {place.machine}", (_spare_bar(place.machine, a - zero, b - zero),))
         for place in timeline.occupancy.tenures
         if place.slot is None
         and (a := max(place.since, begin)) < (b := min(place.until, end))
@@ -219,5 +220,5 @@ def _spare_bar(machine: str, begin: float, end: float) -> Bar:
 
 def _label(timeline: RunTimeline, spans: list[WorkerSpan]) -> str:
     rank, stages = spans[0].rank, next((span.stages for span in reversed(spans) if span.stages), ())
-    shown = f" · stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}" if stages else ""
+    shown = f" · {named('stage', stages)}" if stages else ""
     return f"{'machine' if timeline.workers_per_machine == 1 else 'worker'} {rank}{shown}"

@@ -8,15 +8,17 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from swift_ft.cli.timeline.chart import MEANINGS, Chart, Mark, in_words, recovery_chart, run_chart, ticks
-from swift_ft.cli.timeline.words import (
-    EXPLAINED,
-    goodput_in_words,
-    in_seconds,
-    lost_in_words,
-    outcome,
-    place_in_words,
+from swift_ft.cli.timeline.chart import MEANINGS, Chart, Moment, in_words, recovery_chart, run_chart, ticks
+from swift_ft.cli.timeline.tables import (
+    ReportTable,
+    causes_in_words,
+    place_table,
+    recovery_table,
+    time_table,
+    took_in_words,
+    work_table,
 )
+from swift_ft.cli.timeline.words import goodput_in_words, in_seconds, lost_in_words, outcome
 from swift_ft.cli.words import counted
 from swift_ft.offline.lost_time import Cause
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
@@ -94,26 +96,26 @@ def _sections(timeline: RunTimeline) -> Iterator[str]:
     yield "<h2>Recoveries</h2>"
     yield from _recoveries(timeline)
     yield "<h2>Who held what, and when</h2>"
-    yield _places(timeline)
+    yield _plain_table(place_table(timeline))
     yield "<h2>Work and log of each worker</h2>"
-    yield _work(timeline)
+    yield _plain_table(work_table(timeline))
+    yield (
+        '<p class="soft">A worker notes this at each checkpoint, when it is interrupted, and at its end. '
+        "One that is killed takes the last steps before with it.</p>"
+    )
 
 
 def _lost_time(timeline: RunTimeline) -> str:
-    good = timeline.goodput
-    wall = good.wall_s or 1.0
-
-    def row(name: str, seconds: str, share: float | None, css: str, words: str) -> list[_Cell]:
-        percent = "" if share is None else f"{100 * share:.1f} %"
-        width = f'<span class="share {css}" style="width:{100 * (share or 0):.2f}%"></span>' if share else ""
-        return [("name", name), ("n", escape(seconds)), ("n", percent), ("bar-cell", width), ("soft", words)]
-
-    training = in_seconds(good.training_s)
-    rows = [row("training that counts", training, good.training_s / wall, "trains", "the rest")]
-    for lost in good.lost:
-        share = None if lost.seconds is None else lost.seconds / wall
-        seconds = in_seconds(lost.seconds, lost.estimated)
-        rows.append(row(lost.cause.value, seconds, share, "lost", EXPLAINED[lost.cause]))
+    """The table of lost time, with a bar in each row."""
+    good, table = timeline.goodput, time_table(timeline)
+    bars = []
+    for number, seconds in enumerate((good.training_s, *(lost.seconds for lost in good.lost))):
+        width, css = 100 * (seconds or 0) / (good.wall_s or 1.0), "lost" if number else "trains"
+        bars.append(f'<span class="share {css}" style="width:{width:.2f}%"></span>' if width else "")
+    rows = [
+        [("name", name), ("n", escape(time)), ("n", percent), ("bar-cell", bar), ("soft", words)]
+        for (name, time, percent, words), bar in zip(table.rows, bars, strict=True)
+    ]
     return _table(["", "time", "share", "", "what that is"], rows, numeric=(1, 2), css="shares")
 
 
@@ -166,7 +168,7 @@ def _svg_rows(chart: Chart) -> Iterator[str]:
             yield f'<rect class="bar {bar.doing}" {place}><title>{escape(bar.title)}</title></rect>'
 
 
-def _svg_mark(chart: Chart, mark: Mark) -> Iterator[str]:
+def _svg_mark(chart: Chart, mark: Moment) -> Iterator[str]:
     x, bottom = _x(chart, mark.at), _TOP + len(chart.rows) * _ROW
     title = f"<title>{escape(mark.title)}</title>"
     if mark.kind == "checkpoint":
@@ -182,20 +184,7 @@ def _recoveries(timeline: RunTimeline) -> Iterator[str]:
     if not timeline.recoveries:
         yield "<p>There was none.</p>"
         return
-    yield _table(
-        ["", "what", "from", "took", "cost"],
-        [
-            [
-                ("n", str(report.number)),
-                ("", escape(in_words(report))),
-                ("n", f"iteration {report.recovery.resume}" if report.recovery.mode else ""),
-                ("n", _took(report)),
-                ("", escape(lost_in_words(report))),
-            ]
-            for report in timeline.recoveries
-        ],
-        numeric=(0, 2, 3),
-    )
+    yield _plain_table(recovery_table(timeline).without("of which"))  # said below
     longest = sorted(timeline.recoveries, key=lambda report: -report.total_s)[:_MOST_PICTURES]
     if len(timeline.recoveries) > _MOST_PICTURES:
         yield f"<p>The {_MOST_PICTURES} that took longest are drawn here.</p>"
@@ -203,14 +192,9 @@ def _recoveries(timeline: RunTimeline) -> Iterator[str]:
         yield from _recovery(timeline, report)
 
 
-def _took(report: RecoveryReport) -> str:
-    unended = report.recovery.live is None
-    return f"{format_seconds(report.total_s)}{', not ended' * unended}"
-
-
 def _recovery(timeline: RunTimeline, report: RecoveryReport) -> Iterator[str]:
     recovery = report.recovery
-    yield f"<h3>Recovery {report.number}: {escape(in_words(report))}, {_took(report)}</h3>"
+    yield f"<h3>Recovery {report.number}: {escape(in_words(report))}, {took_in_words(report)}</h3>"
     facts = [
         (f"machine {slot} lost", reason)
         for slot, reason in zip(recovery.slots, recovery.reasons, strict=False)
@@ -218,9 +202,7 @@ def _recovery(timeline: RunTimeline, report: RecoveryReport) -> Iterator[str]:
     if recovery.reason:
         facts.append(("no cheaper way", recovery.reason))
     facts.append(("cost", lost_in_words(report)))
-    facts.append(
-        ("time", ", ".join(f"{cause.value} {format_seconds(s)}" for cause, s in report.seconds.items()))
-    )
+    facts.append(("time", causes_in_words(report, ", ")))
     if report.back is None and recovery.live is not None:
         facts.append(("not known", "when its first step began; the time ends when training could go on"))
     terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in facts)
@@ -228,53 +210,12 @@ def _recovery(timeline: RunTimeline, report: RecoveryReport) -> Iterator[str]:
     yield _figure(recovery_chart(timeline, report))
 
 
-def _places(timeline: RunTimeline) -> str:
-    began = timeline.began or 0.0
-    rows: list[list[_Cell]] = [
-        [
-            ("", "spare" if place.slot is None else f"machine {place.slot}"),
-            ("", escape(place.machine)),
-            ("n", escape(format_seconds(place.since - began))),
-            ("n", escape(format_seconds(place.until - began))),
-            ("", escape(place.end)),
-            ("", escape(place_in_words(timeline, place))),
-        ]
-        for place in sorted(
-            timeline.occupancy.tenures,
-            key=lambda place: (place.slot is None, place.slot or 0, place.since),
-        )
+def _plain_table(table: ReportTable) -> str:
+    numeric = [at for at, name in enumerate(table.columns) if name in table.numbers]
+    rows = [
+        [("n" if at in numeric else "", escape(cell)) for at, cell in enumerate(row)] for row in table.rows
     ]
-    return _table(["place", "name", "from", "to", "then", "held"], rows, numeric=(2, 3))
-
-
-def _work(timeline: RunTimeline) -> str:
-    rows: list[list[_Cell]] = []
-    for worker in timeline.totals:
-        if not worker.known:
-            rows.append([("n", str(worker.rank)), *[("n", "unknown")] * 7])
-            continue
-        replayed = f"{worker.replayed} in {format_seconds(worker.replay_s)}" if worker.replayed else "0"
-        steps = f"{'at least ' * worker.at_least}{worker.steps}"
-        cells = (
-            *(steps, replayed, str(worker.log_messages), format_bytes(worker.log_bytes)),
-            *(format_seconds(worker.held_back_s), format_seconds(worker.saving_s), str(worker.iteration)),
-        )
-        rows.append([("n", str(worker.rank)), *(("n", escape(cell)) for cell in cells)])
-    names = [
-        "worker",
-        "steps",
-        "replayed",
-        "messages logged",
-        "payload",
-        "held back",
-        "saving",
-        "noted up to",
-    ]
-    return (
-        _table(names, rows, numeric=range(8))
-        + '<p class="soft">A worker notes this at each checkpoint, when it is interrupted, and at its end. '
-        "One that is killed takes the last steps before with it.</p>"
-    )
+    return _table(table.columns, rows, numeric)
 
 
 def _table(

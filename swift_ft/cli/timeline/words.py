@@ -10,6 +10,7 @@ from swift_ft.offline.lost_time import Cause
 from swift_ft.offline.recovery_spans import PathSegment
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.recovery.occupancy import Doing, Tenure
+from swift_ft.recovery.waits import named
 from swift_ft.units import format_seconds
 
 _LONGEST = 4
@@ -63,7 +64,7 @@ def lost_in_words(report: RecoveryReport) -> str:
         if count:
             said.append(f"worker {rank} replayed {count}")
     if recovery.helpers:
-        said.append(f"worker{'s' * (len(recovery.helpers) > 1)} {numbers_in_words(recovery.helpers)} helped")
+        said.append(f"{named('worker', recovery.helpers)} helped")
     if recovery.restored:
         said.append(f"replicas restored {numbers_in_words(recovery.restored)}")
     return ", ".join(said)
@@ -80,7 +81,7 @@ def path_in_words(path: Sequence[PathSegment]) -> str:
 
 
 def place_in_words(timeline: RunTimeline, place: Tenure) -> str:
-    """What a machine held in a slot: stages, or the parts of the model, and as how many replicas."""
+    """All that a machine held in a slot: stages, or the parts of the model, and as how many replicas."""
     if place.slot is None:
         return "nothing: it waited"
     workers = timeline.workers_per_machine
@@ -97,7 +98,7 @@ def place_in_words(timeline: RunTimeline, place: Tenure) -> str:
     }
     said = []
     if stages:
-        said.append(f"stage{'s' * (len(stages) > 1)} {numbers_in_words(stages)}")
+        said.append(named("stage", stages))
     elif held:
         said.append(", ".join(sorted({part for parts in held for part in parts})))
     if others:

@@ -55,7 +55,7 @@ REASONS = {
     "an idle thread or process waits for work, and nobody for it": (
         "host/alarms.py:Alarms._next",
         "launch/processes/script_end.py:_watch",  # it announces the wait of others
-        "cli/console.py:_narrate",
+        "cli/console.py:_Narration.run",
         "cli/event_hook.py:EventHook._run_all",
         "launch/log_handlers.py:EventPipe.receive",
         "cli/live.py:_Looks._look",

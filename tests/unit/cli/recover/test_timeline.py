@@ -82,11 +82,11 @@ def test_tables(store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     rows = [
         [cell.strip() for cell in line.strip("│ ").split("│")] for line in out.splitlines() if "│" in line
     ]
-    assert ["starting", "5.75 s", "33.8%"] in rows
+    assert ["starting", "5.75 s", "33.8 %"] in rows
     assert ["1", "machine 1 lost, replay", "4", "4.50 s", "agreeing 2.00 s"] in [row[:5] for row in rows]
     assert ["machine 1", "m-2.0", "9.00 s", "17.0 s", "", "stage 1, replayed for 2.00 s"] in rows
     assert ["spare", "m-2.0", "3.00 s", "9.00 s", "took slot 1", "nothing: it waited"] in rows
-    assert ["1", "at least 3", "4", "0", "500 B", "0.000 s", "0.000 s"] in rows
+    assert ["1", "at least 3", "4 in 1.50 s", "0", "500 B", "0.000 s", "0.000 s", "5"] in rows
 
 
 def test_json(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
