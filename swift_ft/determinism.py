@@ -27,7 +27,7 @@ UNLIKE_RESULT = (
     "Either the computation is not deterministic (swift_ft.deterministic() may help), or the script keeps "
     "something that changes from step to step outside of Session(state), as in an attribute: put it there"
 )
-"""What to say where the same step has had another result."""
+"""The end of a message that says that the same step has had another result."""
 
 
 def deterministic() -> None:

@@ -233,7 +233,7 @@ class UndoableOptimizer(Optimizer):
         return rule
 
     def _whole_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What ``step()`` does between torch's hooks."""
+        """The work of ``step()`` between torch's hooks."""
         rule = rule_for(self._plain_class)
         window = self._undo.window
         if window is None or window.complete:

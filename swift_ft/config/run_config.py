@@ -329,7 +329,7 @@ class RunConfig:
         return names[index % len(names)].strip()
 
     def metrics_listen_address(self, host: str) -> str:
-        """Where metrics are served on a host that others reach at ``host``; empty for all its addresses."""
+        """The address on which a host serves metrics that others reach at ``host``; empty for all of them."""
         return listen_address(host) if self.metrics_address is None else self.metrics_address
 
     @property

@@ -21,7 +21,7 @@ _CONTEXT = "SWIFT_CONTEXT"
 
 @dataclass(frozen=True, slots=True)
 class OfflineReplay:
-    """What a worker does that is rebuilt without its job (``swift-recover replay``).
+    """The inputs and the output of a worker that is rebuilt without its job (``swift-recover replay``).
 
     Attributes:
         store: URL of the run's store. It is read, whatever store the script names.

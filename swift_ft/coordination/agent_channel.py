@@ -65,7 +65,7 @@ class AgentChannel:
             self._close()
 
     def show(self, rank: int, facts: dict[str, Any]) -> None:
-        """What the agent publishes of this worker, with the next heartbeat, or at once in another mode.
+        """Have the agent publish facts of this worker: with the next heartbeat, or at once in a new mode.
 
         Args:
             rank: this worker.

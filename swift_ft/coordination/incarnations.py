@@ -15,7 +15,7 @@ from swift_ft.errors import NotRestoredError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, Store
 
 NOT_RESTORED = "not restored: "
-"""What the incarnation begins with if the run cannot go on. Why follows."""
+"""The prefix of an incarnation whose run cannot go on. The reason follows it."""
 
 
 def new_incarnation() -> str:

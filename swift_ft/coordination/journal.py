@@ -138,7 +138,7 @@ def open_journal(connect: Callable[[], RendezvousStore], *, by: str) -> Journal:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """What one thread has given, and waits for."""
+    """A block that one thread has given, and waits for until it is written or has failed."""
 
     block: Block
     is_over: bool = False

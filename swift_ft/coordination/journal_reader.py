@@ -79,7 +79,7 @@ class Excerpt:
         self.entries: list[Entry] = []
 
     def on_snapshot(self, snapshot: JournalSnapshot) -> None:
-        """What was before is known no more than by this snapshot."""
+        """Begin again from a snapshot, and forget the entries before it."""
         self.began = snapshot.state
         self.entries.clear()
 

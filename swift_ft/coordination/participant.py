@@ -30,7 +30,7 @@ from swift_ft.recovery.orders import WorkerOrder, worker_order
 _logger = logging.getLogger(__name__)
 
 _ENDED = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
-"""How gloo and the kernel say that the other side ended a connection."""
+"""Parts of the messages in which gloo and the kernel say that the other side ended a connection."""
 
 
 class Participant:

@@ -52,7 +52,7 @@ _PUBLISH_S = 20.0
 
 
 class JournalCopy:
-    """What the store has of the journal: the blocks since a snapshot. It is short as long as the store's is.
+    """A copy of the store's journal: the blocks since a snapshot. It is short as long as the store's is.
 
     Owner: the journal thread, but for what is sealed and read while the store is restored.
     """
@@ -74,7 +74,7 @@ class JournalCopy:
             return self._first + len(self._blocks)
 
     def epoch(self, timeout_s: float) -> int | None:
-        """What :meth:`take` wants to know of a block: since when it was waited for. None while it is sealed.
+        """The number of the store's epoch, for :meth:`take`. None if the copy stays sealed for ``timeout_s``.
 
         Raises:
             FencedError: as :meth:`refuse` was given it.

@@ -32,9 +32,9 @@ _ATTEMPT_S = 10.0
 _PROBE_S = 2.0
 
 Admit = Callable[[Store], bool]
-"""Whether a store is that of this run, as it is now: one that was restarted is not, until machines have
-republished what they hold. Called with each new connection; it may itself do that, and raise what the store
-raises."""
+"""A check that a store is that of this run, as it is now: one that was restarted is not, until machines
+have republished what they hold. Called with each new connection; it may itself do that, and raise what the
+store raises."""
 
 
 def connect(

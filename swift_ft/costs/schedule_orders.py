@@ -61,7 +61,7 @@ class Kind(StrEnum):
     INPUT = "I"
     """The backward pass for the inputs' gradients only."""
     WEIGHT = "W"
-    """What :attr:`INPUT` has left: the weights' gradients."""
+    """The rest of the backward pass, after :attr:`INPUT`: the weights' gradients."""
 
 
 class Action(NamedTuple):
@@ -180,7 +180,7 @@ def in_flight(schedule: Schedule, worker: int, *, workers: int, microbatches: in
 def most_kept(
     schedule: Schedule, worker: int, *, workers: int, chunks: int, microbatches: int
 ) -> list[tuple[int, ...]]:
-    """What a worker with several stages keeps at the same time: microbatches, by its stages, ascending.
+    """The microbatches that a worker with several stages keeps at the same time, by its stages, ascending.
 
     Those moments to which no other has more of all stages: memory is largest in one of them.
 
@@ -212,7 +212,7 @@ def _rounds(workers: int, microbatches: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """Which stage and microbatch the k-th forward and the k-th backward pass of a worker belong to."""
+    """The stage and the microbatch that the k-th forward and the k-th backward pass of a worker belong to."""
 
     schedule: Schedule
     worker: int

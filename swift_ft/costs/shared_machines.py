@@ -21,7 +21,7 @@ _WORTH = 0.95
 _AS_OTHERS = 1000
 
 Paces = Mapping[str, int]
-"""How long slow machines take, in thousandths of what others take."""
+"""The time that each slow machine takes, in thousandths of what others take."""
 _NONE: Paces = MappingProxyType({})
 
 

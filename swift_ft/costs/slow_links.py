@@ -9,7 +9,7 @@ from statistics import median_high
 _BUSY = 0.1
 """The least share of a worker's time that a link must take, for it to matter."""
 _FACTOR = 3.0
-"""How many times as fast the links of others are, at least; half of it is enough to be no longer slow."""
+"""The least ratio of other links' median speed to a slow one's. Below half of it a link is slow no more."""
 _JUDGEMENTS = 4
 """In a row that have to agree, each of another sample."""
 

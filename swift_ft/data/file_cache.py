@@ -222,7 +222,7 @@ class FileCache:
 
 @dataclass(slots=True)
 class _OfProcess:
-    """What a process must not share with one that it forks."""
+    """The connections and threads that a process must not share with one that it forks."""
 
     pid: int
     store: Store

@@ -119,7 +119,7 @@ class _OpenFile:
 
 
 def _line_ends(content: mmap.mmap) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where each line's newline is, or would be: int64."""
+    """The offset in bytes of each line's newline, or of the end for a last line without one: int64."""
     found = []
     for start in range(0, len(content), _SCAN_BYTES):
         piece = np.frombuffer(content[start : start + _SCAN_BYTES], np.uint8)

@@ -228,7 +228,7 @@ class GlobalBatches:
         self._source.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the order depends on, for ``Session(state)``. The same on all replicas."""
+        """All that the order of the samples depends on, for ``Session(state)``. The same on all replicas."""
         return dict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -241,7 +241,7 @@ class GlobalBatches:
 
 
 class _Part:
-    """What of each global batch belongs to one replica.
+    """The samples of each global batch that belong to one replica.
 
     Attributes:
         shares: samples of each replica, in the beginning.
@@ -266,7 +266,7 @@ class _Part:
         return shares_at(self.changes, index) or self.shares
 
     def key(self, index: int) -> BatchKey:
-        """What makes its part in an iteration."""
+        """The samples of its part in an iteration, and the seed of each."""
         shares = self.shares_at(index)
         position = index * self.batch_size + sum(shares[: self.replica])
         count = shares[self.replica]

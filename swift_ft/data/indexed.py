@@ -84,7 +84,7 @@ class IndexedBatches:
 
 
 class _Order:
-    """Which samples make the batches of each epoch, and what is drawn for them.
+    """The samples of each batch in each epoch, and the batch's seed.
 
     Args:
         sampler: of one epoch's samples.
@@ -109,7 +109,7 @@ class _Order:
         return len(self._batch_sampler)
 
     def key(self, index: int) -> BatchKey:
-        """What makes a batch, counted on over all epochs."""
+        """The samples and the seed of a batch, counted on over all epochs."""
         epoch, position = divmod(index, len(self._batch_sampler))
         if epoch not in self._epochs:
             self._epochs = {n: order for n, order in self._epochs.items() if n == epoch - 1}

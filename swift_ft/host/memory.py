@@ -30,7 +30,7 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | N
 
 
 def _cached_bytes(stat: Path) -> int:
-    """What the kernel gives back when it is needed: files that have not been used for a while."""
+    """Bytes that the kernel gives back when they are needed: files that have not been used for a while."""
     if not stat.exists():
         return 0
     facts = dict(line.split() for line in stat.read_text().splitlines())

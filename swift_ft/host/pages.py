@@ -56,7 +56,7 @@ def copy_shared(is_needed: Callable[[], bool]) -> int:
 
 
 def _shared(is_needed: Callable[[], bool]) -> Iterator[tuple[int, int]]:
-    """Where runs of shared pages begin that this process may write to, and how many bytes they have.
+    """Runs of shared pages that this process may write to: the address and the bytes of each.
 
     Args:
         is_needed: asked also where there are none, for a mapping may have millions of pages.
@@ -82,7 +82,7 @@ def _shared(is_needed: Callable[[], bool]) -> Iterator[tuple[int, int]]:
 
 
 def _runs(entries: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where shared pages follow one another: the first one's index, and how many there are."""
+    """Runs of shared pages: the index of the first page, and the number of pages."""
     begin = 0
     for index, entry in enumerate(entries):
         if entry & (_PRESENT | _EXCLUSIVE) != _PRESENT:

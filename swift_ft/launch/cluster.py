@@ -60,7 +60,7 @@ _STOPPED = range(129, 256)
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult:
-    """How a standalone run ended, what its journal tells, and the session's store if one is known."""
+    """The end of a standalone run: its verdict, an excerpt of its journal, and the session's store if any."""
 
     verdict: Verdict
     excerpt: Excerpt

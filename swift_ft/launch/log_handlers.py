@@ -22,7 +22,7 @@ _MAX_MESSAGE = 4000
 """Characters of a message, so that every packet fits into the socket's buffer."""
 _MAX_PACKET = 64 * 1024
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every log record has. All else came with ``extra``."""
+"""Attributes that every log record has. All others came with ``extra``."""
 
 
 def show_log(prefix: str) -> None:

@@ -16,7 +16,7 @@ from swift_ft.recovery import events as ev
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What an agent runs, and where.
+    """The program that an agent runs, its store, and its options.
 
     Attributes:
         kind: ``script``, ``module`` or ``program`` (see :class:`swift_ft.launch.processes.worker.WorkerJob`).

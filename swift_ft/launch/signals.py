@@ -143,12 +143,12 @@ def undo_ignoring(before: Mapping[signal.Signals, object]) -> None:
 
 
 def stopped_by(number: int) -> str:
-    """What is said of such an end."""
+    """The reason of an end by a signal: ``stopped by SIGTERM``."""
     return f"stopped by {signal.Signals(number).name}"
 
 
 def signal_of_end(reason: str, exit_code: int) -> signal.Signals:
-    """What the workers get when the run ends: the signal that has ended it; SIGTERM after any other end."""
+    """The signal that workers get when the run ends: the one that has ended it, else SIGTERM."""
     for number in signal.Signals:
         if exit_code == 128 + number and reason == stopped_by(number):
             return number

@@ -75,7 +75,7 @@ def create_server(address: str, port: int, *, backlog: int) -> socket.socket:
 
 
 def listen_address(host: str) -> str:
-    """Where a server listens that others reach at a host.
+    """The address on which a server listens that others reach at a host.
 
     A machine often resolves its own name to the loopback address, so a name stands for all addresses. So does
     an address that none of its interfaces has, because a router translates it.

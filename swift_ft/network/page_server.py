@@ -59,7 +59,7 @@ class PageServer(BoundedServer):
 
 
 def metrics_page(collector: Any) -> Callable[[], Page]:
-    """What a collector of prometheus_client says, as a page for Prometheus."""
+    """A page for Prometheus with the metrics of a collector of prometheus_client, read at each call."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 

@@ -35,7 +35,7 @@ _NOTES = 512
 
 _LOOKS = 5
 _SAME_NS = 10_000
-"""How often both clocks are looked at, until no more than that lies between."""
+"""Both clocks are read so many times at most, until fewer nanoseconds than this lie between."""
 
 _TOGETHER_NS = 20_000
 """Entries that are read so shortly after each other are of one block."""

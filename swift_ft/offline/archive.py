@@ -43,7 +43,7 @@ class ArchivedJournal:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is damaged or missing, and what is unknown for that, one line each."""
+        """Damaged and missing things, and the facts that are unknown for that, one line each."""
         gaps = self.gaps
         unknown = [
             f"{gap}: who joined, who was lost, and how the run recovered then is unknown" for gap in gaps

@@ -113,7 +113,7 @@ def part_damages(folder: CheckpointFolder, part: SavedPart) -> list[str]:
 def _begun(
     pool: ThreadPoolExecutor, store: Store, part: SavedPart, on_bytes: Callable[[int], None]
 ) -> tuple[str, dict[str, Future[str]]]:
-    """What is wrong with the list of a part's files, and each file that is being read."""
+    """The damage of a part's list of files, empty if none, and the damage of each file, once it is read."""
     try:
         files = read_manifest(store, part.path, part.digest) if part.digest else {}
     except DamagedCheckpointError as error:

@@ -43,7 +43,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """What the entries after the first gap tell.
+    """The facts that the entries after the first gap tell.
 
     Attributes:
         generation: the newest one that they name; that before the gap if they name none.
@@ -83,7 +83,7 @@ class Later:
 
 
 def find_gaps(entries: Sequence[Entry]) -> Iterator[Gap]:
-    """Where entries are missing before the last one."""
+    """The gaps before the last entry."""
     expected, before = 0, None
     for entry in entries:
         if entry.position > expected:

@@ -30,7 +30,7 @@ _LOADED_BYTES = 1 << 30  # a larger segment gets a file of its own, if it is beh
 
 
 def read_ahead_threads(store: Store) -> int:
-    """How many files to read at once: hashing keeps cores busy, a network wants several requests."""
+    """The number of files to read at once: hashing keeps cores busy, a network wants several requests."""
     cores = os.cpu_count() or 1
     return max(8, cores) if store.remote else cores
 
@@ -146,7 +146,7 @@ def _named(files: Mapping[str, int], found: CheckedLogs) -> Iterator[_Segment]:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a segment turned out to be. ``note`` says why it is none of this run's, if so."""
+    """The result of reading a segment. ``note`` says why it is none of this run's, if so."""
 
     entries: tuple[Entry, ...] = ()
     damages: tuple[LogDamage, ...] = ()

@@ -22,7 +22,7 @@ from swift_ft.storage.read_only import ReadOnlyStore
 from swift_ft.storage.store import Store
 
 REPLAY_RECORD = "replay.json"
-"""What the folder of a replay says about it. It is written last: without it the replay did not succeed."""
+"""The file in a replay's folder that describes it. It is written last: without it the replay has failed."""
 
 _MARKER = "committed.json"
 _METADATA = ".metadata"
@@ -119,7 +119,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _text(value: Any) -> Any:
-    """What is shown of a value; a set has no order."""
+    """The text that is shown for a value. That of a set is sorted, as a set has no order."""
     return sorted(map(repr, value)) if isinstance(value, set | frozenset) else repr(value)
 
 

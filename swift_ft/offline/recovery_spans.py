@@ -242,7 +242,7 @@ def _path(course: Course, places: _Placed, participants: Sequence[ProcessTrace])
 def _milestones(
     course: Course, places: _Placed, participants: Sequence[ProcessTrace]
 ) -> Iterator[tuple[str, str, float]]:
-    """What ended each part, in order: its name, who was last, and when."""
+    """The end of each part, in order: the part's name, the process that was last, and the time in ms."""
     entries = (
         ("detect", course.loss),
         ("wait for a machine", course.joined),
@@ -271,7 +271,7 @@ def _milestones(
 
 
 def _shares(by: str, participants: Sequence[ProcessTrace], began: float, ended: float) -> dict[str, float]:
-    """What a process did in a time, by name, without what is within it.
+    """The milliseconds of each span of a process in a time, by name, without the spans within it.
 
     Before a worker was started, its machine's agent did something for it.
     """

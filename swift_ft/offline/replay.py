@@ -240,7 +240,7 @@ def _check_layers(journal: ArchivedJournal, begin: int) -> None:
 
 
 def _damages(folder: CheckpointFolder, iteration: int, ranks: Sequence[int]) -> list[str]:
-    """What is wrong with the parts of some workers."""
+    """The damages in the parts of some workers, one line each."""
     try:
         parts = folder.parts_of(iteration)
     except DamagedCheckpointError as error:

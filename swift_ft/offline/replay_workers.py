@@ -38,7 +38,7 @@ def log_name(rank: int) -> str:
 
 
 class ReplayWorkers:
-    """Where the workers of a replay are started. Make it while the process has a single thread: it forks.
+    """Starts the workers of a replay. Make it while the process has a single thread: it forks.
 
     As a context manager it leaves no process behind.
     """
@@ -107,7 +107,7 @@ class ReplayWorkers:
                 channel.close()
 
     def _seed_rendezvous(self, plan: ReplayPlan, run_id: str) -> None:
-        """What the workers of a job would have left there for replacements."""
+        """Write what the workers of a job would have left in the rendezvous store for replacements."""
         rendezvous = connect(self._service.address, run_id)
         begin(rendezvous)
         rendezvous.set(store_keys.claimed(), json.dumps({"checkpoints": []}))
@@ -179,7 +179,7 @@ class ReplayWorkers:
             raise (UsageError if failed.get("usage") else RecoveryError)(failed["failed"])
 
     def _status(self) -> int | None:
-        """How a worker ended; None if the standby reports the start of one.
+        """The exit status of a worker that ended; None if the standby reports the start of one.
 
         Raises:
             ChildProcessError: the standby is gone, and the workers with it.

@@ -91,7 +91,7 @@ def open_run_store(url: str, *, writable: bool = False) -> RunStore:
 
 @contextmanager
 def store_errors(store: Store, done: str = "read") -> Iterator[None]:
-    """What the client of a store raises in the block becomes one line for its user.
+    """Turn what the client of a store raises in the block into one line for its user.
 
     Args:
         store: that is used.

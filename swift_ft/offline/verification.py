@@ -200,7 +200,7 @@ class _Counter:
 
 
 def _notes(run: RunStore, files: Mapping[str, int]) -> dict[str, str]:
-    """What is in the store, and neither committed nor damaged."""
+    """Notes on files and folders that are neither committed nor damaged, by path."""
     notes = {
         path: "a temporary file of a worker that was killed, or is writing it"
         for path in files
@@ -215,7 +215,7 @@ def _notes(run: RunStore, files: Mapping[str, int]) -> dict[str, str]:
 
 
 class _View:
-    """What the checked files mean for a recovery."""
+    """The meaning of the checked files for a recovery."""
 
     def __init__(
         self,

@@ -260,7 +260,7 @@ def _interval(job: Job) -> int:
 
 
 def _copies(job: Job, rank: int, lost: int) -> dict[str, Any]:
-    """What a worker's report says of copies: all are of the same iteration."""
+    """The fields of a worker's report that tell of copies: all are of the same iteration."""
     placement = CopyPlacement.of(job.domains or ("",) * job.machines, job.per_machine)
     if job.snapshot_every is None or placement is None or rank in job.ranks(lost):
         return {}

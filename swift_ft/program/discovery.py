@@ -67,7 +67,7 @@ def keep_program(target: str, search: Sequence[str], *, as_module: bool) -> Kept
 
 
 def main_source(target: str, *, as_module: bool) -> KeptSource | None:
-    """What is kept of a program's main file; None if nothing is."""
+    """The kept source of a program's main file; None if it is not kept."""
     sources = kept_sources()
     if sources is None:
         return None
@@ -116,7 +116,7 @@ def _imported_by(tree: ast.AST, file: _File, search: Sequence[str]) -> Iterator[
 
 
 def _relative_to(file: _File, level: int) -> tuple[Sequence[str], str]:
-    """Where a relative import looks, and what the names there begin with."""
+    """The folder that a relative import searches, and the package name that its names begin with."""
     folder, name = Path(file.path).absolute().parent, file.name
     up = level - 1
     if not file.package:  # a module: its package is one name shorter

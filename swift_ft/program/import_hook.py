@@ -38,7 +38,7 @@ class KeptLoader(SourceFileLoader):
         return self._kept().source if path == self.path else super().get_data(path)
 
     def get_code(self, fullname: str) -> CodeType:
-        """What its source was compiled to. A ``.pyc`` is not read, for it may be that of an edited file."""
+        """The code of the kept source. A ``.pyc`` is not read, for it may be that of an edited file."""
         kept = self._kept()
         _show_lines(self.path, kept)
         return kept.code

@@ -152,7 +152,7 @@ def digest_of(content: bytes) -> str:
 
 
 def stat_of(path: str) -> Stat:
-    """What an edit of a file changes.
+    """The values that an edit of a file changes: its time in ns, its bytes, and its inode.
 
     Raises:
         OSError: it is gone.
@@ -172,5 +172,5 @@ def start_keeping() -> KeptSources:
 
 
 def kept_sources() -> KeptSources | None:
-    """What is kept for this process; None where nothing is."""
+    """The sources that are kept for this process; None where none are."""
     return _kept

@@ -11,7 +11,7 @@ from typing import Any
 from swift_ft.program.own_code import is_own_file
 
 _WRITES_THROUGH = sys.version_info >= (3, 13)
-"""Whether ``f_locals`` is a view of the variables (PEP 667). Before, it is a copy, as debuggers know."""
+"""True if ``f_locals`` is a view of the variables (PEP 667). Before, it is a copy, as debuggers know."""
 
 
 def loop_frame() -> FrameType | None:

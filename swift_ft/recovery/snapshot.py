@@ -31,7 +31,7 @@ _FORMAT = 1
 
 
 class JournalSnapshot(NamedTuple):
-    """Where the journal stands after a block.
+    """The state of the journal after a block.
 
     Attributes:
         sequencer: has seen the events so far.
@@ -81,7 +81,7 @@ def decoded(hint: Any, data: Any) -> Any:
 
 
 class _Codec(NamedTuple):
-    """How values of one type become JSON's values, and back. ``plain``: they are such values."""
+    """A conversion of one type's values to JSON's values, and back. ``plain``: they are such values."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]

@@ -187,7 +187,7 @@ class S3Files(RemoteFiles):
         ]
 
     def _writer_of(self, path: str) -> str | None:
-        """Who created an object; None if there is none."""
+        """The name of the writer that created an object, empty if unknown; None if there is no object."""
         try:
             return str(self.fs.metadata(path, refresh=True).get(_WRITER, ""))
         except FileNotFoundError:
@@ -267,7 +267,7 @@ def _is_in_doubt(fs: Any) -> bool:
 
 
 def _keys(fs: Any, session: Any) -> object:
-    """What a session signs with; None if it finds none."""
+    """The credentials that a session signs with; None if it finds none."""
 
     async def get() -> object:
         credentials = await session.get_credentials()

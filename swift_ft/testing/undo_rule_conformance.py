@@ -127,7 +127,7 @@ class UndoRuleConformanceTests:
         assert_same_bits(picture(optimizer), before)
 
     def test_a_gradient_that_is_not_finite(self, make: Make) -> None:
-        """What cannot be inverted is restored all the same with ``exact``."""
+        """An update that cannot be inverted is restored all the same with ``exact``."""
         optimizer = wrap_optimizer(make(_params(torch.float32)), exact=True)
         _step(optimizer, 0, 1.0)
         before = picture(optimizer)

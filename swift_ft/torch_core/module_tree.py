@@ -59,5 +59,5 @@ def all_within(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def _ids(places: Sequence[dict[str, Any]]) -> list[int]:
-    """What is in these places, and how much is in each."""
+    """The number of things in each of these places, then the ``id`` of each thing."""
     return [*map(len, places), *map(id, chain.from_iterable(place.values() for place in places))]

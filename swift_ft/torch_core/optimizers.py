@@ -82,5 +82,5 @@ def mark_as_patched_by_scheduler(step: Callable[..., Any]) -> None:
 
 
 def note_step_called(optimizer: Optimizer) -> None:
-    """What a scheduler looks for, before it warns that it was called ahead of the optimizer."""
+    """Set the mark without which a scheduler warns that it was called ahead of the optimizer."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's mark

@@ -36,7 +36,7 @@ Plain values, so that it can be stored.
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this worker has of a tensor: the tensor itself, or the plain tensor within a ``DTensor``."""
+    """The worker's own part of a tensor: the tensor itself, or the plain tensor within a ``DTensor``."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 

@@ -40,7 +40,7 @@ _LONGEST_PAUSE_S = 1.0
 _WATCH_SLICE_S = 3.0
 """A frozen member says nothing: a watch without news is repeated with the next member (decision 54)."""
 _KEEP_REVISIONS = 5_000
-"""How much history stays when it is compacted: for watches that go on from where they were."""
+"""Revisions that a compaction leaves, so that watches can go on from where they were."""
 _COMPACT_EVERY = 20_000
 """Revisions after which history is compacted."""
 

@@ -25,7 +25,7 @@ from swift_ft.recovery.job_state import Phase
 
 _RUN = re.compile(r"(.*)\.\d+-[0-9a-f]{8}", re.DOTALL)
 _PLACE = re.compile(r".*?(?:\.\d+-[0-9a-f]{8}|/runs)(?=/)", re.DOTALL)
-"""What stands in the place of a run's name in a key. The name that a user gave may hold any character."""
+"""The part of a key that stands for a run's name. The name that a user gave may hold any character."""
 
 _ANSWER_S = 30.0
 

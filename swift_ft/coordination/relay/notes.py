@@ -50,7 +50,7 @@ class Notes:
             self.put(slot, {key: facts})
 
     def all_are_new(self) -> None:
-        """What was passed on is to be passed on again."""
+        """Mark all known notes as changed, so that they are passed on again."""
         with self._lock:
             self._changed = {slot: set(facts) for slot, facts in self._known.items()}
 

@@ -35,7 +35,7 @@ _AT_ONCE = 64
 def closer_of_abandoned_runs(
     connect: Connect, config: RunConfig, secret: JobSecret | None
 ) -> Callable[[str], bool]:
-    """What closes a run that nobody lives in, and says whether it did; for launchers that can continue it.
+    """A function that closes a run in which no machine lives. It returns whether it did.
 
     Args:
         connect: opens a client of the rendezvous store.

@@ -49,7 +49,7 @@ class OomKills:
         self._before = self._count()
 
     def look(self) -> str:
-        """What happened since the look before, in words. Empty if the kernel has killed none."""
+        """A message if the kernel has killed a process for memory since the last look; else empty."""
         before, self._before = self._before, self._count()
         if self._before <= before:
             return ""

@@ -42,7 +42,7 @@ class Ring:
         self._look_at = 0.0
 
     def news(self, state: State, machine: str) -> Watch | None:
-        """What a machine is to watch from now on; None if that has not changed, or it is too early."""
+        """The neighbours that a machine watches from now on; None if unchanged, or while it is too early."""
         addresses, patience = state.membership.addresses, state.machine_patience
         if self._seen is not None and addresses is self._seen[0] and patience == self._seen[1]:
             return None

@@ -20,11 +20,11 @@ from swift_ft.program.import_hook import KeptLoader
 from swift_ft.program.kept_sources import kept_sources
 
 _replaced: list[ModuleType] = []
-"""What was ``__main__`` before: a module whose last reference goes loses its names."""
+"""The modules that were ``__main__`` before: a module whose last reference goes loses its names."""
 
 
 def search_path(target: str, *, as_module: bool) -> list[str]:
-    """Where a program's imports will be looked for, by the rules of :func:`run_main`."""
+    """The folders in which a program's imports will be looked for, by the rules of :func:`run_main`."""
     first = os.getcwd() if as_module else os.path.dirname(os.path.abspath(target))  # noqa: PTH100, PTH109, PTH120  (as python does)
     return [first, *sys.path]
 

@@ -139,6 +139,6 @@ def _is_writable(file: io.IOBase) -> bool:
 
 
 def _flush_c() -> None:
-    """What C and C++ libraries have printed and that waits in a buffer."""
+    """Write out what C and C++ libraries have printed, and what is still in a buffer of C's."""
     with contextlib.suppress(OSError, AttributeError):  # another platform
         ctypes.CDLL(None).fflush(None)

@@ -329,7 +329,7 @@ class _Forks:
 
 
 def _kill(whom: str, children: set[int]) -> None:
-    """What the agent asks for: ``strays`` of workers that it has stopped; ``workers``, as it leaves."""
+    """Kill ``strays`` of workers that the agent has stopped, or all ``workers`` as it leaves."""
     if whom == "strays":
         kill_strays(children)
         return

@@ -190,7 +190,7 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
 
 
 def _exit_code(end: SystemExit, channel: AgentChannel) -> int:
-    """What Python makes of ``sys.exit(...)``: a number's lowest byte; 1, and a line, for anything else."""
+    """The exit code that Python gives to ``sys.exit(...)``: a number's lowest byte, 0 for None, else 1."""
     is_number = isinstance(end.code, int)
     code = end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None)
     if not is_number and end.code is not None:

@@ -49,7 +49,7 @@ class Bootstrap:
             self._ready = serve_store(self._address, 0)
 
     def place(self, machine: str, generation: int, state: Callable[[], State]) -> RendezvousStoreInfo:
-        """Where the bootstrap store of a generation listens. Serves it, or waits for the one who does.
+        """The address of a generation's bootstrap store. Serves it, or waits for the machine that does.
 
         Args:
             machine: this machine's name.

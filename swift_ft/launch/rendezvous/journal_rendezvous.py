@@ -200,7 +200,7 @@ class JournalRendezvous(RendezvousHandler):
             journal.append(replace(opened, setup=self._joined_with))
 
     def _roster(self, outgoing: Outgoing) -> Roster | None:
-        """Who may hold the journal; None before this machine does."""
+        """The machines that may hold the journal; None before this machine knows the run's state."""
         if self._state is None:
             return None
         membership = self._state().membership

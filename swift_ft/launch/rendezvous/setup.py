@@ -146,13 +146,13 @@ _OF_A_MACHINE = re.compile(
     r"(SLURM|PMIX?|OMPI|MPI|KUBERNETES|TORCHELASTIC|PET|SWIFT|XDG|SSH)_.*"
 )
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL")
-"""What a script reads from such a variable is of its machine or its user, and changes no result."""
+"""Variables that belong to a machine or a user: what a script reads from them changes no result."""
 
 _ARGUMENTS_OF_A_MACHINE = frozenset({"rank", "local-rank", "node-rank", "machine-rank", "hostname"})
 
 _OPTION = re.compile(r"--?[A-Za-z_]")
 _PLAIN = re.compile(r"[^\n@]{0,120}")
-"""What is shown as it is. In a URL with ``@`` there may be a password."""
+"""Values that are shown as they are. In a URL with ``@`` there may be a password."""
 
 
 def argument_facts(args: Iterable[str], may_differ: Collection[str] = ()) -> dict[str, str]:

@@ -155,7 +155,7 @@ def _serve_child(host: str, port: int, report_w: int, wait: Callable[[TCPStore],
 
 
 def _own_host(host: str) -> str:
-    """Where this process reaches its own store (see :func:`serve_store`)."""
+    """The address at which this process reaches its own store (see :func:`serve_store`)."""
     return listen_address(host) or "127.0.0.1"
 
 

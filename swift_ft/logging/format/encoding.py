@@ -149,7 +149,7 @@ def _body_is_compressed(metadata: memoryview) -> bool:
 
 
 def _field(data: memoryview, table: int, index: int) -> int:
-    """Where a table's field is; the table's own place if it is not set."""
+    """The offset of a table's field; the table's own offset if the field is not set."""
     (to_vtable,) = struct.unpack_from("<i", data, table)
     vtable = table - to_vtable
     entry = 4 + 2 * index
@@ -173,7 +173,7 @@ def decode(batch: pa.RecordBatch) -> Record | Footer:
 
 
 def decode_all(batches: Sequence[pa.RecordBatch]) -> Iterator[Record | Footer]:
-    """What :func:`decode` makes of each batch, in a fraction of the time: a column of all at once.
+    """Decode batches as :func:`decode` does, in a fraction of the time: a column of all at once.
 
     Raises:
         Exception: at the first batch that :func:`decode` refuses, once those before it have been taken.

@@ -223,7 +223,7 @@ def parse_segment(
 
 
 def _entries(source: pa.NativeFile, schema: pa.Schema, end: int) -> Iterator[Record | Footer]:
-    """What the batches of a segment hold, one after the other.
+    """The records and the footer that the batches of a segment hold, one after the other.
 
     Args:
         source: the file, after its schema.

@@ -141,7 +141,7 @@ class SegmentUploader:
             return sorted(self._names)
 
     def find(self, name: str) -> Path:
-        """Where a segment is on the local disk. Raises FileNotFoundError for names that are not the log's."""
+        """A segment's path on the local disk. Raises FileNotFoundError for names that are not the log's."""
         with self._changed:
             if name not in self._names:
                 raise FileNotFoundError(name)

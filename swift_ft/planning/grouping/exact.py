@@ -295,7 +295,7 @@ class Classes:
         return new
 
     def _highest(self, rank: int, price: float | None, box: tuple[float, float]) -> tuple[float, float, bool]:
-        """Where the lowest cut is highest: price and toll there, and whether that is a wall of the box."""
+        """The price and the toll where the lowest cut is highest, and whether that is a wall of the box."""
         cost, size, step = np.array(self._cuts, dtype=np.float64).T
         across, along = size - self.limit, step - rank
         slopes, most, least = np.stack((across, along), axis=1), np.array(box), np.array([0.0, -box[1]])

@@ -48,7 +48,7 @@ class Dive:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a partition must keep, and a search.
+    """The limits of a partition, and of the search for it.
 
     Attributes:
         size: bytes per iteration.
@@ -227,7 +227,7 @@ def _grow(side: _Side, place: int, room: float, terms: Terms, limits: Limits) ->
 
 
 def _lowest(values: FloatArray, count: int) -> IntArray:
-    """Where the lowest values are, in their order."""
+    """The indices of the ``count`` lowest values, ascending."""
     if len(values) <= count:
         return np.arange(len(values))
     return np.sort(np.argpartition(values, count)[:count])

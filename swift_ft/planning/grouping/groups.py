@@ -284,7 +284,7 @@ def greedy_merges(chain: Chain) -> Iterator[Merge]:
 
 
 def greedy_partition(chain: Chain, limit: int) -> tuple[int, ...]:
-    """Where the groups begin once greedy merging has reached ``limit`` bytes per iteration."""
+    """The first machine of each group, once greedy merging has reached ``limit`` bytes per iteration."""
     left = sum(chain.profile.boundary_bytes)
     gone = [False] * chain.n
     merges = greedy_merges(chain)

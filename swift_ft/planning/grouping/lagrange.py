@@ -136,7 +136,7 @@ class PricedChain:
         return Partition(tuple(starts), self.chain.expected_replay_s(starts), self.chain.logged_bytes(starts))
 
     def toll_of(self, path: Partition) -> float:
-        """What the groups of a partition pay in tolls."""
+        """The sum of the tolls that the groups of a partition pay."""
         if self._toll is None:
             return 0.0
         return float(self._toll[np.diff([*path.starts, self.n])].sum())

@@ -299,7 +299,7 @@ def _averaging_ns(units: _Units, pipelines: Sequence[Pipeline], layers: Sequence
 
 
 def _why_not(cluster: Cluster, layers: Sequence[LayerProfile], degrees: Sequence[int]) -> str:
-    """Which constraint no plan meets, and by how much."""
+    """The constraint that no plan meets, and by how much."""
     state = sum(layer.state_bytes for layer in layers)
     memory = sum(node.devices * node.memory_bytes for node in cluster.nodes)
     if memory < state:

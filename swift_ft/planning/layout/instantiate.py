@@ -47,7 +47,7 @@ class Instantiation:
 
 
 def count_sets(sizes: Sequence[int], nodes: int, fewest: int) -> int:
-    """How many sets of templates use so many nodes with at least ``fewest`` pipelines (equation 5).
+    """The number of sets of templates that use so many nodes with at least ``fewest`` pipelines (equation 5).
 
     Args:
         sizes: of the templates, in nodes.
@@ -289,7 +289,7 @@ def _is_within(time: PipelineTime, share: int, time_ns: int, time_of: _TimeOf) -
 
 
 class _Knapsack:
-    """Which sums of shares there are, for pipelines that use all nodes."""
+    """The sums of shares that are possible, for pipelines that use all nodes."""
 
     def __init__(self, shares: _Shares, nodes: int, fewest: int, microbatches: int) -> None:
         self._shares = shares

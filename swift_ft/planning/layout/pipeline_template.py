@@ -70,5 +70,5 @@ class Template:
 
     @property
     def gap(self) -> float:
-        """How much better another cut can be at most, as a part of this one's time."""
+        """The largest gain that another cut can bring, as a share of this one's time."""
         return 1 - self.bound_ns / self.iteration_ns

@@ -82,7 +82,7 @@ class _Label(NamedTuple):
 
 
 _LABELS_PER_CUT = 500
-"""How much a search may meet for each cut that it may find."""
+"""Labels that a search may meet for each cut that it may find."""
 
 _NONE = -(1 << 80)
 """No bound."""

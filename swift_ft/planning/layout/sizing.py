@@ -104,7 +104,7 @@ class Size:
         return samples / self.samples_per_s
 
     def price_of(self, samples: float) -> float:
-        """What so many samples cost."""
+        """The price of training so many samples, in the unit of ``price_per_hour``."""
         return self.takes_s(samples) / 3600 * self.price_per_hour
 
 

@@ -139,7 +139,7 @@ class _Trial:
     def __init__(self, costs: StageCosts, nodes: int, options: TemplateOptions) -> None:
         self.best: Template | None = None
         self.bounds: list[int] = []
-        """What no cut is below, for each number of stages with which some fits."""
+        """Lower bounds of all cuts' times in ns, one for each number of stages with which some fits."""
         self._costs = costs
         self._nodes = nodes
         self._options = options
@@ -233,7 +233,7 @@ def _fits(question: Question, stage: Stage, position: int) -> bool:
 
 
 def why_not(costs: StageCosts, nodes: int, microbatches: int | None, schedule: Schedule) -> str:
-    """What keeps a model from being cut for some nodes, in one line.
+    """The reason why a model cannot be cut for some nodes, in one line.
 
     Raises:
         UsageError: if it is the schedule; the message is of the same kind.

@@ -215,7 +215,7 @@ class _Run:
         self.now = until
 
     def _lose(self, available: int) -> None:
-        """What is in progress is lost, and the layout changes."""
+        """Lose the samples in progress, and begin again in another layout."""
         per_way = {"adoption": self.job.adopt_s, "restart": self.job.restart_s}
         behind = self.job.batch / 2
         if self.way == "restart":

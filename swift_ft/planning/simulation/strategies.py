@@ -52,7 +52,7 @@ class Strategy:
             raise UsageError(f"strategy {self.name}: costs must be finite and not negative")
 
     def saves(self, work_s: float) -> int:
-        """How many saves a run of ``work_s`` seconds of training makes."""
+        """The number of saves in a run of ``work_s`` seconds of training."""
         return 0 if math.isinf(self.save_interval_s) else math.floor(work_s / self.save_interval_s + 1e-9)
 
     def undisturbed_s(self, work_s: float) -> float:

@@ -27,7 +27,7 @@ _IN_A_RECOVERY = (Point.LEAVE, Point.REPORT, Point.JOIN, Point.LOAD, Point.TRANS
 _ACTIONS = {Action.KILL: 8, Action.STOP: 1, Action.BREAK: 1}
 _TARGETS = {Target.MACHINE: 3, Target.WORKER: 1, Target.AGENT: 1}
 _POINTS = {_IN_A_STEP: 4, _OF_REPLICAS: 2, _OF_CHECKPOINTS: 1, _IN_A_RECOVERY: 3}
-"""How often each is drawn, relative to the others."""
+"""The weight with which each is drawn, relative to the others."""
 _WITH_COPIES = {**_POINTS, _OF_COPIES: 2}
 
 

@@ -9,7 +9,7 @@ _MOST = 2
 
 
 class Habit(StrEnum):
-    """What is planted into a script (:mod:`swift_ft.testing.chaos.planted`)."""
+    """A habit that is planted into a script (:mod:`swift_ft.testing.chaos.planted`)."""
 
     COUNTER = "counter"
     """A plain attribute of a module counts its calls, and the output depends on it."""

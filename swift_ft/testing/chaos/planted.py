@@ -57,7 +57,7 @@ class Plant:
                     parameter.mul_(1 + 0.01 * draw)
 
     def after_block(self) -> None:
-        """What follows ``with step:`` in the loop, after an interrupted step, too."""
+        """Do what follows ``with step:`` in the loop, after an interrupted step, too."""
         if Habit.RATE in self.habits:
             for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
                 if isinstance(group["lr"], Tensor):

@@ -47,7 +47,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What is run again and again.
+    """The training that all trials run.
 
     Attributes:
         launch: flags of swift-run.

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from swift_ft.testing.nccl_like.mesh import Aborted, Interrupt, Mesh
 
 StreamOperation = Callable[[Mesh], None]
-"""What a communicator does when its turn has come."""
+"""An operation that a communicator runs once those enqueued before it are done."""
 
 
 class NcclLikeWork(dist.Work):
@@ -78,7 +78,7 @@ class NcclLikeWork(dist.Work):
         return self._ended.is_set() and self._error is None
 
     def exception(self) -> Exception | None:
-        """What was wrong with its arguments."""
+        """The error in the operation's arguments; None if there is none."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:

@@ -21,7 +21,7 @@ from swift_ft.testing.nccl_like.communicator import Communicator, NcclLikeWork, 
 from swift_ft.testing.nccl_like.mesh import Aborted, Interrupt, Mesh
 
 NAME = "nccl_like"
-"""What a script gives to ``init_process_group``."""
+"""The backend's name for ``init_process_group``."""
 
 _ALL = "all"
 """The communicator of the whole group. A pair has one of its own for messages outside of a batch."""
@@ -126,7 +126,7 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         return self._name
 
     def getGroupDesc(self) -> str:
-        """What the group is for."""
+        """The purpose of the group, as torch gave it."""
         return self._description
 
     group_name = property(getGroupName)

@@ -7,7 +7,7 @@ import shlex
 from swift_ft.recovery.job_state import State
 
 NOTHING = "nothing"
-"""Where a line could name something, it says that there is nothing."""
+"""The word in a line for nothing, where something could be named."""
 
 
 class ScenarioError(AssertionError):

@@ -154,7 +154,7 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
         lambda line: [word for word in line.rest() if word != NOTHING],
     ),
 }
-"""What can be compared: how it is found in the state, and how the expected value is read."""
+"""The facts that can be compared: a reader of the state, and one of the expected value, for each."""
 
 
 def _listed(numbers: Iterable[int]) -> str:

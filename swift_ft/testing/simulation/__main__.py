@@ -24,7 +24,7 @@ _SHOWN_VIOLATIONS = 10
 
 @dataclass(slots=True)
 class Summary:
-    """What happened in many runs.
+    """The events of many runs, counted.
 
     Attributes:
         seen: how often each kind of thing happened.
@@ -172,7 +172,7 @@ def _faults_table(seen: Counter[str]) -> Table:
 
 
 def _counts_table(seen: Counter[str]) -> Table:
-    """How often everything else happened."""
+    """A table of how often all but the faults happened."""
     table = Table("what", "times", title="Seen")
     for key in sorted(seen):
         if not key.startswith("fault: "):

@@ -19,13 +19,13 @@ _FREEZE_RATES = {
     ev.CheckpointRequested: 0.01,
     ev.ReplayFailed: 0.6,
 }
-"""How often a machine freezes before it writes an event, for events that are very frequent or rare."""
+"""The chance that a machine freezes before it writes an event, for events that are very frequent or rare."""
 _GUESTS = 0.3
-"""How often a survivor takes a guest although a machine could come."""
+"""The chance that a survivor takes a guest although a machine could come."""
 
 
 class Clock:
-    """What is frozen until when, and what happens when no participant has anything to do."""
+    """Freezes and thaws participants, and passes deadlines when none of them has anything to do."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -81,7 +81,7 @@ class Cluster(World):
         return self._machines_by_base[name.split(".")[0]]
 
     def membership_changed(self) -> None:
-        """Who can act must be determined again."""
+        """Have :meth:`candidates` determine again who can act."""
         self._candidates_outdated = True
 
     def candidates(self) -> Sequence[Worker | Machine]:
@@ -99,7 +99,7 @@ class Cluster(World):
         self.fault_timing.provoke(self.ticks, chance, delays)
 
     def logged(self, sender: int, receiver: int, iteration: int, since_generation: int) -> Logged | str:
-        """What a replay can read of a sender's log, or why it cannot.
+        """The messages that a replay can read of a sender's log, or the reason why it cannot.
 
         Messages that stay inside a machine are not logged. A log that does not survive its machine can only
         be read while its writer is alive and answers.
@@ -161,7 +161,7 @@ class FaultTiming:
 
 @dataclass(slots=True)
 class Excuses:
-    """What excuses a job that ends without success.
+    """The excuses of a job that ends without success.
 
     Attributes:
         may_fail: a fault struck after which the job may end in any way.

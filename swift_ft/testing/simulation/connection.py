@@ -20,7 +20,7 @@ from swift_ft.testing.simulation.store import Violation
 
 
 class Mode(Enum):
-    """Where the training thread is."""
+    """The phase that a worker's training thread is in."""
 
     BOOT = auto()
     RECOVER = auto()

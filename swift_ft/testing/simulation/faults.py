@@ -45,7 +45,7 @@ _NEED_SESSION = ("corrupt_log", "lose_log", "fail_loads", "damage_checkpoint", "
 
 
 class Faults:
-    """What can go wrong. Each fault is a method that returns False if it could not happen just now."""
+    """The faults that can strike. Each is a method that returns False if it could not happen just now."""
 
     def __init__(self, cluster: Cluster, clock: Clock, weights: Mapping[str, int]) -> None:
         self._cluster, self._clock, self._rng = cluster, clock, cluster.rng

@@ -20,7 +20,7 @@ from swift_ft.recovery.blocks import Stamped
 
 _ROUTES = 3
 _FLUSHES, _STALLS, _DIES = 85, 10, 5
-"""What a head does when it acts, in percent."""
+"""The chances of what a head does when it acts, in percent."""
 _WAKES = 0.02
 _SENT_TWICE = 0.05
 """A client that writes itself had tried a head before, which has stalled."""
@@ -130,7 +130,7 @@ class Heads:
         return Stamped(event, 0.0, by, str(id(client)), serial)
 
     def _queue_of(self, client: Client) -> list[_Item]:
-        """Where the events of a client are that are on their way."""
+        """The queue with the events of a client that are on their way."""
         for queue in (*self._open, self._to_send_again):
             if any(item.client is client for item in queue):
                 return queue

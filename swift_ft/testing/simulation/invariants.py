@@ -13,7 +13,7 @@ from swift_ft.testing.simulation.worker import Worker
 
 
 def check_step(before: State, after: State, event: ev.Event) -> None:
-    """What the protocol guarantees for any event."""
+    """Check what the protocol guarantees for any event."""
     if before.phase == Phase.ENDED:
         raise Violation("a state changed after the end")
     if after.generation not in (before.generation, before.generation + 1) and not (
@@ -106,7 +106,7 @@ def check_requested_checkpoint(
 
 
 def check_plan(state: State, plan: Plan, *, resumed: bool) -> None:
-    """What a plan may ask of a pipeline.
+    """Check that a plan asks only what it may ask of a pipeline.
 
     Args:
         state: that the plan is part of.
@@ -170,7 +170,7 @@ def check_reports(state: State, plan: Plan, workers: Iterable[Worker]) -> int:
 
 
 def kinds_of_replays(state: State, plan: Plan) -> list[str]:
-    """Which kinds of replays a plan asks for."""
+    """The kinds of replays that a plan asks for."""
     tasks = {rank: task for rank, task in plan.tasks.items() if task.begin < task.replay_until}
     replay_groups = {task.replay_group for task in tasks.values()}
     kinds = [f"replay group of {len(replay_group)}" for replay_group in replay_groups]  # of 0: alone

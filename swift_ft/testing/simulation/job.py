@@ -146,7 +146,7 @@ class SimulatedJob(Cluster):
             self._check_plan(after, after.plan)
 
     def _check(self, before: State, after: State) -> None:
-        """What the protocol guarantees for any event."""
+        """Check what the protocol guarantees for any event, and count what is rare."""
         check_step(before, after, self.events[-1])
         if after.phase != Phase.ENDED:
             self.store.check_kept(after.checkpoints.kept)

@@ -99,7 +99,7 @@ class Process:
         return self.world.states[self.position]
 
     def order(self, state: State) -> WorkerOrder:
-        """What this worker has to do in a state."""
+        """The order of this worker in a state."""
         return worker_order(state, machine=self.machine_name, rank=self.rank, started_in=self.started_in)
 
     def generation_over(self, state: State) -> bool:
@@ -275,7 +275,7 @@ class Process:
         return peer // self.world.states[-1].shape.workers_per_machine == self.slot
 
     def retained(self, iteration: int) -> Logged | None:
-        """What it sent in an iteration, if that is still in its memory."""
+        """The messages that it sent in an iteration, if they are still in its memory."""
         sends = self.retained_sends
         return sends[1] if sends is not None and sends[0] == iteration else None
 
@@ -288,7 +288,7 @@ class Process:
         return not self.world.settings.on_device or not any(map(self.is_inside, self.neighbours()))
 
     def sent_to(self, peer: int, iteration: int) -> Logged | str:
-        """What it sent to a neighbour: from its log, or from memory if it stayed inside the machine."""
+        """The messages that it sent to a neighbour: from its log, or memory if they stayed in the machine."""
         if not self.is_inside(peer):
             return self.world.store.read_log(self.rank, iteration, self.log_since)
         return "missing" if self.world.settings.on_device else self.retained(iteration) or "missing"

@@ -18,7 +18,7 @@ from swift_ft.testing.simulation.store import Content, Violation
 
 
 class ReplayingProcess(ConnectedProcess):
-    """What a worker does with its task of a plan.
+    """A worker that does its task of a plan: it loads and replays.
 
     Attributes:
         replaying: its state is being replayed.

@@ -16,7 +16,7 @@ from swift_ft.testing.simulation.store import Violation
 
 
 class JobKind(StrEnum):
-    """What a simulated job trains, and how it fails."""
+    """The kind of a simulated job: its training, and its faults."""
 
     PIPELINE = "pipeline"
     """A pipeline with one stage per worker."""

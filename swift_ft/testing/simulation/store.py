@@ -72,7 +72,7 @@ class SharedStore:
             self.corrupt.discard((rank, iteration))
 
     def read_log(self, rank: int, iteration: int, since_generation: int) -> Logged | str:
-        """What a worker sent in an iteration, or why that cannot be read."""
+        """The messages that a worker sent in an iteration, or the reason why they cannot be read."""
         if (rank, iteration) in self.corrupt:
             return "corrupt"
         found = {

@@ -60,7 +60,7 @@ class Host(Protocol):
 
 
 class World(ABC):
-    """What the participants of one run share.
+    """The things that the participants of one run share.
 
     Args:
         seed: decides everything.
@@ -204,7 +204,7 @@ class World(ABC):
 
     @abstractmethod
     def logged(self, sender: int, receiver: int, iteration: int, since_generation: int) -> Logged | str:
-        """What a replay can read of a sender's log, or why it cannot."""
+        """The messages that a replay can read of a sender's log, or the reason why it cannot."""
 
     @abstractmethod
     def check_formed(self, generation: int, plan: Plan) -> None:

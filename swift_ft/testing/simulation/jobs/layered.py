@@ -23,7 +23,7 @@ from swift_ft.testing.simulation.world import Host, World
 
 _LAYERS_PER_STAGE = 3
 _REQUESTS = 0.08
-"""How often a worker asks for another layout after an iteration: now and then so late that others go on.
+"""The chance that a worker asks for another layout after an iteration: sometimes so late that others go on.
 
 In a real job only worker 0 asks. The first stage stops in time then, and no other one gets far without it.
 """
@@ -109,7 +109,7 @@ class LayeredWorker(Worker):
         return True
 
     def settle(self, state: State) -> None:
-        """What came aside becomes its own, if the job has agreed on it."""
+        """Adopt the layout that was prepared aside, if the job has agreed on it."""
         super().settle(state)
         self._take_over(state)
 

@@ -165,7 +165,7 @@ class MemoryWorker(Worker):
         self.own = {at: copy for at, copy in self.own.items() if at == base}
 
     def drop_after(self, iteration: int) -> None:
-        """What it holds of later iterations belongs to an abandoned history."""
+        """Drop the held copies of later iterations: they belong to an abandoned history."""
         self.held = {at: copy for at, copy in self.held.items() if at <= iteration}
 
     # ------------------------------------------------------------------------------------------- copies

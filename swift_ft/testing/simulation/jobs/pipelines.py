@@ -31,7 +31,7 @@ _FAULTS = FAULTS | {
 
 @dataclass(frozen=True, slots=True)
 class LayersState:
-    """What a worker has: of two workers with other layers it is the same if they are as far.
+    """The state of a worker. Those of two workers with other layers are equal if they are as far.
 
     Attributes:
         iteration: completed iterations.
@@ -44,7 +44,7 @@ class LayersState:
 
 @dataclass(slots=True)
 class _Shared:
-    """What the workers of a generation have told each other.
+    """The facts that the workers of a generation have told each other.
 
     Attributes:
         begun: by iteration, ranks that have begun it.

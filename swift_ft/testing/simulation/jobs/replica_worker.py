@@ -41,7 +41,7 @@ class BucketTransfer:
 
 @dataclass(slots=True)
 class Replicas:
-    """What the replicas of a run share.
+    """The settings and the exchanges that the replicas of a run share.
 
     Attributes:
         optimizer: when parameters are updated.
@@ -61,7 +61,7 @@ class Replicas:
         return self._transfers.setdefault((generation, number), BucketTransfer())
 
     def contributions(self, generation: int, iteration: int, bucket: int) -> dict[int, tuple[int, int]]:
-        """What has been contributed to an average, by rank."""
+        """The contributions to an average so far, by rank."""
         return self._contributions.setdefault((generation, iteration, bucket), {})
 
     def check_equal(self, generation: int, worker: ReplicaWorker) -> None:
@@ -119,7 +119,7 @@ class ReplicaWorker(Worker):
         self.updated.clear()
 
     def open(self, state: State, begin: int) -> None:
-        """What a worker has to do is to load."""
+        """Check that a worker of a recovery has a checkpoint to load, and go on."""
         if state.phase == Phase.RECOVERING and Round.of(self.rank, state).task.load is None:
             raise Violation(f"{self} has nothing to load, and data-parallel jobs replay nothing")
         super().open(state, begin)

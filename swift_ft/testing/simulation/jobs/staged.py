@@ -67,7 +67,7 @@ class StagedJob(SimulatedJob):
         return StageWorker(self, machine, rank, started_in, self._replicas)
 
     def logged(self, sender: int, receiver: int, iteration: int, since_generation: int) -> Logged | str:
-        """What a replay can read of a sender's log. It must not need an iteration that the sender skipped."""
+        """The messages that a replay can read of a log. It must need no iteration that the sender skipped."""
         entry = super().logged(sender, receiver, iteration, since_generation)
         return "missing" if entry == "not its own" else entry
 
@@ -96,7 +96,7 @@ class StageStore(SharedStore):
         self.skipped: set[tuple[int, int]] = set()
 
     def read_log(self, rank: int, iteration: int, since_generation: int) -> Logged | str:
-        """What a worker sent in an iteration, or why that cannot be read."""
+        """The messages that a worker sent in an iteration, or the reason why they cannot be read."""
         try:
             entry = super().read_log(rank, iteration, since_generation)
         except Violation:  # the iteration was repeated after an inexact undo
@@ -118,7 +118,7 @@ class StateTransfer:
 
 
 class StageReplicas:
-    """What the replicas of all stages share.
+    """The exchanges that the replicas of all stages share.
 
     Attributes:
         undone_in: generations in which updates were undone.
