@@ -1,19 +1,29 @@
-"""Bytes, rates and times as text: ``400GB``, ``400GiB``, ``4e11``, ``5GB/s``, ``17h``, ``1h30m``."""
+"""Bytes, rates, times and numbers of things as text: ``400GB``, ``5GB/s``, ``1h30m``, ``workers 1 and 2``."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 from swift_ft.errors import UsageError
 
-__all__ = ["format_bytes", "format_seconds", "parse_bandwidth", "parse_bytes", "parse_seconds"]
+__all__ = [
+    "counted",
+    "format_bytes",
+    "format_seconds",
+    "named",
+    "parse_bandwidth",
+    "parse_bytes",
+    "parse_seconds",
+]
 
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?"
 _SIZE = re.compile(rf"\s*({_NUMBER})\s*([kKmMgGtTpPeE]?)(i?)([bB]?)\s*")
 _TIMES = re.compile(rf"({_NUMBER})\s*(ms|seconds?|sec|s|minutes?|min|m|hours?|h|days?|d)?\s*")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MOST_NAMED = 8
 
 
 def parse_bytes(text: str) -> int:
@@ -84,3 +94,18 @@ def format_seconds(seconds: float) -> str:
     if round(seconds) >= 100:
         return f"{round(seconds) // 60} min {round(seconds) % 60} s"
     return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 machine``, ``2 machines``."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def named(noun: str, numbers: Iterable[int]) -> str:
+    """``worker 1``, ``workers 1, 2 and 5``; of many only the first."""
+    numbers = sorted(numbers)
+    shown = [str(number) for number in numbers[:_MOST_NAMED]]
+    if len(numbers) > _MOST_NAMED:
+        shown.append(f"{len(numbers) - _MOST_NAMED} more")
+    several = "s" * (len(numbers) > 1)
+    return f"{noun}{several} {' and '.join(part for part in (', '.join(shown[:-1]), shown[-1]) if part)}"

@@ -10,13 +10,13 @@ from dataclasses import fields
 from typing import Any
 
 from swift_ft.cli.news import NEWS, SILENT, News, news
-from swift_ft.cli.words import cost_in_words, counted, machine_in_words, numbers_in_words, plan_in_words
+from swift_ft.cli.words import cost_in_words, machine_in_words, numbers_in_words, plan_in_words
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.history import History, StateChange
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.recoveries import lost_statistics
-from swift_ft.units import format_seconds
+from swift_ft.units import counted, format_seconds
 
 _Told = tuple[str, dict[str, Any]]
 """The name of a kind, and what is known. ``level`` and ``weight`` may be other ones than the table's."""

@@ -23,12 +23,11 @@ from rich.text import Text
 
 from swift_ft.cli.news import News, Weight
 from swift_ft.cli.watch import Seen, View, Watch
-from swift_ft.cli.words import counted
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.errors import UsageError
 from swift_ft.launch.rendezvous.store_service import is_listening
 from swift_ft.recovery.job_state import Phase
-from swift_ft.units import format_seconds
+from swift_ft.units import counted, format_seconds
 
 _STYLES = {
     "live": "green",

@@ -8,8 +8,7 @@ from swift_ft.recovery.history import History
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.recoveries import Recovery
-from swift_ft.recovery.waits import named
-from swift_ft.units import format_seconds
+from swift_ft.units import counted, format_seconds, named
 
 
 def plan_in_words(plan: Plan) -> str:
@@ -80,11 +79,6 @@ def machine_in_words(state: State, machine: str) -> str:
     """``machine 3`` for a member, ``a spare machine`` for any other."""
     slot = state.slot_of(machine)
     return "a spare machine" if slot is None else f"machine {slot}"
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 machine``, ``2 machines``."""
-    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def numbers_in_words(numbers: Iterable[int]) -> str:

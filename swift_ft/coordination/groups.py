@@ -22,8 +22,8 @@ from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
-from swift_ft.recovery.waits import named
 from swift_ft.torch_adapters.process_group import GenerationGroup
+from swift_ft.units import named
 
 _LOOK_S = 60.0
 """A wait without a limit is made of these: an event ends it sooner."""

@@ -29,10 +29,10 @@ from swift_ft.offline.replay_workers import ReplayWorkers, log_name
 from swift_ft.offline.run_store import RunStore, open_run_store
 from swift_ft.recovery.events import JobOpened
 from swift_ft.recovery.job_state import SavedPart
-from swift_ft.recovery.waits import named
 from swift_ft.runtime.offline_replay import part_name
 from swift_ft.storage.digest import digest_of_json, sealed
 from swift_ft.storage.store import Store
+from swift_ft.units import named
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from swift_ft.logging.format.record import RecordKind
 from swift_ft.offline.replay_coverage import Boundary, Entry, ReplayCoverage
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.plan import make_plan
-from swift_ft.recovery.waits import named
 from swift_ft.storage.store import Store
+from swift_ft.units import named
 
 GENERATION = 2
 """In the first one all machines join; in this one the lost ones have been replaced."""

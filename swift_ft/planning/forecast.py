@@ -21,8 +21,7 @@ from swift_ft.planning.presets import Fact
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.memory import CopyPlacement
 from swift_ft.recovery.plan import Plan, RecoveryMode, make_plan
-from swift_ft.recovery.waits import named
-from swift_ft.units import format_bytes, format_seconds
+from swift_ft.units import format_bytes, format_seconds, named
 
 
 class Protection(StrEnum):

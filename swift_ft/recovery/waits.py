@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
+from swift_ft.units import named
 
 _MOST_NAMED = 8
 
@@ -53,16 +54,6 @@ def waiting_for(state: State) -> Wait | None:
         case Phase.LIVE if state.round.finished:
             return _for_the_end(state)
     return None
-
-
-def named(noun: str, numbers: Iterable[int]) -> str:
-    """``worker 1``, ``workers 1, 2 and 5``; of many only the first."""
-    numbers = sorted(numbers)
-    shown = [str(number) for number in numbers[:_MOST_NAMED]]
-    if len(numbers) > _MOST_NAMED:
-        shown.append(f"{len(numbers) - _MOST_NAMED} more")
-    several = "s" * (len(numbers) > 1)
-    return f"{noun}{several} {' and '.join(part for part in (', '.join(shown[:-1]), shown[-1]) if part)}"
 
 
 def _for_machines(state: State) -> Wait:

@@ -10,7 +10,7 @@ from swift_ft.cli.recover.progress import step_progress
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.errors import CheckpointError, RecoveryError, UsageError, first_line
 from swift_ft.offline.replay import OfflineReplayResult, ReplayRequest, replay_machine
-from swift_ft.recovery.waits import named
+from swift_ft.units import named
 
 _DESCRIPTION = """\
 Rebuild the workers of one machine on this host, from their checkpoint and the logs of the others, and save

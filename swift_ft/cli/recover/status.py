@@ -10,11 +10,10 @@ from rich.table import Table
 
 from swift_ft.cli.recover.progress import file_progress, in_all
 from swift_ft.cli.verb import ExitCode, Verb, print_json
-from swift_ft.cli.words import counted
 from swift_ft.offline.loss import LossPlan
 from swift_ft.offline.run_store import open_run_store
 from swift_ft.offline.status import MachineStatus, RunStatus, run_status
-from swift_ft.units import format_bytes, format_seconds
+from swift_ft.units import counted, format_bytes, format_seconds
 
 
 def _declare(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from swift_ft.cli.news import news
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.recovery.occupancy import Doing, WorkerSpan
-from swift_ft.recovery.waits import named
-from swift_ft.units import format_seconds
+from swift_ft.units import format_seconds, named
 
 MEANINGS: dict[Doing, str] = {
     Doing.TRAINS: "trains",

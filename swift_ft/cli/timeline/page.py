@@ -19,10 +19,9 @@ from swift_ft.cli.timeline.tables import (
     work_table,
 )
 from swift_ft.cli.timeline.words import goodput_in_words, in_seconds, lost_in_words, outcome
-from swift_ft.cli.words import counted
 from swift_ft.offline.lost_time import Cause
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
-from swift_ft.units import format_bytes, format_seconds
+from swift_ft.units import counted, format_bytes, format_seconds
 
 _MOST_PICTURES = 20
 _WIDTH, _LABELS, _RIGHT, _TOP = 1000, 190, 12, 24

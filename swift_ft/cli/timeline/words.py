@@ -10,8 +10,7 @@ from swift_ft.offline.lost_time import Cause
 from swift_ft.offline.recovery_spans import PathSegment
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.recovery.occupancy import Doing, Tenure
-from swift_ft.recovery.waits import named
-from swift_ft.units import format_seconds
+from swift_ft.units import format_seconds, named
 
 _LONGEST = 4
 _WORTH_MS = 1.0

@@ -7,7 +7,8 @@ import pytest
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
-from swift_ft.recovery.waits import Limit, Wait, named, waiting_for
+from swift_ft.recovery.waits import Limit, Wait, waiting_for
+from swift_ft.units import named
 
 
 def after(*events: ev.Event, state: State | None = None) -> State:
