@@ -14,7 +14,6 @@ from tests.support.cluster import KILLS_OTHERS, assert_identical, at_once, run_c
 
 STALLS_AGENTS = Path(__file__).parents[2] / "benchmarks" / "scale" / "scripts" / "stalls_agents.py"
 LONG = ("--layers", "12", "--iterations", "40")
-BY_DEFAULT = ["--machine-silence", "1"]
 RACK = (1, 2, 4)
 
 
@@ -27,7 +26,7 @@ def test_a_rack_is_lost_at_once(
     """Half of the machines, at the same instant: one recovery, in which each survivor reports once."""
     monkeypatch.setenv("KILLS", at_once(*RACK, by=0, by_signal=by_signal))
     script = training(tmp_path, KILLS_OTHERS)
-    run = run_cluster(tmp_path, *LONG, machines=6, flags=["--spares", "3", *BY_DEFAULT], script=script)
+    run = run_cluster(tmp_path, *LONG, machines=6, flags=["--spares", "3"], script=script)
     assert_identical(run, references(*LONG, machines=6))
     (recovery,) = run.recoveries
     assert sorted(recovery["slots"]) == [*RACK]
@@ -44,7 +43,7 @@ def test_stalls_are_not_taken_for_losses(
     """Agents stand still for half a second, one after the other, and two processes per core compute."""
     stalls = {"times": times, "seconds": 0.5, "busy": 1, "folder": str(tmp_path)}
     monkeypatch.setenv("STALLS", json.dumps(stalls))
-    run = run_cluster(tmp_path, flags=BY_DEFAULT, script=training(tmp_path, STALLS_AGENTS))
+    run = run_cluster(tmp_path, script=training(tmp_path, STALLS_AGENTS))
     assert_identical(run, references())
     assert (tmp_path / "stalled").read_text() == str(times)
     assert not run.events("MachineLost")

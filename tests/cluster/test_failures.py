@@ -80,9 +80,9 @@ def test_two_distant_machines_at_once(
     ],
 )
 def test_stopped(target: str, reason: str, tmp_path: Path, references: Any) -> None:
-    """SIGSTOP: nothing is closed, nothing answers. What wakes up later is fenced. By default settings."""
+    """SIGSTOP: nothing is closed, nothing answers. What wakes up later is fenced."""
     long = ("--iterations", "80")  # longer than a machine may be silent
-    run = run_cluster(tmp_path, *long, inject=f"stop {target}=1 {MID}", flags=["--machine-silence", "1"])
+    run = run_cluster(tmp_path, *long, inject=f"stop {target}=1 {MID}")
     assert_identical(run, references(*long))
     (recovery,) = run.recoveries
     assert recovery["mode"] == "replay"

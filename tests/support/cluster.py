@@ -139,9 +139,8 @@ def command(
     launcher = [sys.executable, "-m", "swift_ft.cli.run", "--standalone", "--machines", str(machines)]
     launcher += ["--spares", "1"]
     launcher += ["--log-dir", str(folder / "logs"), "--events-out", str(folder / "events.json")]
-    # A killed process is noticed at once. What is only silent on a busy machine shall not count as lost.
-    launcher += ["--heartbeat-timeout", "10", "--machine-silence", "10"]
-    launcher += ["--inject", _after_commit(inject, options), "--helpers", "0", *(flags or [])]
+    # All else is as users have it: a machine may be silent for a second, and survivors help in a replay.
+    launcher += ["--inject", _after_commit(inject, options), *(flags or [])]
     return launcher + options
 
 
