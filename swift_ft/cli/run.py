@@ -349,7 +349,7 @@ def _exit_code(verdict: Verdict) -> int:
 
 
 def _store_address(args: argparse.Namespace) -> StoreAddress:
-    """Where the store is that the command line names: by a backend, or by an address that has one."""
+    """The address of the store that the command line names: by a backend, or by a URL."""
     if args.rdzv_backend == ETCD and not args.rdzv_endpoint:
         raise UsageError("--rdzv-backend etcd-v3 needs --rdzv-endpoint HOST:PORT,HOST:PORT: etcd's members.")
     if "://" in args.rdzv_endpoint:
@@ -365,7 +365,7 @@ def _store_address(args: argparse.Namespace) -> StoreAddress:
 
 
 def _store_files(args: argparse.Namespace) -> dict[str, str]:
-    """What ``--rdzv-conf`` says of how clients of the store show who they are."""
+    """The pairs of ``--rdzv-conf``, by name: they say how clients of the store show who they are."""
     pairs = (pair.partition("=") for pair in args.rdzv_conf.split(",") if pair.strip())
     return {name.strip(): value.strip() for name, _, value in pairs}
 

@@ -280,7 +280,7 @@ def _job(args: argparse.Namespace) -> ElasticJob:
 
 
 def _duration(args: argparse.Namespace, changes: tuple[Change, ...]) -> float:
-    """What was given; else until the last loss at intervals, or an hour after the last change of a trace."""
+    """Seconds to simulate: as given, else to the last loss at intervals, or an hour beyond a trace."""
     if args.duration is not None:
         return float(args.duration)
     if not changes:

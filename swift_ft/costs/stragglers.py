@@ -127,7 +127,7 @@ class Stragglers:
 
 
 def least_of_peers(took: Mapping[int, float], holds: Mapping[int, Hashable]) -> dict[int, float]:
-    """What the work of each worker takes, by what it took when least disturbed it, and its replicas.
+    """Seconds that each worker's work takes: the lower median over those that hold the same.
 
     Args:
         took: the least that each worker has taken so far, by rank.

@@ -109,7 +109,7 @@ def _locations(devices: int, per_node: int | None) -> dict[int, Location]:
 
 
 def _parts(plan: MovePlan, locations: Mapping[int, Location]) -> list[tuple[str, float]]:
-    """What stays, and what comes from where, with the bytes."""
+    """The bytes that stay, and those that come from each distance and from the checkpoint."""
     by_distance = plan.bytes_by_distance(locations)
     names = _DISTANCES if locations else {0: "from another device"}
     return [

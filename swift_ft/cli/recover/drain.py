@@ -147,7 +147,7 @@ def _wait(
 
 
 def _what_for(state: State, machine: str) -> str:
-    """What the machine, or its replacement, waits for."""
+    """The step that the machine, or its replacement, has reached, in words."""
     if machine in state.membership.fenced:
         return "has left, and its replacement is being rebuilt"
     if machine in leaves_after_checkpoint(state):

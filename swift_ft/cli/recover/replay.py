@@ -83,7 +83,7 @@ def _request(args: argparse.Namespace) -> ReplayRequest:
 
 
 def _hint(request: ReplayRequest) -> str:
-    """Where the output of the script is, if there is any."""
+    """A note that names the folder of the script's output; empty if there is no output."""
     return f" (the script's output is in {request.out})" if any(request.out.glob("*.log")) else ""
 
 

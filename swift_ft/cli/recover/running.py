@@ -72,7 +72,7 @@ def _follow(endpoint: str, name: str) -> tuple[str, Follower]:
 
 
 def who_asks() -> str:
-    """Who gives an order, for the journal: ``anna@node7``."""
+    """The user and the host that give an order, for the journal: ``anna@node7``."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container without a name for its user

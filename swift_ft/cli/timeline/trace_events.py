@@ -78,7 +78,7 @@ class _Rows:
         return self._rows.setdefault((process, thread), (process, len(self._rows)))
 
     def names(self) -> Iterator[dict[str, Any]]:
-        """What says the names of all rows, and their order: by machine."""
+        """The events that give all rows their names, and their order: by machine."""
         for process, name in sorted(self._processes.items()):
             yield {"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}}
             sort = {"sort_index": process}

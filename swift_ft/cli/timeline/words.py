@@ -14,7 +14,7 @@ from swift_ft.units import format_seconds, named
 
 _LONGEST = 4
 _WORTH_MS = 1.0
-"""What of a part of a recovery a line names: so many spans at most, and none that is shorter."""
+"""A line names so many spans of a part of a recovery at most, and none that is shorter."""
 
 EXPLAINED: dict[Cause, str] = {
     Cause.STARTING: "until all workers had begun their first iteration",
