@@ -18,7 +18,7 @@ NOBODY = 65534
 AS_NOBODY = f"""\
 import io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
-from swift_ft.cli.recover.main import main
+from swift_ft.cli.recover.main import main, parser
 
 def run(arguments):
     out, errors = io.StringIO(), io.StringIO()
@@ -27,6 +27,7 @@ def run(arguments):
     return int(code), errors.getvalue().splitlines()
 
 good, commands = sys.argv[1], json.loads(sys.argv[2])
+parser()  # imports all verbs
 assert run(["status", good])[0] == 0  # imports all that is imported late
 os.setgroups([])
 os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
