@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from swift_ft.checkpoint.step.carried import CarriedVariables, Place
 from swift_ft.config import store_keys
@@ -43,6 +44,9 @@ class OwnVariables:
         self._writer = writer
         self._steps = 0
         self._ours: Mapping[str, int] | None = None  # until they were compared
+        # Filled in the writer's thread: the training thread asks the store for nothing (decision 56).
+        self._theirs: Sequence[Mapping[str, int]] | None = None
+        self._looking = False  # set by the training thread, cleared by the writer's
 
     def begin(self, iteration: int, replicas: Sequence[int]) -> None:
         """A step begins, live.
@@ -61,13 +65,27 @@ class OwnVariables:
         if self._steps == _NOTED_AT - 1:
             self._carried.note_generators()
         elif self._steps == _NOTED_AT:
-            if self._rendezvous.check([store_keys.variables(self._rank)]):
-                return  # an earlier worker of this rank did
             self._ours = self._carried.digests()
-            self._writer.set(store_keys.variables(self._rank), json.dumps([iteration, self._ours]))
-        elif self._ours is not None and self._rendezvous.check([*map(store_keys.variables, replicas)]):
-            self._refuse_generators(replicas)
+            self._writer.do(partial(self._note, json.dumps([iteration, self._ours])))
+        elif self._ours is not None and self._theirs is not None:
+            self._refuse_generators(replicas, self._ours, self._theirs)
             self._ours = None
+        elif self._ours is not None and not self._looking:
+            self._looking = True
+            self._writer.do(partial(self._look, replicas))
+
+    def _note(self, digests: str) -> None:
+        """In the writer's thread: the first worker of a rank notes. One that replaces it compares nothing."""
+        if self._rendezvous.check([store_keys.variables(self._rank)]):
+            self._theirs = ()
+        else:
+            self._rendezvous.set(store_keys.variables(self._rank), digests)
+
+    def _look(self, replicas: Sequence[int]) -> None:
+        """In the writer's thread: read what the replicas have noted, once all have."""
+        if self._theirs is None and self._rendezvous.check([*map(store_keys.variables, replicas)]):
+            self._theirs = self._noted(replicas)
+        self._looking = False
 
     @contextmanager
     def kept(self, replicas: Sequence[int]) -> Iterator[None]:
@@ -85,9 +103,10 @@ class OwnVariables:
         unlike = (name for name in every if len({one.get(name) for one in noted}) > 1)
         return frozenset(_place(name) for name in unlike)
 
-    def _refuse_generators(self, replicas: Sequence[int]) -> None:
-        ours = self._ours or {}
-        for rank, theirs in zip(replicas, self._noted(replicas), strict=False):
+    def _refuse_generators(
+        self, replicas: Sequence[int], ours: Mapping[str, int], noted: Sequence[Mapping[str, int]]
+    ) -> None:
+        for rank, theirs in zip(replicas, noted, strict=False):
             first, last = sorted((rank, self._rank))
             for name in sorted(ours.keys() & theirs.keys()):
                 if ours[name] != theirs[name] and self._carried.goes_on(_place(name)):
