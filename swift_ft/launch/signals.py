@@ -101,7 +101,6 @@ def ending_with_a_line() -> Iterator[None]:
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    handlers = {number: signal.signal(number, lambda *_: None) for number in stop_signals()}
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def watch() -> None:
@@ -112,6 +111,8 @@ def ending_with_a_line() -> Iterator[None]:
 
     thread = threading.Thread(target=watch, name="swift-stop-signals", daemon=True)
     thread.start()
+    # Not before that thread reads: a signal that comes between the two would be lost.
+    handlers = {number: signal.signal(number, lambda *_: None) for number in stop_signals()}
     try:
         yield
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from docs.house import ROOT
 from tests.deploy.processes import leaves_nothing
-from tests.support.built_wheel import build_wheel, install
+from tests.support.built_wheel import build_wheel, install, without_this_tree
 from tests.support.cluster import training
 
 NEEDED = ("train_swift.py", "train_minimal.py", "gpt.py", "placement.py", "instrument.py")
@@ -34,8 +33,7 @@ def run(commands: Path, folder: Path, *flags: str) -> dict[str, torch.Tensor]:
         shutil.copy(ROOT / "examples" / name, scripts)
     launcher = [str(commands / "swift-run"), "--standalone", "--machines", "3", "--spares", "1"]
     launcher += ["--events-out", str(folder / "events.json"), *flags]
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    env |= {"OMP_NUM_THREADS": "1", "SWIFT_TEST_FOLDER": str(folder)}
+    env = without_this_tree() | {"OMP_NUM_THREADS": "1", "SWIFT_TEST_FOLDER": str(folder)}
     command = [*launcher, *training(folder, scripts / "train_swift.py")]
     with leaves_nothing(folder):
         done = subprocess.run(
@@ -51,7 +49,7 @@ def run(commands: Path, folder: Path, *flags: str) -> dict[str, torch.Tensor]:
 
 def test_it_is_the_wheel_that_runs(commands: Path, tmp_path: Path) -> None:
     code = "import swift_ft; print(swift_ft.__file__)"
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env = without_this_tree()
     done = subprocess.run(
         [str(commands / "python"), "-c", code],
         cwd=tmp_path,

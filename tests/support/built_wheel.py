@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -16,7 +17,7 @@ def build_wheel(folder: Path) -> Path:
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", PACKAGE.name):
         subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
-    _pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(source))
+    _pip(folder, "wheel", "--no-deps", "--wheel-dir", str(folder), str(source))
     (built,) = folder.glob("*.whl")
     return built
 
@@ -29,14 +30,23 @@ def install(wheel: Path, folder: Path) -> Path:
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=300)
     python = folder / "bin" / "python"
-    _pip("--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    _pip(wheel.parent, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
     # The folder by itself: what installers have entered there to be found elsewhere, as this tree, is not.
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return folder / "bin"
 
 
-def _pip(*args: str) -> None:
+def without_this_tree() -> dict[str, str]:
+    """The environment of processes that must not find this tree, nor what an installer has noted in it."""
+    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+
+def _pip(folder: Path, *args: str) -> None:
+    """Run pip in a folder: beside an ``egg-info`` of the package it would take it for installed."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    env = without_this_tree()
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=env
+    )
     assert done.returncode == 0, done.stderr[-4000:]

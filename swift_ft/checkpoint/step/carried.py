@@ -62,12 +62,20 @@ class CarriedVariables:
     def __init__(self, variables: ScriptVariables) -> None:
         self._variables = variables
         self._start: dict[Place, Any] = {}
+        # What was there as this process began its first step; empty before.
+        self._before_steps: frozenset[Place] = frozenset()
+        self._paths_before_steps: frozenset[str] = frozenset()
         self._generators: dict[Place, tuple[int, int]] = {}
         self.own: frozenset[Place] = frozenset()
 
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
         self._start = {place: self._now(value) for place, value in self._values()}
+
+    def steps_begin(self) -> None:
+        """The first step in this process begins: what there is by now, no step has made."""
+        self._before_steps = frozenset(place for place, _ in self._values())
+        self._paths_before_steps = frozenset(self._variables.paths)
 
     def to_save(self) -> dict[str, dict[str, Any]]:
         """Values that are not those of the start, by path and name."""
@@ -104,7 +112,8 @@ class CarriedVariables:
         yield from ((place, value) for place, value in self._values() if isinstance(value, GENERATORS))
 
     def take_over(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put in place what was saved, and give all others the values of the start."""
+        """Put in place what was saved, give others the values of the start, and remove what was not there."""
+        self._variables.look()
         places = dict(self._values())
         for path, values in saved.items():
             for name, value in values.items():
@@ -112,13 +121,21 @@ class CarriedVariables:
                     continue
                 self._put((path, name), places.get((path, name), MISSING), value)
         for place, value in places.items():
-            before = self._start.get(place, _UNKNOWN)
+            before = self._start.get(place, MISSING if self._made_in_a_step(place) else _UNKNOWN)
             in_saved = place[1] in saved.get(place[0], ())
             if before is _UNKNOWN or in_saved or place in self.own:
                 continue
             now = self._now(value)
             if now is not _UNKNOWN and not _equal(now, before):
                 self._put(place, value, before)
+
+    def _made_in_a_step(self, place: Place) -> bool:
+        """Whether something that was there before has got this variable in a step, and may lose it again."""
+        path, name = place
+        if place in self._before_steps or path not in self._paths_before_steps:
+            return False
+        namespace = self._variables.namespace(path)
+        return namespace is not None and namespace.may_lose(name)
 
     def _put(self, place: Place, now: Any, value: Any) -> None:
         path, name = place

@@ -51,10 +51,15 @@ class Namespace:
         """Whether it has the attributes of a module of torch."""
         return isinstance(self._owner, nn.Module)
 
-    @property
-    def may_lose(self) -> bool:
-        """Whether a variable that is new may be deleted. What a module or a class has is mostly its code."""
-        return not isinstance(self._owner, dict | type | ModuleType)
+    def may_lose(self, name: str) -> bool:
+        """Whether a variable that is new may be deleted. What a module or a class has is mostly its code.
+
+        A class that inherits a variable gets one of its own as it counts, as in ``type(self).calls += 1``:
+        so does each class that ``fully_shard`` makes.
+        """
+        if isinstance(self._owner, type):
+            return any(name in vars(base) for base in self._owner.__mro__[1:])
+        return not isinstance(self._owner, dict | ModuleType)
 
     def names(self) -> list[str]:
         """The names of its variables."""
@@ -63,7 +68,10 @@ class Namespace:
     def write(self, name: str, value: Any) -> None:
         """Give a variable a value; :data:`MISSING` deletes it."""
         if isinstance(self._owner, type):
-            setattr(self._owner, name, value)
+            if value is not MISSING:
+                setattr(self._owner, name, value)
+            elif name in self.variables:
+                delattr(self._owner, name)
             return
         variables = self.variables
         assert isinstance(variables, dict)

@@ -137,6 +137,8 @@ class Rollback:
         named = self._state.named_parameters()
         if closely or self._steps <= _FIRST_STEPS:
             self._variables.look()
+        if self._steps == 1:
+            self.carried.steps_begin()
         self._had_gradient = [(parameter, parameter.grad is not None) for parameter in named.values()]
         self._gradients.begin({} if replayed else named, closely=closely)
         variables = self._variables.note(named.values())

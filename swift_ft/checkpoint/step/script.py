@@ -57,6 +57,7 @@ class NotedVariables:
         large: tensors in attributes of modules that are too large for a copy, by name.
     """
 
+    namespaces: list[Namespace]
     slots: list[tuple[Namespace, str]]
     values: list[Any]
     cells: list[tuple[CellType, Any]]
@@ -67,18 +68,17 @@ class NotedVariables:
 
     def put_back(self) -> None:
         """As they were. What is of a kind that nothing is known of stays as it is."""
-        known: dict[int, set[str]] = {}
+        known: dict[int, set[str]] = {id(namespace): set() for namespace in self.namespaces}
         for (namespace, name), value in zip(self.slots, self.values, strict=True):
-            known.setdefault(id(namespace), set()).add(name)
+            known[id(namespace)].add(name)
             now = namespace.variables.get(name, MISSING)
             if now is value or value is _OPAQUE or not (now is MISSING or is_understood(now)):
                 continue
             namespace.write(name, value)
-        for namespace in {id(n): n for n, _ in self.slots}.values():
-            if namespace.may_lose:
-                for name in set(namespace.names()) - known[id(namespace)]:
-                    if is_understood(namespace.variables[name]):
-                        namespace.write(name, MISSING)
+        for namespace in self.namespaces:
+            for name in set(namespace.names()) - known[id(namespace)]:
+                if namespace.may_lose(name) and is_understood(namespace.variables[name]):
+                    namespace.write(name, MISSING)
         for cell, value in self.cells:
             if content_of(cell) is not value and is_understood(content_of(cell)):
                 cell.cell_contents = value
@@ -120,6 +120,11 @@ class ScriptVariables:
         """The cells that functions share with the function that they were made in, by path."""
         return self._reach.cells
 
+    @property
+    def paths(self) -> Iterator[str]:
+        """The paths of all namespaces that were found."""
+        return (namespace.path for namespace in self._reach.namespaces)
+
     def note(self, parameters: Iterable[nn.Parameter]) -> NotedVariables:
         """The present values of all variables of the objects that were found.
 
@@ -141,6 +146,7 @@ class ScriptVariables:
         self._copy(in_place, MOST_BYTES, leaves)
         self._copy(loop.values(), _OF_LOOP_BYTES, leaves)
         return NotedVariables(
+            namespaces=self._reach.namespaces,
             slots=self.slots,
             values=values,
             cells=[(cell, value) for cell, value in cells if value is not MISSING and is_understood(value)],

@@ -48,6 +48,19 @@ def test_shards_from_memory(habit: str, tmp_path: Path) -> None:
     assert [recovery["mode"] for recovery in run.recoveries] == ["memory"]
 
 
+@pytest.mark.parametrize("habit", ["counter of a class", "made in the first forward", "centre, made anew"])
+def test_back_to_before_the_first_step(habit: str, tmp_path: Path) -> None:
+    """What the first steps have made was not there: the copy of iteration 0 says nothing of it."""
+    fault = "kill machine=1 iteration=0 point=between"
+    run = assert_put_back(tmp_path, SCRIPT, habit, "memory", inject=fault)
+    assert [(recovery["mode"], recovery["resume"]) for recovery in run.recoveries] == [("memory", 0)]
+
+
+@pytest.mark.parametrize("habit", ["counter of a class", "made in the first forward"])
+def test_the_first_step_is_repeated(habit: str, tmp_path: Path) -> None:
+    assert_put_back(tmp_path, SCRIPT, habit, "shards", inject="kill machine=1 iteration=0 point=optimizer")
+
+
 @pytest.mark.parametrize("habit", HABITS)
 def test_a_pipeline(habit: str, tmp_path: Path) -> None:
     """The lost stage is replayed from a checkpoint; the other one repeats the step."""

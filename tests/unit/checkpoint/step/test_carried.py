@@ -19,6 +19,8 @@ from swift_ft.optim import wrap_optimizer
 
 
 class Net(nn.Module):
+    calls = 0
+
     def __init__(self, rank: int) -> None:
         super().__init__()
         self.backbone, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -108,6 +110,35 @@ def test_back_to_a_state_of_before(one: Process) -> None:
     assert net.history == []
     assert not net.table.any()
     assert net.noise.get_state().equal(torch.Generator().manual_seed(1).get_state())
+
+
+class Made(Net):
+    """As ``fully_shard`` makes a class: it inherits a variable, and gets one of its own as a step counts."""
+
+
+def test_what_a_step_has_made_is_gone_again(one: Process) -> None:
+    """Also if it was made in the last step, and no step has looked at it since."""
+    one.net.__class__ = Made
+    before = one.saved()
+    one.rollback.begin(0)
+    vars(one.net)["made"] = 1
+    Made.calls += 1
+    one.state.take_over(before)
+    assert "made" not in vars(one.net)
+    assert "calls" not in vars(Made)
+    assert Made.calls == 0
+
+
+def test_what_the_script_has_made_before_its_first_step_stays(one: Process, other: Process) -> None:
+    """An older run's checkpoint does not have it: the script was changed, or it is of this process only."""
+    before = one.saved()
+    vars(other.net)["made"] = object()
+    vars(other.net)["rank"] = 1
+    other.state.take_over(before)
+    other.rollback.begin(0)
+    other.state.take_over(before)
+    assert other.net.rank == 1
+    assert "made" in vars(other.net)
 
 
 class Phase(enum.Enum):

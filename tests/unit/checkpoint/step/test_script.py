@@ -75,6 +75,19 @@ def test_variables_of_base_classes(kind: type[Helper], net: Net, rollback: Rollb
     assert net.lock.count == 0
 
 
+def test_a_class_that_gets_a_variable_of_its_own(net: Net, rollback: Rollback) -> None:
+    """As it counts one that it inherits: it has none before the first step."""
+    net.lock = MadeByALibrary()
+    rollback.begin(0)
+    MadeByALibrary.shared += 1
+    MadeByALibrary.cache = {}  # type: ignore[attr-defined]
+    rollback.back()
+    assert "shared" not in vars(MadeByALibrary)
+    assert MadeByALibrary.shared == Helper.shared
+    assert vars(MadeByALibrary).get("cache") == {}, "what a library keeps in a class may be its code's"
+    del MadeByALibrary.cache  # type: ignore[attr-defined]
+
+
 def test_attributes_of_modules(net: Net, rollback: Rollback) -> None:
     rollback.begin(0)
     average = net.average
