@@ -49,6 +49,10 @@ def _signal_of_dead(error: BaseException) -> int:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         loader = frame.f_locals.get("self")
         if isinstance(loader, _MultiProcessingDataLoaderIter):
-            wait([process.sentinel for process in loader._workers], _ENDS_WITHIN_S)
+            ended = wait([process.sentinel for process in loader._workers], _ENDS_WITHIN_S)
+            for process in loader._workers:
+                # The sentinel is a file that ends with the others: the exit code comes a moment later.
+                if process.sentinel in ended:
+                    process.join()
             return -min((0, *(process.exitcode or 0 for process in loader._workers)))
     return 0

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from swift_ft.torch_adapters.killed_children import killed_child
 from tests.support.waiting import wait_until
@@ -106,3 +107,34 @@ def test_a_killed_process_of_a_pool() -> None:
         error = pool.submit(os._exit, 1).exception(60)
     assert error is not None
     assert killed_child(error) == "a process of a pool ended abruptly"
+
+
+class Lingers:
+    """A process that has closed its files, and has not ended before somebody waits for that."""
+
+    def __init__(self) -> None:
+        self.sentinel, its_end = os.pipe()
+        os.close(its_end)
+        self.exitcode: int | None = None
+
+    def join(self) -> None:
+        self.exitcode = -signal.SIGKILL
+
+
+class Loader(_MultiProcessingDataLoaderIter):
+    def __init__(self, process: Any) -> None:
+        self._workers = [process]
+
+    def fetch(self) -> NoReturn:
+        raise ConnectionResetError("Connection reset by peer")
+
+    def __del__(self) -> None:
+        """It has started nothing."""
+
+
+def test_a_process_ends_a_moment_after_its_files() -> None:
+    process = Lingers()
+    with pytest.raises(ConnectionResetError) as raised:
+        Loader(process).fetch()
+    assert killed_child(raised.value) == "a process of a data loader was killed by SIGKILL"
+    os.close(process.sentinel)
