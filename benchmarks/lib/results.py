@@ -181,7 +181,13 @@ def _commit() -> str | None:
 def _command() -> str:
     main = sys.modules["__main__"].__spec__
     program = f"-m {main.name}" if main else sys.argv[0]
-    return shlex.join(["python", *program.split(" ", 1), *_without_record(sys.argv[1:])])
+    words = [*program.split(" ", 1), *_without_record(sys.argv[1:])]
+    return shlex.join(["python", *map(without_place, words)])
+
+
+def without_place(word: str) -> str:
+    """An argument, of a path of this machine only the name: where it is says nothing elsewhere."""
+    return f"../{Path(word).name}" if word.startswith("/") else word
 
 
 def _without_record(words: Sequence[str]) -> list[str]:

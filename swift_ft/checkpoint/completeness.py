@@ -267,6 +267,8 @@ def _is_optimizer(kind: type) -> bool:
     return issubclass(kind, Optimizer)
 
 
+# Objects that change along with the training: schedulers, gradient scalers, averages of the model.
+#
 # Of torch, or of another library that names them as usual: nothing but their classes tells what they are.
 
 

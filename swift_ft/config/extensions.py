@@ -6,7 +6,6 @@ needed, and then once: it takes some milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 from functools import cache
 from importlib.metadata import entry_points
@@ -38,13 +37,14 @@ def load(group: Extensions) -> list[Any]:
         UsageError: one cannot be loaded, or raises.
     """
     made = []
-    for package, text, load_function in _found(group):
+    for entry in entry_points(group=group):
         try:
-            made.append(load_function()())
+            made.append(entry.load()())
         except Exception as error:
+            package = entry.dist.name if entry.dist else "?"
             raise UsageError(
                 f"The package {package} brings something for {group} that cannot be loaded "
-                f"(entry point {text}): {first_line(error)}"
+                f"(entry point {entry.name} = {entry.value}): {first_line(error)}"
             ) from error
     return made
 
@@ -53,10 +53,3 @@ def load(group: Extensions) -> list[Any]:
 def load_once(group: Extensions) -> None:
     """Call the functions of a group, unless that was done in this process: for those that register."""
     load(group)
-
-
-def _found(group: Extensions) -> list[tuple[str, str, Callable[[], Any]]]:
-    return [
-        (entry.dist.name if entry.dist else "?", f"{entry.name} = {entry.value}", entry.load)
-        for entry in entry_points(group=group)
-    ]

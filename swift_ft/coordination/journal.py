@@ -132,6 +132,8 @@ def open_journal(connect: Callable[[], RendezvousStore], *, by: str) -> Journal:
     return Journal(block_log_in(connect()), by=by)
 
 
+# Events on their way out of a process: stamped in order, and merged while others are on their way.
+#
 # One thread writes at a time. What other threads append meanwhile is written together by the next one (group
 # commit), so the journal gets few blocks however many threads append.
 

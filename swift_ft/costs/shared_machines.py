@@ -128,6 +128,8 @@ def parts(layers: Sequence[LayerProfile], layout: StageLayers) -> list[list[Laye
     return [[layers[number] for number in layers_of(layout, stage)] for stage in range(len(layout))]
 
 
+# Shares of microbatches for pipelines that are unlike (Oobleck §5.2, by makespan).
+#
 # Oobleck minimises the variance of the pipelines' times, one count for all that have the same template. An
 # iteration takes as long as its slowest pipeline, so the longest time is what counts here.
 

@@ -234,6 +234,8 @@ def _sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
+# Parts of local files, mapped into memory: for those who look at each byte once, and need no copy of it.
+#
 # The disk may fail under a map, and a file on a network share may be cut short. Touching such a page ends a
 # process with SIGBUS. So the system is asked to read all pages first, and a part that it cannot read is not
 # mapped: an ordinary read then says what is wrong.

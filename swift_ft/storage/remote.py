@@ -224,6 +224,8 @@ class HdfsFiles(RemoteFiles):
                 raise
 
 
+# Keys of an S3 store that are replaced while a run goes on, as rotations do: its client has the old ones.
+#
 # botocore reads `~/.aws/credentials`, and what else has keys, once for each session, which keeps them.
 
 

@@ -298,6 +298,8 @@ def _copy(slice_: ParamSlice, stepped: _Stepped) -> ParamSlice:
     return ParamSlice(slice_.index, param.clone(), slice_.grad, state, slice_.offset)
 
 
+# Ranges of a large parameter, to which an optimizer is applied one after the other.
+#
 # A step, the copies before it and the inverse behind it take longer from memory than from a cache. So an
 # elementwise optimizer is applied to a range of a cache's size, which is inverted before the next range. A
 # range is a parameter of its own to the optimizer, with views of the gradient and of the state.

@@ -14,7 +14,15 @@ import pytest
 
 from benchmarks.lib.figures import Figure, cell_from_text, cell_text
 from benchmarks.lib.markdown import read_body, run_in_markdown
-from benchmarks.lib.results import Target, add_record_option, of_repetitions, record, table, target_table
+from benchmarks.lib.results import (
+    Target,
+    add_record_option,
+    of_repetitions,
+    record,
+    table,
+    target_table,
+    without_place,
+)
 from benchmarks.lib.runs import FOLDER, Host, Run, Table, Verdict, newest, read_runs, write_run
 from benchmarks.lib.subjects import SUBJECTS
 from docs import quotes
@@ -95,6 +103,16 @@ def test_a_figure_that_is_gone_is_named(quote: quotes.Quote, message: str) -> No
 
 def test_each_run_has_a_subject_that_is_known() -> None:
     assert {run.subject for run in RUNS} <= set(SUBJECTS)
+
+
+@pytest.mark.parametrize("word", ["/home/me/before", "../before"])
+def test_a_path_in_a_command_is_only_named(word: str) -> None:
+    assert without_place(word) == "../before"
+
+
+def test_a_command_names_no_place_of_a_machine() -> None:
+    assert without_place("--machines") == "--machines"
+    assert not [run.command for run in RUNS if re.search(r" /\w", run.command or "")]
 
 
 def test_each_command_is_there() -> None:

@@ -113,7 +113,8 @@ class CarriedVariables:
 
     def take_over(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Put in place what was saved, give others the values of the start, and remove what was not there."""
-        self._variables.look()
+        if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
+            self._variables.look()
         places = dict(self._values())
         for path, values in saved.items():
             for name, value in values.items():

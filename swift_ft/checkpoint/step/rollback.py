@@ -280,6 +280,8 @@ class Rollback:
         }
 
 
+# Gradients at the beginning of a step: stale ones that the step zeroes, or ones that it adds to.
+#
 # ``optimizer.zero_grad()`` may be the last line of a step or the first one, before or after the forward pass.
 # In each case a parameter has no gradient, or zeros, when the first new one is about to be added. A script
 # that adds to the gradients of an earlier step would count them twice in a repeated one.

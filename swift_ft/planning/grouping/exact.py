@@ -192,6 +192,8 @@ def _leaning_dive(leaning: ClassBound, limit: int, wide: int, middle: int) -> Di
     return Dive(middle, width, leaning.priced.logged_before(leaning.path) + unused)
 
 
+# Partitions by class: prices per byte and per step of rank that bound one class from below.
+#
 # Machines that compute alike make costs come in steps: a partition's cost is mostly a matter of its *rank*,
 # the sum over groups of a whole number that grows with the size of the group. Prices on bytes alone mix ranks
 # and leave a gap of about a step; with a second price, the *toll* per step of rank, each rank has its own

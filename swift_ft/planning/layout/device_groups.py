@@ -218,6 +218,8 @@ class _Search:
         return found, False
 
 
+# An upper bound on a grouping of unlike devices, where the exact search would take too long.
+#
 # Prices on devices bound the number of groups: if every group that reaches a power z costs at least m, then
 # no more than (price of all devices) / m such groups exist. That is the dual of the linear programme over all
 # groups. Any prices give a valid bound; those tried here are all combinations of a coarse grid. The product

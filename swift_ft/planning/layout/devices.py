@@ -321,6 +321,8 @@ def _why_not(cluster: Cluster, layers: Sequence[LayerProfile], degrees: Sequence
     )
 
 
+# Groups of unlike devices by the time that their pipelines take, where all can be timed.
+#
 # AutoHet's effective power (``device_groups.py``) does not know that a stage has whole layers. Here the
 # layers of every group that there may be are dealt, and for each number of groups the least time is sought
 # within which so many disjoint groups exist. No grouping has a faster slowest pipeline.

@@ -119,6 +119,8 @@ def _split(
     raise AssertionError("an entry of a sum has two parts")
 
 
+# The smallest groups of unlike devices that reach an effective power, as a table.
+#
 # A table has an axis for each kind of device but the last, and says how many of the last kind a group needs
 # beside these counts of the others.
 

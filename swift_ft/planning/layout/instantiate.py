@@ -221,6 +221,8 @@ def deal(times: Sequence[PipelineTime], microbatches: int) -> tuple[int, ...]:
     return tuple(shares)
 
 
+# Shares of a batch for schedules that divide microbatches into rounds, and so do not take every number.
+#
 # Interleaved 1F1B and zero-bubble demand that a pipeline's microbatches are divided evenly by the number of
 # its rounds. More microbatches may even take less time. So shares are sets of numbers, not all up to a
 # largest one: what a set of pipelines can do in all is a sum of members of these sets, and a knapsack over

@@ -104,6 +104,8 @@ class PipelineTime:
         return low
 
 
+# The estimates that papers use instead of the exact makespan, and a lower bound that is nearly it.
+#
 # Oobleck's equations 1 to 4 and AutoHet's equation 1 are sums over stages. Neither is a bound of the time
 # under 1F1B: Oobleck's is too small where an early stage is far slower than others, AutoHet's too large where
 # it is slower at all. ``compare`` of ``swift-plan`` shows both beside the exact time.

@@ -95,6 +95,8 @@ def best_template(costs: StageCosts, nodes: int, options: TemplateOptions | None
     return best(costs, nodes, options)
 
 
+# The best template with one stage per worker.
+#
 # ``search.py`` finds the cut with the smallest lower bound; where the bound is the makespan, as it mostly is,
 # the cut is proven best. Otherwise moving borders may better it, all other cuts whose bound is below its time
 # are tried if they are few, and the template says how far from the optimum it can be at most.

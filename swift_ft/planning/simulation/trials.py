@@ -254,6 +254,8 @@ def _longest_run(lost: frozenset[int]) -> int:
     return best
 
 
+# Closed forms for the expected training time, as a check of the simulation.
+#
 # With a rate ``r`` of failures on the wall clock, time ``d`` that must pass without a failure takes ``(e^(r
 # d) - 1) / r`` on average when every failure restarts it, and ``(e^(r d) - 1) (1 / r + D)`` when each failure
 # also costs ``D`` (Daly 2006). Failures during a recovery restart it. In the simulation unrelated recoveries

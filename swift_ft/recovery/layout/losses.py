@@ -110,6 +110,9 @@ def _merge(pipelines: Sequence[list[int]], min_nodes: int) -> list[list[int]]:
     return whole + joined
 
 
+# Pipelines of other sizes from those that there are: after nodes were added, or to balance what losses
+# left.
+#
 # Oobleck has no algorithm for nodes that are added. Which sizes are best is a prediction
 # (``planning/layout/instantiate.py``). Which nodes form them is decided here, so that as few nodes as
 # possible come to another pipeline, and as many pipelines as possible keep their nodes.

@@ -52,6 +52,8 @@ class DataPart(Part):
             self._files.close()
 
 
+# Checks that a replacement re-created the tensors that are in no state: frozen parameters, masks, tables.
+#
 # A script that draws them without a seed makes other ones. Replicas that were started together hide that,
 # since DDP makes all of them equal at the start; a replacement is alone.
 

@@ -51,6 +51,8 @@ class Requests(Part):
             self._job.append(request)
 
 
+# The parts of one worker that move work away from slow ones: layer times, layouts, shares.
+#
 # Only worker 0 asks for other layouts and other shares. All measure.
 
 

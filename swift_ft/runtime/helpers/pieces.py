@@ -102,6 +102,8 @@ def pieces_of(tensors: Mapping[Key, torch.Tensor], device: torch.device | None =
     ]
 
 
+# Plain bytes on their way from one member of a parallel replay to another.
+#
 # length + the first bytes ─▶ the rest, if there is any
 
 

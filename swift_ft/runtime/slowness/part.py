@@ -17,9 +17,6 @@ from swift_ft.torch_adapters.comm_errors import is_communication
 from swift_ft.torch_adapters.link_times import LinkTimes
 from swift_ft.units import format_seconds
 
-# No part of the runtime waits then: the script itself does, in a data loader, a lock, an evaluation. Nothing
-# is done about it, since only its author knows whether it is right.
-
 _FIRST_ITERATION_S = 60.0
 """Much is made only once: connections, compiled code, workers of loaders."""
 _FOR_OTHERS_S = 60.0
@@ -31,6 +28,12 @@ _REMEMBERED = 32
 _logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
+
+
+# The watch says where a worker's script is when an iteration takes far longer than the ones before.
+#
+# No part of the runtime waits then: the script itself does, in a data loader, a lock, an evaluation. Nothing
+# is done about it, since only its author knows whether it is right.
 
 
 class StallWatch:

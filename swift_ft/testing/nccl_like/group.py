@@ -346,6 +346,8 @@ def _reduction(opts: Any) -> Any:
     return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
 
 
+# Ends a process in which an operation takes longer than its group allows, unless that is switched off.
+#
 # As NCCL's does in torch: it cannot know whether the tensors are still right. Whoever recovers switches it
 # off.
 

@@ -277,6 +277,8 @@ class SimulatedJob(Cluster):
             raise Violation(f"finished, and the checkpoint of iteration {iterations} is not committed")
 
 
+# No way back to training is tried a third time for the same loss, whatever fails.
+#
 # This is derived from what happens, and not from what the protocol counts (`recovery/attempts.py`).
 
 

@@ -274,6 +274,8 @@ def _of_each(parameters: Sequence[nn.Parameter], flat: Sums) -> Iterator[tuple[n
             yield parameter, piece.view_as(parameter)
 
 
+# A sum over microbatches whose bits do not depend on who adds up which of them.
+#
 # The terms are the leaves of a binary tree, by their global number. Two neighbours are added as soon as both
 # are there, and a node without a right neighbour goes up as it is. So a worker with consecutive leaves has
 # few nodes of the one tree, at most twice its depth, and the root is the same however the leaves were dealt.

@@ -80,6 +80,8 @@ class StagedJob(SimulatedJob):
             self._replicas.undone_in.append(state.generation)
 
 
+# A simulated worker whose stage has replicas: it resends, copies a whole state, or undoes an update.
+#
 # States are hash chains, as in a pipeline without replicas. An inexact undo changes all that is computed
 # after it: the generations in which an update was undone are part of the name of the history.
 
