@@ -53,6 +53,6 @@ def _signal_of_dead(error: BaseException) -> int:
             for process in loader._workers:
                 # The sentinel is a file that ends with the others: the exit code comes a moment later.
                 if process.sentinel in ended:
-                    process.join()
+                    process.join(_ENDS_WITHIN_S)
             return -min((0, *(process.exitcode or 0 for process in loader._workers)))
     return 0

@@ -117,7 +117,7 @@ class Lingers:
         os.close(its_end)
         self.exitcode: int | None = None
 
-    def join(self) -> None:
+    def join(self, _timeout_s: float) -> None:
         self.exitcode = -signal.SIGKILL
 
 
