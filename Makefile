@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic test test-all durations test-unit test-packages test-support test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
+.PHONY: help install demo demo-elastic test test-all durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,16 +37,16 @@ demo-elastic: $(VENV)/.installed  ## kill two machines for which none comes, add
 
 # Two tests at a time: tests of whole clusters wait more than they compute.
 test: test-packages test-unit  ## run the tests, of those of clusters as many as a budget allows
-	$(BIN)/python -m pytest -n 2 --dist loadfile --instafail tests/cluster tests/stores tests/deploy tests/gpu
+	$(BIN)/python -m pytest -n 2 --dist loadfile --instafail tests/cluster tests/theirs tests/stores tests/deploy tests/gpu
 
 test-all: test-packages  ## run all tests with all their cases (an hour and a half)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --thorough --instafail tests/unit tests/simulation
 	$(BIN)/python -m pytest -n 2 --dist loadfile --thorough --instafail \
-		tests/cluster tests/stores tests/deploy tests/gpu
+		tests/cluster tests/theirs tests/stores tests/deploy tests/gpu
 
 durations: test-packages  ## measure how long each test of clusters and stores takes (an hour and a half)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --thorough --record-durations --instafail \
-		tests/cluster tests/stores tests/deploy tests/gpu
+		tests/cluster tests/theirs tests/stores tests/deploy tests/gpu
 
 # Debian packages for the HDFS tests, where they are missing and this user may install them.
 test-packages: $(VENV)/.installed-dev  ## install what the HDFS tests need, where that is possible
@@ -67,6 +67,9 @@ test-nccl-like: $(VENV)/.installed-dev  ## run the kill matrix over a backend th
 OVER_NCCL_LIKE := nccl_like phases kills replicas hybrid sharded sharded_stages failures guests layouts \
 	layer_replicas tensor_parallel tied_parameters joint_replays lost_replicas split_replicas \
 	memory_checkpoints parallel_recovery script_communication setup_communication several_calls
+
+test-theirs: $(VENV)/.installed-dev  ## kill other people's trainers, as they are, at all points
+	$(BIN)/python -m pytest -n 2 --dist loadfile --thorough --instafail tests/theirs
 
 test-trainer: $(VENV)/.installed-dev  ## kill the trainer that is like torchtitan's at all points
 	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_trainer.py

@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "decide": ("recovery",),
     "keep": ("storage", "undo", "optim", "logging", "costs", "planning"),
     "adapt": ("torch_adapters", "checkpoint", "data"),
-    "act": ("coordination", "launch", "runtime", "session", "extend"),
+    "act": ("coordination", "launch", "runtime", "session", "extend", "integrations"),
     "show": ("offline", "testing", "cli"),
 }
 """What each folder and file of the top level is for, from the lowest up. ``[tool.importlinter]`` of
