@@ -117,7 +117,8 @@ KINDS = {
     "fault_injected": NewsKind("warning", NEWS, "fault: {fault}", "fault",
         "A fault of `--inject` is about to happen."),
     "all_finished": NewsKind("", ROUTINE, "all workers have completed the last iteration"),
-    "run_ended": NewsKind("info or error", ROUTINE, "{ending}", "ok reason exit_code recoveries lost_seconds",
+    "run_ended": NewsKind("info or error", ROUTINE, "{ending}",
+        "ok reason exit_code recoveries restarts lost_seconds",
         "The run is complete, or has ended for the reason given."),  # the launcher says it as its last line
     "launcher_failed": NewsKind("error", SILENT, "{reason}", "",
         "A launcher ends although the run has not ended, for the reason given."),

@@ -63,7 +63,9 @@ def cost_in_words(recovery: Recovery) -> str:
 
 
 def summary(history: History) -> str:
-    """All recoveries in one line; empty if there was none."""
+    """All recoveries in one line, or all restarts of a script without a session; empty if there was none."""
+    if not history.state.has_sessions:
+        return _restarts(history.state.tries.restarts)
     done = [recovery for recovery in history.recoveries if recovery.live is not None]
     if not history.recoveries:
         return ""
@@ -73,6 +75,17 @@ def summary(history: History) -> str:
     if unknown := sum(not recovery.iterations_lost for recovery in done):
         text += f" as far as it is known (in {unknown} of them no worker was left that could say it)"
     return text + ", and one that did not end" * (len(done) < len(history.recoveries))
+
+
+def _restarts(count: int) -> str:
+    """Without a session nobody reports: what a restart took and cost is not known."""
+    if not count:
+        return ""
+    times = "once" if count == 1 else f"{count} times"
+    return (
+        f"all processes were started again {times}, as torchrun does it. The script has no swift_ft.Session: "
+        "each time all was lost that its own checkpoints lack"
+    )
 
 
 def machine_in_words(state: State, machine: str) -> str:

@@ -148,7 +148,7 @@ class ReplayWorkers:
             "MASTER_PORT": str(self._bootstrap.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_RESTART_COUNT": str(GENERATION),
+            "TORCHELASTIC_RESTART_COUNT": "0",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
 

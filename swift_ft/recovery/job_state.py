@@ -201,6 +201,7 @@ class Tries:
 
     Attributes:
         restarts_left: how often a failing script may still be started again.
+        restarts: how often all processes were started again, for whatever reason.
         failures: machines lost since the last committed checkpoint.
         attempts: ways back that were tried for the same loss.
         came_back: workers that answered just after they were declared silent.
@@ -214,6 +215,7 @@ class Tries:
     """
 
     restarts_left: int = 0
+    restarts: int = 0
     failures: int = 0
     attempts: Attempts = field(default_factory=Attempts)
     came_back: int = 0

@@ -108,15 +108,22 @@ class MachineLogs(DefaultLogsSpecs):
     Attributes:
         shown: files of the last :meth:`reify` that are to be shown, by local rank: of output, and of errors.
             torchelastic is not told of them, and shows none.
+        generation: in which the next workers are started.
     """
 
     shown: tuple[dict[int, str], dict[int, str]] = ({}, {})
+    generation = 0
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """``<log_dir>/<run_id>/machine-<slot>/attempt_<generation>/<local_rank>/stdout.log``."""
         if self._root_log_dir != os.devnull:
             place = f"{envs[0]['TORCHELASTIC_RUN_ID']}/machine-{envs[0]['GROUP_RANK']}"
             self._run_log_dir = f"{self._root_log_dir}/{place}"  # type: ignore[assignment]  # torch says None
-        destinations = super().reify(envs)
+        # Torch names the folder by the restarts, and empties it: a replacement would delete what is there.
+        by_generation = {"TORCHELASTIC_RESTART_COUNT": str(self.generation)}
+        named = {local_rank: {**env, **by_generation} for local_rank, env in envs.items()}
+        destinations = super().reify(named)
+        for local_rank, env in envs.items():
+            env["TORCHELASTIC_ERROR_FILE"] = named[local_rank]["TORCHELASTIC_ERROR_FILE"]
         self.shown = destinations.tee_stdouts, destinations.tee_stderrs
         return dataclasses.replace(destinations, tee_stdouts={}, tee_stderrs={})

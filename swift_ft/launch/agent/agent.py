@@ -329,7 +329,9 @@ class MachineAgent(ElasticAgent):
             workers_per_machine=workers_per_machine,
             generation=generation,
             joins=self._joins_others(state, generation),
+            tries=state.tries,
         )
+        self._logs.generation = generation
         prefixes = output_prefixes(self.workers, self.group_rank, workers_per_machine)
         self._processes = StandbyContext(self._standby, jobs, self._logs, prefixes)
         return self._processes

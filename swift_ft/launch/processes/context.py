@@ -26,6 +26,7 @@ from swift_ft.launch.settings import AgentSettings
 from swift_ft.launch.signals import handles
 from swift_ft.observe.spans import recorder
 from swift_ft.observe.waits import waiting
+from swift_ft.recovery.job_state import Tries
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 
 _POLL_S = 0.01
@@ -200,6 +201,7 @@ def worker_jobs(
     workers_per_machine: int,
     generation: int,
     joins: bool,
+    tries: Tries,
 ) -> dict[int, WorkerJob]:
     """The jobs of one machine's workers, by local rank.
 
@@ -211,6 +213,7 @@ def worker_jobs(
         workers_per_machine: on every machine.
         generation: in which they are started.
         joins: the job's other workers are already training.
+        tries: how often all workers were started again, and how often a script that fails still may be.
     """
     assert settings.secret is not None  # agreed on before
     jobs = {}
@@ -229,7 +232,11 @@ def worker_jobs(
             secret=settings.secret,
         )
         number = _number_on_host(settings, worker.local_rank, workers_per_machine)
-        restarts = {"TORCHELASTIC_RESTART_COUNT": str(generation)}
+        restarts = {
+            "TORCHELASTIC_RESTART_COUNT": str(tries.restarts),
+            # As in torchrun, the difference is what is left: a restart after a loss uses none of it up.
+            "TORCHELASTIC_MAX_RESTARTS": str(tries.restarts + tries.restarts_left),
+        }
         jobs[worker.local_rank] = WorkerJob(
             {**context.to_env(), **torch_env(worker, number), **restarts},
             settings.target,

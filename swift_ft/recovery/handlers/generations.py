@@ -8,7 +8,7 @@ from collections.abc import Collection
 from immutables import Map
 
 from swift_ft.recovery.early_ends import why_too_early
-from swift_ft.recovery.job_state import Layouts, Phase, RecoveryRound, State, Verdict
+from swift_ft.recovery.job_state import Layouts, Phase, RecoveryRound, State, Tries, Verdict
 from swift_ft.recovery.maps import without
 from swift_ft.recovery.membership import Membership, Spare
 from swift_ft.recovery.values import replace
@@ -99,7 +99,15 @@ def open_generation(state: State, started: Collection[int] = ()) -> State:
         # A request for a checkpoint ends with its generation (decision 47), and so does one for a move.
         checkpoints=replace(state.checkpoints, requested=None),
         layouts=replace(state.layouts, pending=None),
+        tries=_with_restart(state, started),
     )
+
+
+def _with_restart(state: State, started: Collection[int]) -> Tries:
+    """Counts a generation that starts all workers, unless it is the first one."""
+    if not state.generation or len(started) < state.shape.machines:
+        return state.tries
+    return replace(state.tries, restarts=state.tries.restarts + 1)
 
 
 def _next_round(state: State, generation: int, started: Collection[int]) -> RecoveryRound:

@@ -18,6 +18,7 @@ from swift_ft.errors import NotLaunchedError, UsageError
 from swift_ft.launch.processes.context import worker_jobs
 from swift_ft.launch.settings import MachineJob
 from swift_ft.network import JobSecret
+from swift_ft.recovery.job_state import Tries
 from tests.support.strangers import issue, new_authority
 
 FILES = ("token_file", "tls_cert", "tls_key", "tls_ca")
@@ -51,8 +52,8 @@ def swift_run(folder: Path, *flags: str) -> int:
     return run.main(["--standalone", "--log-dir", str(folder), *flags, __file__])
 
 
-def context_of_worker(job: MachineJob) -> WorkerContext:
-    """What a worker reads from the environment that its agent makes for it."""
+def environment_of_worker(job: MachineJob, tries: Tries) -> dict[str, str]:
+    """The environment that its agent makes for a worker."""
     worker: Any = SimpleNamespace(local_rank=1, global_rank=1, world_size=4)
     found = worker_jobs(
         job.settings,
@@ -63,8 +64,31 @@ def context_of_worker(job: MachineJob) -> WorkerContext:
         workers_per_machine=2,
         generation=3,
         joins=False,
+        tries=tries,
     )
-    return WorkerContext.from_env(found[1].env)
+    return found[1].env
+
+
+def context_of_worker(job: MachineJob) -> WorkerContext:
+    """What a worker reads from it."""
+    return WorkerContext.from_env(environment_of_worker(job, Tries()))
+
+
+@pytest.mark.parametrize(
+    ("tries", "count", "most"),
+    [
+        (Tries(restarts_left=2), "0", "2"),
+        (Tries(restarts_left=0, restarts=2), "2", "2"),  # its script failed
+        (Tries(restarts_left=2, restarts=3), "3", "5"),  # machines were lost
+    ],
+)
+def test_restarts_are_counted_as_by_torchrun(
+    tries: Tries, count: str, most: str, jobs: list[MachineJob], tmp_path: Path
+) -> None:
+    """From 0 on, in generation 3 too, and never more than there may be: what is left is left."""
+    assert swift_run(tmp_path) == 0
+    env = environment_of_worker(jobs[0], tries)
+    assert (env["TORCHELASTIC_RESTART_COUNT"], env["TORCHELASTIC_MAX_RESTARTS"]) == (count, most)
 
 
 @pytest.mark.parametrize("name", FIELDS)

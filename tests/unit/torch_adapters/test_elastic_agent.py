@@ -96,11 +96,14 @@ def test_the_environment_is_torchruns(agent: Agent) -> None:
 
 
 def test_logs_are_found_by_run_and_machine(tmp_path: Any) -> None:
-    env = {"TORCHELASTIC_RUN_ID": "run7", "GROUP_RANK": "2", "TORCHELASTIC_RESTART_COUNT": "3"}
+    env = {"TORCHELASTIC_RUN_ID": "run7", "GROUP_RANK": "2", "TORCHELASTIC_RESTART_COUNT": "0"}
     logs = MachineLogs(log_dir=str(tmp_path), tee=Std.OUT)
+    logs.generation = 3
     destination = logs.reify({0: env})
     place = f"{tmp_path}/run7/machine-2/attempt_3/0/"
     assert destination.error_files[0].startswith(place)
+    assert env["TORCHELASTIC_ERROR_FILE"] == destination.error_files[0]
+    assert env["TORCHELASTIC_RESTART_COUNT"] == "0"
     assert destination.stdouts[0] == f"{place}stdout.log"
     assert logs.shown == ({0: f"{place}stdout.log"}, {})
     assert destination.tee_stdouts == {}  # torchelastic would show them, too
