@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from swift_ft.checkpoint.recording_file import StoredRecording
 from swift_ft.cli.timeline.words import path_in_words
 from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.errors import first_line
+from swift_ft.faults import Fault
 from swift_ft.offline.recovery_spans import read_recordings, trace_recoveries
 from swift_ft.recovery.history import History
 from swift_ft.recovery.job_state import Verdict
@@ -24,7 +26,9 @@ _STORE_PATIENCE_S = 10.0
 """The time for which the report of a run waits for the session's store."""
 
 
-def write_report(file: str, verdict: Verdict, excerpt: Excerpt, run_id: str, store: str) -> None:
+def write_report(
+    file: str, verdict: Verdict, excerpt: Excerpt, run_id: str, store: str, missed: Sequence[Fault] = ()
+) -> None:
     """Write what the journal tells. The file appears whole, also where several launchers share its folder.
 
     The launcher of a machine that came late tells what was since the snapshot that it began with.
@@ -35,11 +39,13 @@ def write_report(file: str, verdict: Verdict, excerpt: Excerpt, run_id: str, sto
         excerpt: the entries of the journal.
         run_id: the run.
         store: the session's, which has what each process did in recoveries; empty if it is not known.
+        missed: injected faults that never struck.
     """
     history = History.of(excerpt.entries, excerpt.began)
     report = {
         "ok": verdict.ok,
         "reason": verdict.reason,
+        "missed_faults": [str(fault) for fault in missed],
         "recoveries": _recoveries(history, run_id, store),
         "layouts": [change.to_dict() for change in history.layouts],
         "loads": [load.to_dict() for load in history.loads],

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from torch.distributed.run import config_from_args, get_args_parser, parse_min_m
 from swift_ft.cli.console import LauncherConsole
 from swift_ft.cli.live import add_status_option, show_status
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
+from swift_ft.cli.words import missed_in_words
 from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.store_address import ETCD, TCP, StoreAddress
@@ -36,7 +37,7 @@ from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
-from swift_ft.faults import check_faults
+from swift_ft.faults import Fault, check_faults, missed_faults
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.log_handlers import show_log
@@ -51,7 +52,7 @@ from swift_ft.network import JobSecret
 from swift_ft.network.addresses import is_this_host, own_address
 from swift_ft.program.discovery import keep_program
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.job_state import Verdict
+from swift_ft.recovery.job_state import State, Verdict
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 from swift_ft.torch_adapters.seams import warn_if_newer
 from swift_ft.torch_adapters.versions.launch_options import add_missing_options
@@ -118,14 +119,14 @@ examples:
 
   kill a machine, to see whether the script survives it:
     swift-run --standalone --machines 4 --spares 1 \\
-        --inject "kill machine=1 iteration=47 point=forward" train.py
+        --inject "kill machine=1 iteration=47" train.py
 
   watch a run from anywhere:
     swift-run --status job7 --rdzv-endpoint host0:29400
 
 exit codes:
   0      the run is complete
-  1      the run gave up; one line says why
+  1      the run gave up, or a fault of --inject never struck; one line says why
   2      a mistake that you can fix; one line per mistake
   other  the exit code of the script that failed
 """
@@ -261,8 +262,9 @@ def _run_cluster(job: MachineJob) -> int:
         _write_endpoint(config, cluster.store, cluster.run_id)
         with _told_of_errors(console):
             result = cluster.run()
-    _write_events(config, result.verdict, result.excerpt, cluster.run_id, result.store)
-    return _exit_code(result.verdict)
+    missed = missed_faults(config.inject, result.struck) if result.verdict.ok else ()
+    _write_events(config, result.verdict, result.excerpt, cluster.run_id, result.store, missed)
+    return _exit_code(result.verdict, missed, result.passed)
 
 
 def _run_one_machine(job: MachineJob) -> int:
@@ -270,6 +272,9 @@ def _run_one_machine(job: MachineJob) -> int:
     config, store = job.settings.config, job.settings.store
     excerpt = Excerpt()
     stores: list[str] = []
+    passed: list[str] = []
+    ends: list[State] = []
+    missed: tuple[Fault, ...] = ()
     end_as_usual(at_once=True)
     verdict = Verdict(False, "the launcher ended before the run did", 1)
     with contextlib.closing(LauncherConsole(config)) as console:
@@ -280,19 +285,23 @@ def _run_one_machine(job: MachineJob) -> int:
         _write_endpoint(config, store, job.run_id)
         try:
             with _told_of_errors(console):
-                job = replace(job, excerpt=excerpt if config.events_out else None, on_store=stores.append)
-                verdict = run_machine(job)
+                job = replace(job, on_store=stores.append, on_passed=passed.append, on_end=ends.append)
+                verdict = run_machine(replace(job, excerpt=excerpt if config.events_out else None))
+            if verdict.ok and ends:  # the journal knows of all hosts' faults
+                missed = missed_faults(config.inject, ends[-1].injected)
         finally:
-            _write_events(config, verdict, excerpt, job.run_id, stores[-1] if stores else "")
-    return _exit_code(verdict)
+            _write_events(config, verdict, excerpt, job.run_id, stores[-1] if stores else "", missed)
+    return _exit_code(verdict, missed, passed)
 
 
-def _write_events(config: RunConfig, verdict: Verdict, excerpt: Excerpt, run_id: str, store: str) -> None:
+def _write_events(
+    config: RunConfig, verdict: Verdict, excerpt: Excerpt, run_id: str, store: str, missed: Sequence[Fault]
+) -> None:
     """Writes what ``--events-out`` asks for. Only who asks imports the reports."""
     if config.events_out:
         from swift_ft.cli.events_report import write_report
 
-        write_report(config.events_out, verdict, excerpt, run_id, store)
+        write_report(config.events_out, verdict, excerpt, run_id, store, missed)
 
 
 def _with_secret(job: MachineJob) -> MachineJob:
@@ -341,11 +350,14 @@ def _write_endpoint(config: RunConfig, store: StoreAddress, run_id: str) -> None
         Path(config.endpoint_out).write_text(f"{store} {run_id}\n")
 
 
-def _exit_code(verdict: Verdict) -> int:
-    if verdict.ok:
-        return 0
-    print(f"swift-run: {verdict.reason}", file=sys.stderr)
-    return verdict.exit_code
+def _exit_code(verdict: Verdict, missed: Sequence[Fault], passed: Collection[str]) -> int:
+    """The code of the process, and its last lines. A run that was not hurt as it was to be shows nothing."""
+    if not verdict.ok:
+        print(f"swift-run: {verdict.reason}", file=sys.stderr)
+        return verdict.exit_code
+    for fault in missed:
+        print(f"swift-run: {missed_in_words(fault, set(passed))}", file=sys.stderr)
+    return 1 if missed else 0
 
 
 def _store_address(args: argparse.Namespace) -> StoreAddress:

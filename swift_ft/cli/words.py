@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from swift_ft.faults import Fault
 from swift_ft.recovery.history import History
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import Plan, RecoveryMode
@@ -86,6 +87,25 @@ def _restarts(count: int) -> str:
         f"all processes were started again {times}, as torchrun does it. The script has no swift_ft.Session: "
         "each time all was lost that its own checkpoints lack"
     )
+
+
+def missed_in_words(fault: Fault, passed: Collection[str]) -> str:
+    """Why an injected fault never struck.
+
+    Args:
+        fault: which.
+        passed: the points that workers of this launcher have passed.
+    """
+    if not passed:
+        why = "no worker here has passed any point, and without a swift_ft.Session there are none"
+    elif fault.point not in passed:
+        why = f"no worker here has passed point={fault.point}, only {', '.join(sorted(passed))}"
+    else:
+        where = "" if fault.iteration is None else f" in iteration {fault.iteration}"
+        if fault.part is not None:
+            where += f" at {'microbatch' if fault.bucket is None else 'bucket'} {fault.part}"
+        why = f"workers have passed point={fault.point}, but not {fault.target} {fault.index}{where}"
+    return f"--inject '{fault}' never struck: {why}. Omit it, or name another point."
 
 
 def machine_in_words(state: State, machine: str) -> str:

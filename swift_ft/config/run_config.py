@@ -138,7 +138,7 @@ class RunConfig:
     inject: str = option(
         Topic.FAILURES,
         "",
-        "faults to inject, separated by semicolons, such as 'kill machine=1 iteration=8 point=forward' "
+        "faults to inject, separated by semicolons, such as 'kill machine=1 iteration=8 point=optimizer' "
         "(swift_ft.faults describes the syntax)",
         metavar="FAULTS",
     )

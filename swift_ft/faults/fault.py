@@ -7,13 +7,14 @@ As text, for ``swift-run --inject``::
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
 from swift_ft.errors import UsageError
 from swift_ft.faults.failpoints import Point
 
-__all__ = ["Action", "Fault", "Point", "Target", "check_faults", "fail_at", "parse_faults"]
+__all__ = ["Action", "Fault", "Point", "Target", "check_faults", "fail_at", "missed_faults", "parse_faults"]
 
 
 _ANY = "any"
@@ -125,6 +126,11 @@ def check_faults(text: str, *, machines: int, workers_per_machine: int) -> None:
                 f"--inject '{fault}' can never happen: there is no {noun} {fault.index}, "
                 f"only {noun}s 0 to {count - 1}."
             )
+
+
+def missed_faults(text: str, struck: Collection[str]) -> tuple[Fault, ...]:
+    """The faults in a text that are not among those that struck, which the journal has as text."""
+    return tuple(fault for fault in parse_faults(text) if str(fault) not in struck)
 
 
 def _known(kind: type[StrEnum], value: str, what: str) -> str:

@@ -54,17 +54,29 @@ _POLL_S = 0.02
 _STANDBY_ENDS_S = 2.0
 _LATER_S = 1.0
 """Delay of a machine that no slot waits for: its fork takes a core from those that recover (decision 73)."""
+_STORE, _PASSED = "store", "passed"
+"""The session's store, and points for faults: machines tell them to the supervisor."""
 _STOPPED = range(129, 256)
 """Exit codes of a machine that a signal stopped, and that has handed over."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult:
-    """The end of a standalone run: its verdict, an excerpt of its journal, and the session's store if any."""
+    """The end of a standalone run.
+
+    Attributes:
+        verdict: how it ended.
+        excerpt: entries of its journal.
+        store: the session's; empty without one.
+        struck: injected faults that struck.
+        passed: points for faults that workers passed.
+    """
 
     verdict: Verdict
     excerpt: Excerpt
     store: str
+    struck: frozenset[str]
+    passed: frozenset[str]
 
 
 class Cluster:
@@ -78,7 +90,7 @@ class Cluster:
     def __init__(self, job: MachineJob) -> None:
         preload(job.settings.config.preloaded)  # once for all machines, which are forked from here
         self._lifeline_r, self._lifeline_w = os.pipe()
-        self._told_r, told_w = os.pipe()  # the machines say which store the session has
+        self._told_r, told_w = os.pipe()  # the machines say which store the session has, and more
         os.set_blocking(self._told_r, False)
         os.set_blocking(told_w, False)
         embedded = job.settings.store.backend == TCP
@@ -94,7 +106,8 @@ class Cluster:
             run_id=run_id,
             lifeline=self._lifeline_r,
             keeps_journal=bool(settings.config.events_out),
-            on_store=partial(_tell, told_w),
+            on_store=partial(_tell, told_w, _STORE),
+            on_passed=partial(_tell, told_w, _PASSED),
         )
         self._agents: dict[int, int] = {}  # number of the machine on this host, by process
         self._later: list[tuple[float, int]] = []  # when a machine is to start, and its number
@@ -270,19 +283,26 @@ class Cluster:
         excerpt = Excerpt()
         follower = Follower(self._journal(), on_entries=excerpt.on_entries, on_snapshot=excerpt.on_snapshot)
         verdict = follower.state.verdict or Verdict(False, "all machines ended before the job did", 1)
-        return ClusterResult(verdict, excerpt, self._told_store())
+        told: dict[str, list[str]] = {_STORE: [], _PASSED: []}
+        for line in self._told():
+            what, _, value = line.partition(" ")
+            told[what].append(value)
+        store = next(iter(told[_STORE]), "")  # none if no script has made a session
+        return ClusterResult(verdict, excerpt, store, follower.state.injected, frozenset(told[_PASSED]))
 
-    def _told_store(self) -> str:
-        try:
-            return os.read(self._told_r, select.PIPE_BUF).decode().partition("\n")[0]
-        except BlockingIOError:  # no script has made a session
-            return ""
+    def _told(self) -> list[str]:
+        """Whole lines: each was written at once."""
+        text = b""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._told_r, select.PIPE_BUF):
+                text += part
+        return text.decode().splitlines()
 
 
-def _tell(pipe: int, url: str) -> None:
+def _tell(pipe: int, what: str, value: str) -> None:
     """Called in machines. One of them is enough, so a full pipe says it already."""
     with contextlib.suppress(BlockingIOError):
-        os.write(pipe, f"{url}\n".encode())
+        os.write(pipe, f"{what} {value}\n".encode())
 
 
 def _end_group(pid: int) -> None:

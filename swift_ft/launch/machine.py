@@ -94,7 +94,7 @@ def run_machine(job: MachineJob) -> Verdict:
         recordings.found(url)
         job.on_store(url)
 
-    run_end = RunEnd(job.run_id, on_store)
+    run_end = RunEnd(job.run_id, on_store, job.on_passed)
     status = _status(job)
 
     listeners: list[_JournalListener | None] = [run_end, status, job.excerpt]
@@ -129,6 +129,7 @@ def run_machine(job: MachineJob) -> Verdict:
             _source_watch(job),
         )
         agent.run()
+        job.on_end(handler.follower.state)
         recordings.drain(settings.shutdown_s)
         if agent.run_is_over:
             run_is_over(handler.store)

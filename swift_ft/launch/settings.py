@@ -12,6 +12,7 @@ from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.network import JobSecret
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class MachineJob:
         index: number of this machine among those of this host.
         host: the machine on which this one is a guest; empty for a machine of its own.
         on_store: called with the URL of the session's store, each time that a worker here says it.
+        on_passed: called with each point for faults that a worker here passes. It may be told several times.
+        on_end: called with the last state that this machine knows, when the run has ended.
         agreed: what the launchers have agreed on in the rendezvous store, by key.
     """
 
@@ -73,4 +76,6 @@ class MachineJob:
     index: int = 0
     host: str = ""
     on_store: Callable[[str], None] = lambda _: None
+    on_passed: Callable[[str], None] = lambda _: None
+    on_end: Callable[[State], None] = lambda _: None
     agreed: Mapping[str, str] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from swift_ft.config.worker_context import WorkerContext
+from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.participant import Participant
 from swift_ft.errors import SwiftError
 from swift_ft.faults import Action, Fault, Target, parse_faults
@@ -51,6 +52,7 @@ class FaultInjector:
         participant: records a fault in the journal just before it happens.
         break_connections: what ``break`` does.
         replaying: whether the worker replays.
+        on_point: called with each point when the worker comes to it for the first time.
     """
 
     def __init__(
@@ -61,17 +63,23 @@ class FaultInjector:
         participant: Participant,
         break_connections: Callable[[], None],
         replaying: Callable[[], bool],
+        on_point: Callable[[Point], None] = lambda _: None,
     ) -> None:
         self._faults = list(faults)
         self._agent_pid = agent_pid
         self._participant = participant
         self._break_connections = break_connections
         self._replaying = replaying
+        self._on_point = on_point
+        self._passed: set[Point] = set()  # several threads may add one, and then it is told twice
 
     def __call__(self, point: Point, iteration: int, part: int | None) -> None:
         """The worker is at a point; ``part`` is the microbatch or the bucket."""
         if point in _LIVE_ONLY and self._replaying():
             return
+        if point not in self._passed:
+            self._passed.add(point)
+            self._on_point(point)
         for fault in list(self._faults):
             if fault.point != point or fault.iteration not in (None, iteration):
                 continue
@@ -125,6 +133,12 @@ class FaultInjector:
             threading.Event().wait()  # the agent's death ends this process at any moment
 
 
+def _tell_agent(point: Point) -> None:
+    """The launcher names the points that were passed where a fault never struck."""
+    if (channel := agent_channel()) is not None:
+        channel.send(passed=point)
+
+
 def inject_faults(
     context: WorkerContext,
     status: WorkerStatus,
@@ -154,6 +168,7 @@ def inject_faults(
             participant=participant,
             break_connections=break_connections,
             replaying=replaying,
+            on_point=_tell_agent,
         )
     )
     for optimizer in optimizers:

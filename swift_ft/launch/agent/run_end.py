@@ -39,15 +39,23 @@ class RunEnd:
     Args:
         run_id: the run.
         on_store: called in the agent's thread with the URL of the session's store, once it is known.
+        on_passed: called there with each point for faults that a worker of this machine is the first to pass.
     """
 
-    def __init__(self, run_id: str, on_store: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        on_store: Callable[[str], None] = lambda _: None,
+        on_passed: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._run_id = run_id
         self._on_store = on_store
+        self._on_passed = on_passed
         self._lock = threading.Lock()
         self._tail: deque[Entry] = deque(maxlen=_TAIL)  # guarded by the lock
-        # Owner of these two: the agent's thread, until the run is over.
+        # Owner of these three: the agent's thread, until the run is over.
         self._logs: set[Path] = set()  # where workers of this machine wrote their logs
+        self._passed: set[str] = set()
         self._store = ""  # its URL, once a worker of this machine has claimed it
 
     def on_entries(self, entries: Sequence[Entry]) -> None:
@@ -61,12 +69,15 @@ class RunEnd:
             self._tail.clear()
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Note what a worker says about its store and its log."""
+        """Note what a worker says about its store and its log, and pass on where faults may strike."""
         if "log" in message:
             self._logs.add(Path(message["log"]))
         if "store" in message:
             self._store = message["store"]
             self._on_store(self._store)
+        if (point := message.get("passed")) is not None and point not in self._passed:
+            self._passed.add(point)
+            self._on_passed(point)
 
     def tidy(self, state: State, slot: int | None, limit_s: float) -> None:
         """The job has ended, and so have the workers.

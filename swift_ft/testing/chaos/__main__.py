@@ -34,9 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             counts[trial.outcome] += 1
             said = f": {trial.reason}" if trial.reason else ""
             habits = f"({', '.join(trial.habits)}) " if trial.habits else ""
-            console.print(f"{trial.outcome:9}  {habits}{trial.plan}{said}", markup=False)
-            if trial.outcome != Outcome.IDENTICAL:
-                console.print(f"           see {trial.folder}/output.log", markup=False)
+            console.print(f"{trial.outcome:10}  {habits}{trial.plan}{said}", markup=False)
+            if trial.outcome == Outcome.IDENTICAL and trial.missed:
+                console.print(f"            never struck: {'; '.join(trial.missed)}", markup=False)
+            if trial.outcome not in (Outcome.IDENTICAL, Outcome.NOT_STRUCK):
+                console.print(f"            see {trial.folder}/output.log", markup=False)
     except SwiftError as error:
         print(f"chaos: {error}", file=sys.stderr)
         return EXIT_USAGE

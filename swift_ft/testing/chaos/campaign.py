@@ -38,7 +38,8 @@ class Campaign:
     Attributes:
         training: what is run.
         shape: what faults can strike.
-        folder: where runs keep their files. Those of runs that ended identical are deleted.
+        folder: where runs keep their files. Those of runs that ended identical, or that no fault struck, are
+            deleted.
         seed: of the first plan; the others follow.
         plans: how many.
         parallel: how many runs at a time.
@@ -84,7 +85,7 @@ class Campaign:
             return undisturbed
         plan, training = random_plan(self.shape, seed), replace(self.training, habits=undisturbed.habits)
         trial = run_trial(training, self._new_folder(f"seed-{seed}"), plan, undisturbed.state)
-        if trial.outcome == Outcome.IDENTICAL:
+        if trial.outcome in (Outcome.IDENTICAL, Outcome.NOT_STRUCK):
             shutil.rmtree(trial.folder, ignore_errors=True)
         return trial
 

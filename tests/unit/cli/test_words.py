@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from swift_ft.cli.words import summary
+from swift_ft.cli.words import missed_in_words, summary
+from swift_ft.faults import missed_faults
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.history import History
 
-OPENED: list[ev.Event] = [ev.JobOpened(machines=2, restarts=2), *(ev.MachineJoined(machine=name) for name in "abc")]
+OPENED: list[ev.Event] = [
+    ev.JobOpened(machines=2, restarts=2),
+    *(ev.MachineJoined(machine=name) for name in "abc"),
+]
 LOST = ev.MachineLost(machine="b", reason="gone")
 
 
@@ -54,3 +58,33 @@ def test_a_recovery_that_did_not_end_is_told_where_there_is_a_session() -> None:
     ready = [ev.WorkerReady(rank=rank, generation=1) for rank in range(2)]
     found = history(*OPENED, *began, *ready, LOST)
     assert summary(found).endswith(", and one that did not end")
+
+
+@pytest.mark.parametrize(
+    ("fault", "passed", "why"),
+    [
+        (
+            "point=forward",
+            ["reduce", "between"],
+            "no worker here has passed point=forward, only between, reduce.",
+        ),
+        (
+            "point=reduce bucket=7",
+            ["reduce"],
+            "passed point=reduce, but not machine 1 in iteration 3 at bucket 7.",
+        ),
+        (
+            "point=reduce",
+            [],
+            "no worker here has passed any point, and without a swift_ft.Session there are none.",
+        ),
+    ],
+)
+def test_a_fault_that_never_struck_is_told_with_the_reason(fault: str, passed: list[str], why: str) -> None:
+    text = f"kill machine=1 iteration=3 {fault}"
+    (missed,) = missed_faults(
+        f"{text}; stop worker=0 iteration=any", ["stop worker=0 iteration=any point=between"]
+    )
+    told = missed_in_words(missed, passed)
+    assert told.startswith(f"--inject '{text}' never struck: ")
+    assert f"{why} Omit it, or name another point." in told
