@@ -52,7 +52,7 @@ class LoaderBatches:
         self._loader = loader
         self._seed = seed
         self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        self._kept: dict[int, _Kept] = {}  # the last batches
+        self._kept: dict[int, KeptBatch] = {}  # the last batches
         self._loaded: tuple[int, Any] | None = None  # a state of the loader, before which batch
         self._iterator: Iterator[Any] | None = None
         self._next = 0  # the batch that the iterator gives next
@@ -62,15 +62,15 @@ class LoaderBatches:
         if index < 0:
             raise IndexError(f"Iterations count from 0, not {index}.")
         if index in self._kept and self._kept[index].unchanged:
-            return _copied(self._kept[index].batch)
+            return copied(self._kept[index].batch)
         if self._iterator is None or index != self._next or index % self._length == 0:
             self._seek(index)
         while self._next < index:
             self._take()
         batch = self._take()
         self._kept = {place: kept for place, kept in self._kept.items() if place == index - 1}
-        self._kept[index] = _Kept(batch)
-        return _copied(batch)
+        self._kept[index] = KeptBatch(batch)
+        return copied(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the loader, for ``Session(state)``."""
@@ -97,7 +97,7 @@ class LoaderBatches:
         self._loaded = None
         from_state = state is not None and start < place <= index
         set_epoch(self._loader, start // self._length)
-        _seed_samplers(self._loader, derive_seed(self._seed, start))
+        seed_samplers(self._loader, derive_seed(self._seed, start))
         with random_numbers_of(derive_seed(self._seed, start)):
             if from_state:
                 self._loader.load_state_dict(state)
@@ -117,7 +117,7 @@ class LoaderBatches:
         return batch
 
 
-class _Kept:
+class KeptBatch:
     """A batch that may be asked for again."""
 
     def __init__(self, batch: Any) -> None:
@@ -130,12 +130,12 @@ class _Kept:
         return all(version_of(tensor) == version for tensor, version in self._versions)
 
 
-def _copied(batch: Any) -> Any:
+def copied(batch: Any) -> Any:
     """A batch in new lists and dictionaries, with the same tensors."""
     if isinstance(batch, dict):
-        return {key: _copied(value) for key, value in batch.items()}
+        return {key: copied(value) for key, value in batch.items()}
     if type(batch) in (list, tuple):
-        return type(batch)(_copied(value) for value in batch)
+        return type(batch)(copied(value) for value in batch)
     return batch if isinstance(batch, torch.Tensor) else copy.copy(batch)
 
 
@@ -144,7 +144,7 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _seed_samplers(loader: Any, seed: int) -> None:
+def seed_samplers(loader: Any, seed: int) -> None:
     """Give the samplers that draw at random a generator of their own, so that an epoch can be repeated."""
     for sampler in samplers_of(loader):
         if hasattr(sampler, "generator"):

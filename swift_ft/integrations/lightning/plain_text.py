@@ -1,0 +1,101 @@
+"""Plain values as text that every worker can read: numbers keep all their bits, tensors their dtype."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+_TENSOR, _TUPLE, _PAIRS = "swift_ft.tensor", "swift_ft.tuple", "swift_ft.dict"
+_ATOMS = (bool, int, float, str, type(None))
+MISSING: Any = object()
+"""In the place of a value that is not plain."""
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it; MISSING if some of it is not plain."""
+    if type(value) in _ATOMS:
+        return value
+    if isinstance(value, torch.Tensor):
+        return _tensor(value)
+    if type(value) in (list, tuple):
+        items = [plain(item) for item in value]
+        if any(item is MISSING for item in items):
+            return MISSING
+        return items if type(value) is list else {_TUPLE: items}
+    if isinstance(value, dict) and type(value).__module__ in ("builtins", "collections"):
+        pairs = [[plain(key), plain(item)] for key, item in value.items()]
+        return MISSING if any(part is MISSING for pair in pairs for part in pair) else {_PAIRS: pairs}
+    return MISSING
+
+
+def plain_variables(owner: object) -> dict[str, Any]:
+    """The variables of an object that are plain, by name."""
+    found = {name: plain(value) for name, value in vars(owner).items()}
+    return {name: value for name, value in found.items() if value is not MISSING}
+
+
+def restored(form: Any) -> Any:
+    """The value that was given to :func:`plain`."""
+    if isinstance(form, list):
+        return [restored(item) for item in form]
+    if isinstance(form, dict):
+        if _TENSOR in form:
+            return _from_tensor(*form[_TENSOR])
+        if _TUPLE in form:
+            return tuple(restored(item) for item in form[_TUPLE])
+        return {restored(key): restored(item) for key, item in form[_PAIRS]}
+    return form
+
+
+def put_back(owner: object, variables: Mapping[str, Any]) -> None:
+    """Give an object the plain variables that it had."""
+    own = vars(owner)
+    for name, form in variables.items():
+        # One that is not plain any more has become something that no other worker could know.
+        value, now = restored(form), own.get(name)
+        if isinstance(now, dict) and isinstance(value, dict):
+            now.clear()
+            now.update(value)
+        elif isinstance(now, list) and isinstance(value, list):
+            now[:] = value
+        else:
+            own[name] = value
+
+
+def to_text(form: Any) -> str:
+    """A result of :func:`plain` as a line."""
+    return json.dumps(form, separators=(",", ":"))
+
+
+def from_text(text: str) -> Any:
+    """The inverse."""
+    return json.loads(text)
+
+
+def _tensor(value: torch.Tensor) -> Any:
+    if value.grad_fn is not None or value.layout != torch.strided or type(value) is not torch.Tensor:
+        return MISSING
+    data = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return {
+        _TENSOR: [
+            str(value.dtype).removeprefix("torch."),
+            [*value.shape],
+            bytes(data.tolist()).hex(),
+            str(value.device),
+        ]
+    }
+
+
+def _from_tensor(dtype: str, shape: list[int], data: str, device: str) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    raw = bytearray.fromhex(data)
+    flat = torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)
+    return flat.clone().reshape(shape).to(device if device.partition(":")[0] == "cpu" else _here(device))
+
+
+def _here(device: str) -> torch.device:
+    """The worker that wrote it may have had another accelerator of its machine."""
+    return torch.device(device.partition(":")[0])

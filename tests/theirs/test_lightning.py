@@ -1,0 +1,201 @@
+"""Lightning's Trainer, as it is: killed runs end as undisturbed ones, and those as under torchrun."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.cluster import DEADLINE_S, ClusterRun, run_cluster
+from tests.support.integrations import needs
+
+pytestmark = needs("lightning", "tensorboard")
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PRELOAD = ["--preload", "lightning.pytorch"]
+
+Reference = Callable[..., Path]
+
+
+def train(folder: Path, script: str, *args: str, inject: str = "", **flags: Any) -> ClusterRun:
+    """Trains two replicas under swift-run, with a spare."""
+    command = [str(SCRIPTS / script), "--out", str(folder / "out"), "--store", str(folder / "store"), *args]
+    return run_cluster(folder, inject=inject, machines=2, flags=PRELOAD, script=command, **flags)
+
+
+def train_and_die(
+    folder: Path,
+    script: str,
+    *args: str,
+    rank: int,
+    hook: str,
+    global_step: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> ClusterRun:
+    """As :func:`train`, and one machine is killed where Lightning calls a hook."""
+    monkeypatch.setenv("KILL", json.dumps({"rank": rank, "hook": hook, "global_step": global_step}))
+    command = [str(SCRIPTS / "lightning_dies.py"), str(SCRIPTS / script)]
+    command += ["--out", str(folder / "out"), "--store", str(folder / "store"), *args]
+    run = run_cluster(folder, machines=2, flags=PRELOAD, script=command)
+    assert (folder / "struck").exists()
+    return run
+
+
+def train_plainly(folder: Path, script: str, *args: str) -> Path:
+    """Trains the same with Lightning's own strategy, under torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, str(SCRIPTS / script), "--out", str(folder), *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """The files of an undisturbed run, made when first asked for."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def reference(*what: str) -> Path:
+        if what not in made:
+            run = train(tmp_path_factory.mktemp("undisturbed"), *what)
+            assert run.code == 0, run.output[-6000:]
+            assert not run.recoveries
+            made[what] = run.folder / "out"
+        return made[what]
+
+    return reference
+
+
+def assert_same(ours: Path, theirs: Path) -> None:
+    """All files are there, and each holds the same: states, checkpoints, tables and curves."""
+    found, expected = _files(ours), _files(theirs)
+    assert found.keys() == expected.keys()
+    assert {Path(name).suffix for name in expected} >= {".pt", ".csv"}
+    for name, path in expected.items():
+        assert found[name].exists()
+        if path.suffix in (".pt", ".ckpt"):
+            _assert_same_values(_values(found[name], ours), _values(path, theirs), name)
+        else:
+            assert found[name].read_bytes() == path.read_bytes(), name
+    assert _curves(ours) == _curves(theirs)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """All but those of TensorBoard, whose names and number depend on the process."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and "tfevents" not in path.name]
+    return {str(path.relative_to(folder)): path for path in paths}
+
+
+def _curves(folder: Path) -> list[tuple[str, int, float]]:
+    """Each record of a number, once for each time that it is there."""
+    loaders = importlib.import_module("tensorboard.backend.event_processing.event_file_loader")
+    return sorted(
+        (value.tag, event.step, float(value.tensor.float_val[0]))
+        for path in folder.rglob("*tfevents*")
+        for event in loaders.EventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if value.tensor.float_val
+    )
+
+
+def _values(path: Path, folder: Path) -> dict[str, Any]:
+    saved = torch.load(path, weights_only=False)  # the test's own file: Lightning's have classes of its own
+    return {key.replace(str(folder), ""): value for key, value in _flat(saved, str(folder))}
+
+
+def _flat(value: Any, folder: str, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict | list | tuple):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _flat(inner, folder, f"{path}.{key}")
+    else:
+        yield path, value.replace(folder, "") if isinstance(value, str) else value
+
+
+def _assert_same_values(ours: dict[str, Any], theirs: dict[str, Any], name: str) -> None:
+    assert ours.keys() == theirs.keys(), name
+    different = [key for key, value in theirs.items() if not _same(ours[key], value)]
+    assert not different, f"{different[:5]} of {name} differ"
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(one == other)
+
+
+def assert_restored(run: ClusterRun, reference: Path) -> None:
+    """A machine was lost, no completed iteration was, and nothing shows it."""
+    assert run.code == 0, run.output[-6000:]
+    (recovery,) = run.recoveries
+    assert recovery["mode"] == "replica"
+    assert not any(recovery["iterations_lost"].values())
+    assert_same(run.folder / "out", reference)
+
+
+def test_undisturbed_it_is_lightnings_own(tmp_path: Path, undisturbed: Reference) -> None:
+    assert_same(undisturbed("lightning_ddp.py"), train_plainly(tmp_path, "lightning_ddp.py"))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "machine=0 iteration=5 point=reduce",
+        pytest.param("machine=1 iteration=5 point=reduce", marks=pytest.mark.thorough),
+        pytest.param("machine=0 iteration=7 point=optimizer", marks=pytest.mark.thorough),
+        pytest.param("machine=1 iteration=4 point=optimizer", marks=pytest.mark.thorough),
+        pytest.param("machine=0 iteration=3 point=between", marks=pytest.mark.thorough),
+        pytest.param("machine=1 iteration=11 point=between", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_machine_is_killed(fault: str, tmp_path: Path, undisturbed: Reference) -> None:
+    run = train(tmp_path, "lightning_ddp.py", inject=f"kill {fault}")
+    assert_restored(run, undisturbed("lightning_ddp.py"))
+
+
+@pytest.mark.parametrize(
+    ("rank", "hook", "global_step"),
+    [
+        pytest.param(0, "validation_step", 6, id="first worker, in a validation within an epoch"),
+        pytest.param(
+            1, "validation_step", 8, id="in a validation at the end of an epoch", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            0,
+            "on_validation_end",
+            6,
+            id="as the best checkpoint is about to be saved",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(0, "on_train_epoch_end", 8, id="as an epoch ends", marks=pytest.mark.thorough),
+        pytest.param(1, "on_train_epoch_start", 4, id="as an epoch begins", marks=pytest.mark.thorough),
+        pytest.param(0, "training_step", 5, id="first worker, forward", marks=pytest.mark.thorough),
+        pytest.param(1, "training_step", 5, id="second worker, forward", marks=pytest.mark.thorough),
+    ],
+)
+def test_it_is_killed_in_a_hook(
+    rank: int,
+    hook: str,
+    global_step: int,
+    tmp_path: Path,
+    undisturbed: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = train_and_die(
+        tmp_path, "lightning_ddp.py", rank=rank, hook=hook, global_step=global_step, monkeypatch=monkeypatch
+    )
+    assert_restored(run, undisturbed("lightning_ddp.py"))
