@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 from help_topics import HelpTopics
-from swift_trainer import SwiftTrainer
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+
+from swift_ft.integrations.transformers import SwiftTrainer
 
 SEQUENCE = 32
 

@@ -88,26 +88,6 @@ def test_accelerate(fault: str, tmp_path: Path, undisturbed: Reference) -> None:
     assert_restored(run, undisturbed("accelerate_loop"))
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "machine=0 iteration=5 point=reducing",
-        "machine=1 iteration=5 point=optimizer",  # the other one may be in the evaluation of this step
-    ],
-)
-@needs("transformers", "accelerate")
-def test_the_trainer_of_hugging_face(fault: str, tmp_path: Path, undisturbed: Reference) -> None:
-    """The curves are in the files, too, but for the times, in which no two runs are alike."""
-    run = run_replicas(tmp_path, "hf_trainer", inject=f"kill {fault}")
-    assert_same_files(run, undisturbed("hf_trainer"))
-    (recovery,) = run.recoveries
-    assert recovery["mode"] == "replica"
-    assert not any(recovery["iterations_lost"].values())
-    saved = torch.load(tmp_path / "out" / "rank0.pt", weights_only=True)
-    assert [entry["step"] for entry in saved["curves"] if "eval_loss" in entry] == [3, 6, 8]
-    assert [entry["step"] for entry in saved["curves"] if "loss" in entry] == list(range(1, 9))
-
-
 def test_global_batches(tmp_path: Path, undisturbed: Reference) -> None:
     run = run_replicas(tmp_path, "any_replicas", inject="kill machine=1 iteration=5 point=reduced")
     assert_same_files(run, undisturbed("any_replicas"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -242,8 +242,7 @@ def _put_into(now: Any, value: Any) -> bool:
     if isinstance(now, list) and isinstance(value, list):
         now[:] = _frozen(value)
     elif isinstance(now, dict) and isinstance(value, dict):
-        now.clear()
-        now.update(_frozen(value))
+        _fill(now, value)
     elif isinstance(now, set) and isinstance(value, set):
         now.clear()
         now.update(value)
@@ -253,6 +252,21 @@ def _put_into(now: Any, value: Any) -> bool:
     else:
         return False
     return True
+
+
+def _fill(now: dict[Any, Any], value: dict[Any, Any]) -> None:
+    """Give a dictionary the content of another one.
+
+    Containers in it stay those that there are, or are such as it makes itself: a ``defaultdict`` among them
+    makes entries of its own, which a plain dictionary of the same content would not.
+    """
+    before = dict(now)
+    now.clear()
+    for key, inner in value.items():
+        there = before.get(key, MISSING)
+        if there is MISSING and isinstance(inner, CONTAINERS):
+            there = now.default_factory() if isinstance(now, defaultdict) and now.default_factory else MISSING
+        now[key] = there if isinstance(there, CONTAINERS) and _put_into(there, inner) else _frozen(inner)
 
 
 def _equal(one: Any, other: Any) -> bool:

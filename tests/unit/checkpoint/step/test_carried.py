@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import random
 import threading
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,25 @@ def test_back_to_a_state_of_before(one: Process) -> None:
     assert net.history == []
     assert not net.table.any()
     assert net.noise.get_state().equal(torch.Generator().manual_seed(1).get_state())
+
+
+def test_dictionaries_that_make_entries_stay_such(one: Process, other: Process) -> None:
+    """TRL's trainers collect their metrics so."""
+    for process in (one, other):
+        process.net.metrics = {"train": defaultdict(list)}  # type: ignore[assignment]
+        process.net.sums = defaultdict(lambda: defaultdict(float))  # type: ignore[assignment]
+        process.rollback.watch()
+    metrics: Any = one.net.metrics
+    sums: Any = one.net.sums
+    metrics["train"]["loss"].append(0.5)
+    sums["eval"]["loss"] += 2.0
+    other.state.take_over(one.saved())
+    metrics, sums = other.net.metrics, other.net.sums
+    assert metrics == {"train": {"loss": [0.5]}}
+    assert sums == {"eval": {"loss": 2.0}}
+    metrics["train"]["entropy"].append(1.0)
+    sums["train"]["entropy"] += 1.0
+    sums["eval"]["entropy"] += 1.0
 
 
 class Made(Net):

@@ -1,0 +1,212 @@
+"""Everything that a Trainer has counted, logged and decided, as a part of the session's state.
+
+A replacement makes a new Trainer, and is given this by a replica or by a checkpoint. An interrupted step puts
+it back. So it is everything that a step of the Trainer changes besides the model, its optimizer and its
+scheduler: ``TrainerState``, ``TrainerControl``, the attributes of callbacks (the patience of
+``EarlyStoppingCallback``), and those of the Trainer itself, whatever a subclass has added (the metrics of
+TRL's).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MOST_ELEMENTS = 1024
+"""Of a container in an attribute. Larger ones are data sets, as a rule."""
+_OF_WORKER = frozenset({"is_local_process_zero", "is_world_process_zero"})
+"""Fields of ``TrainerState`` that no worker takes from another one."""
+_IN_PLACES_OF_THEIR_OWN = frozenset({"current_flos", "train_dataset", "eval_dataset"})
+"""Attributes of a Trainer that travel otherwise, or not at all."""
+
+
+@dataclass
+class Place:
+    """The place of a training in the Trainer's own order of things.
+
+    Attributes:
+        begun: the first epoch is.
+        epoch: counted from 0.
+        update: updates that are done in this epoch.
+        updated: an update is done, and what the Trainer does after one is not.
+        over: nothing is left to do.
+        learning_rate: the last update had it.
+    """
+
+    begun: bool = False
+    epoch: int = 0
+    update: int = 0
+    updated: bool = False
+    over: bool = False
+    learning_rate: float | None = None
+
+
+class Progress:
+    """The state of a Trainer's loop, as a part of ``Session(state)``.
+
+    Args:
+        trainer: whose. Its training begins now.
+        place: where it is.
+        shared: gathers a vector of each worker.
+    """
+
+    def __init__(self, trainer: Any, place: Place, shared: Callable[[Tensor], Tensor]) -> None:
+        self._trainer = trainer
+        self._gather = shared
+        self.place = place
+        self.grad_norm: Any = None  # of the last update
+        self._history = _History(trainer.state)
+        self._attributes = [_Attributes(trainer, _IN_PLACES_OF_THEIR_OWN)]
+        self._attributes += [_Attributes(callback) for callback in trainer.callback_handler.callbacks]
+        self._sums = self._own_sums()[None].expand(trainer.args.world_size, -1).clone()
+
+    def share_sums(self) -> None:
+        """Give all workers what each has summed up of its own since the last line of the log.
+
+        The Trainer adds them up when it logs. Without this, a lost worker's would be lost.
+        """
+        self._sums = self._gather(self._own_sums()[None])
+
+    def _own_sums(self) -> Tensor:
+        trainer = self._trainer
+        sums = torch.zeros(2, dtype=torch.float64, device=trainer.args.device)
+        sums[0], sums[1] = trainer._tr_loss, trainer.current_flos
+        return sums
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as plain values and tensors."""
+        state = {name: value for name, value in vars(self._trainer.state).items() if name not in _OF_WORKER}
+        state.pop("log_history")
+        return {
+            "state": state,
+            "log_history": self._history.text(),
+            "control": asdict(self._trainer.control),
+            "place": asdict(self.place),
+            "grad_norm": self.grad_norm,
+            "sums": self._sums,
+            "attributes": [attributes.changed() for attributes in self._attributes],
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """The inverse."""
+        trainer = self._trainer
+        vars(trainer.state).update(saved["state"])
+        self._history.load(saved["log_history"])
+        vars(trainer.control).update(saved["control"])
+        vars(self.place).update(saved["place"])
+        self.grad_norm = saved["grad_norm"]
+        self._sums = saved["sums"].to(trainer.args.device)
+        own = self._sums[trainer.args.process_index]
+        trainer._tr_loss = own[0].to(trainer._tr_loss.dtype)
+        trainer.current_flos = own[1].item()
+        for attributes, values in zip(self._attributes, saved["attributes"], strict=True):
+            attributes.load(values)
+
+
+class _History:
+    """The log of a ``TrainerState`` as a text that grows.
+
+    It is noted at the beginning of each step: copies of a list of thousands of dictionaries would take longer
+    than many a step. The Trainer only ever appends to it.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self._text, self._count = "", 0
+
+    def text(self) -> str:
+        """A line of JSON for each entry: numbers keep all their bits."""
+        history = self._state.log_history
+        if len(history) < self._count:
+            self._text, self._count = "", 0
+        self._text += "".join(f"{json.dumps(entry, default=_number)}\n" for entry in history[self._count :])
+        self._count = len(history)
+        return self._text
+
+    def load(self, text: str) -> None:
+        """The inverse."""
+        if text == self._text:
+            del self._state.log_history[self._count :]
+            return
+        self._state.log_history[:] = [json.loads(line) for line in text.splitlines()]
+        self._text, self._count = text, len(self._state.log_history)
+
+
+def _number(value: Any) -> Any:
+    """A number of NumPy or of torch."""
+    return value.item()
+
+
+class _Attributes:
+    """The attributes of an object that have changed since training began, as far as they are plain values.
+
+    What has not changed is as each worker's script makes it, and does not travel: ranks, paths, writers.
+
+    Args:
+        owner: a Trainer or a callback.
+        hidden: names of attributes that are left alone.
+    """
+
+    def __init__(self, owner: Any, hidden: Iterable[str] = ()) -> None:
+        self._owner = owner
+        self._hidden = frozenset(hidden)
+        self._start = self._plain()
+
+    def changed(self) -> dict[str, Any]:
+        """Their values."""
+        start = self._start
+        return {name: value for name, value in self._plain().items() if start.get(name, start) != value}
+
+    def load(self, values: dict[str, Any]) -> None:
+        """Take these values, and those of the beginning for all others."""
+        now = self._plain()
+        for name, value in {**self._start, **values}.items():
+            if now.get(name, now) != value:
+                _put(vars(self._owner), name, value)
+
+    def _plain(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self._owner).items() if name not in self._hidden}
+        return {name: _plain(value) for name, value in own.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, bool | int | float | str | None):
+        return True
+    if not isinstance(value, dict | list | deque) or len(value) > _MOST_ELEMENTS:
+        return False
+    if isinstance(value, dict):
+        return all(isinstance(key, str | int) for key in value) and all(map(_is_plain, value.values()))
+    return all(map(_is_plain, value))
+
+
+def _plain(value: Any) -> Any:
+    """A copy in plain containers."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | deque) else value
+
+
+def _put(container: Any, key: Any, value: Any) -> None:
+    """Give an entry a value, in containers of the kind that there is: some make entries of their own."""
+    there = container.get(key)
+    if there is None and isinstance(value, dict | list) and isinstance(container, defaultdict):
+        there = container.default_factory() if container.default_factory else None
+        container[key] = there
+    if isinstance(value, dict) and isinstance(there, dict):
+        for name in there.keys() - value.keys():
+            del there[name]
+        for name, inner in value.items():
+            _put(there, name, inner)
+    elif isinstance(value, list) and isinstance(there, list):
+        there[:] = _plain(value)
+    elif isinstance(value, list) and isinstance(there, deque):
+        there.clear()
+        there.extend(_plain(value))
+    else:
+        container[key] = _plain(value)
