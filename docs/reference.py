@@ -206,7 +206,7 @@ def _flags() -> Iterator[str]:
 def _options_of(parser: argparse.ArgumentParser) -> Callable[[], Iterator[str]]:
     def rows() -> Iterator[tuple[str, str]]:
         for action in parser._actions:
-            if isinstance(action, argparse._HelpAction):
+            if {"-h", "--help-all", "--version"} & {*action.option_strings}:  # said once for all commands
                 continue
             names = ", ".join(action.option_strings)
             value = "" if action.nargs == 0 else _value_of(action)

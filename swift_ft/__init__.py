@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from swift_ft.config.plain_python import say_mistakes_in_one_line
 
 if TYPE_CHECKING:
+    __version__: str
     from swift_ft import data as data
     from swift_ft.determinism import deterministic
     from swift_ft.logging import LogBudget
@@ -47,8 +48,24 @@ def __getattr__(name: str) -> Any:
     """Import on first use: the launcher sets variables that torch reads when it is imported."""
     from importlib import import_module
 
+    if name == "__version__":
+        return _version()
     if name == "data":
         return import_module("swift_ft.data")
     if name not in _HOMES:
         raise AttributeError(f"module 'swift_ft' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """All that there is, whether it was imported or not."""
+    return sorted({*globals(), *__all__, "__version__", "data"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("swift-ft")
+    except PackageNotFoundError:  # run from a checkout
+        return "not installed"

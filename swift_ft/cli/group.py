@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swift_ft.cli.common import OneLineParser, pyplot, run_tool, save_plot, unit
+from swift_ft.cli.first_help import add_version
 from swift_ft.costs.chain_profile import ChainProfile, read_profile
 from swift_ft.errors import UsageError
 from swift_ft.planning.advisor import Advice, LoggingQuestion, advise, bubble_ratio
@@ -69,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     advice.add_argument(
         "--bubble", type=float, help="measured idle share, for schedules other than GPipe and 1F1B"
     )
+    add_version(parser)
     return parser
 
 

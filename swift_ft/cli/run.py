@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from swift_ft.cli.start import end_as_usual, end_with_a_line
+from swift_ft.cli.start import answer_quick_questions, end_as_usual, end_with_a_line
 
 if __name__ == "__main__":  # else ``swift-run`` has done it
     end_with_a_line()
+    answer_quick_questions()
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # closed connections are expected: no warnings
 
 from torch.distributed.elastic.multiprocessing import Std
@@ -27,6 +28,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
 
 from swift_ft.cli.console import LauncherConsole
+from swift_ft.cli.first_help import SWIFT_RUN, add_version, shorten_help
 from swift_ft.cli.live import add_status_option, show_status
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
 from swift_ft.cli.words import missed_in_words
@@ -147,6 +149,8 @@ def parser() -> argparse.ArgumentParser:
             action.help = "Seconds that workers have to end by themselves before they get SIGKILL."
     add_options(parser)
     add_status_option(parser)
+    shorten_help(parser, SWIFT_RUN)
+    add_version(parser)
     return parser
 
 

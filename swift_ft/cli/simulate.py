@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swift_ft.cli.common import OneLineParser, pyplot, run_tool, save_plot, unit
+from swift_ft.cli.first_help import SWIFT_SIM, add_version, shorten_help
 from swift_ft.errors import UsageError
 from swift_ft.planning.curves import Curve, interval_curves, mtbf_curves
 from swift_ft.planning.elastic_jobs import ELASTIC_PRESETS, losing_every, read_elastic_job, read_spot_trace
@@ -83,6 +84,8 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_elastic_options(parser)
+    shorten_help(parser, SWIFT_SIM)
+    add_version(parser)
     return parser
 
 

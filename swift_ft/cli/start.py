@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 from typing import NoReturn
+
+from swift_ft.cli.first_help import SWIFT_RUN, answer_at_once
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -17,8 +20,16 @@ _FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
 def run_and_exit() -> NoReturn:
     """Run the command and end the process with its exit code."""
     end_with_a_line()
+    answer_quick_questions()
     importlib.import_module("swift_ft.cli.run").run_and_exit()
     raise AssertionError  # it has ended
+
+
+def answer_quick_questions() -> None:
+    """``--help`` and ``--version`` alone are answered without torch."""
+    if (text := answer_at_once(sys.argv[1:], "swift-run", SWIFT_RUN)) is not None:
+        sys.stdout.write(text)
+        raise SystemExit(0)
 
 
 def end_with_a_line() -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from swift_ft.cli.common import OneLineParser
+from swift_ft.cli.first_help import add_version
 from swift_ft.cli.verb import add_verbs, run_verb
 
 VERBS = {
@@ -34,5 +35,6 @@ def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
         prog="swift-plan",
         description="Plan layouts: stages and replicas for any set of machines, and what moves between them.",
     )
+    add_version(parser)
     add_verbs(parser, __package__, VERBS, argv)
     return parser

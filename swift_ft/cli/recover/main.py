@@ -10,6 +10,7 @@ from collections.abc import Sequence
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the end of a run closes connections: no warnings
 
 from swift_ft.cli.common import OneLineParser
+from swift_ft.cli.first_help import add_version
 from swift_ft.cli.verb import add_verbs, run_verb
 
 VERBS = {
@@ -50,5 +51,6 @@ def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version(parser)
     add_verbs(parser, __package__, VERBS, argv)
     return parser

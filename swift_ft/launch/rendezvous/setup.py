@@ -15,11 +15,11 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+import swift_ft
 from swift_ft.config.option import flag_of
 from swift_ft.config.run_config import RunConfig
 from swift_ft.network import JobSecret
@@ -60,7 +60,7 @@ def setup_of(
     """
     may_differ = config.different
     facts = {
-        "swift_ft": _version(),
+        "swift_ft": swift_ft.__version__,
         "torch": torch.__version__,
         "Python": ".".join(platform.python_version_tuple()[:2]),
         f"the {kind}": f"{Path(target).name} ({_digest(kind, target)})",
@@ -82,13 +82,6 @@ def setup_of(
 def is_readable_file(path: str) -> bool:
     """Whether this user can read a file there. No error where not even its folder may be looked into."""
     return os.access(path, os.R_OK) and Path(path).is_file()
-
-
-def _version() -> str:
-    try:
-        return version("swift-ft")
-    except PackageNotFoundError:  # run from a checkout
-        return "not installed"
 
 
 def _digest(kind: str, target: str) -> str:
