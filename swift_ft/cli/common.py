@@ -33,6 +33,28 @@ def unit(parse: Callable[[str], T]) -> Callable[[str], T]:
     return convert
 
 
+def at_most(most: int, least: int | None = None) -> Callable[[str], int]:
+    """A parser of whole numbers: what is larger would take hours, or all memory.
+
+    Args:
+        most: the largest number.
+        least: the smallest one; None where the tool itself says what is too small.
+    """
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{value} is too large to plan for: {most} at most")
+        if least is not None and value < least:
+            raise argparse.ArgumentTypeError(f"{value} is too small: {least} at least")
+        return value
+
+    return parse
+
+
 def run_tool(name: str, tool: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None) -> int:
     """Runs a tool; a usage error becomes one line on stderr and exit code 2."""
     try:

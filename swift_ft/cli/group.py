@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from swift_ft.cli.common import OneLineParser, pyplot, run_tool, save_plot, unit
+from swift_ft.cli.common import OneLineParser, at_most, pyplot, run_tool, save_plot, unit
 from swift_ft.cli.first_help import add_version
 from swift_ft.costs.chain_profile import ChainProfile, read_profile
 from swift_ft.errors import UsageError
@@ -26,6 +26,11 @@ from swift_ft.planning.grouping.groups import (
 )
 from swift_ft.planning.presets import PROFILE_PRESETS, preset_profile
 from swift_ft.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
+
+_MOST_ITERATIONS = 1_000_000_000
+_MOST_POINTS = 10_000
+_MOST_STAGES = 65_536
+"""And microbatches."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +50,10 @@ def parser() -> argparse.ArgumentParser:
         "--budget", type=unit(parse_bytes), help="storage budget of the log: 400GB, 400GiB, 4e11"
     )
     parser.add_argument(
-        "--checkpoint-interval", type=int, required=True, help="iterations between checkpoints"
+        "--checkpoint-interval",
+        type=at_most(_MOST_ITERATIONS),
+        required=True,
+        help="iterations between checkpoints",
     )
     parser.add_argument(
         "--bandwidth", type=unit(parse_bandwidth), required=True, help="between machines: 5GB/s"
@@ -57,7 +65,9 @@ def parser() -> argparse.ArgumentParser:
         "--parallel-recovery", action="store_true", help="divide replay time by floor(N / |G|)"
     )
     parser.add_argument("--sweep", action="store_true", help="print recovery time for a range of budgets")
-    parser.add_argument("--points", type=int, default=32, help="points of the curve (default 32)")
+    parser.add_argument(
+        "--points", type=at_most(_MOST_POINTS), default=32, help="points of the curve (default 32)"
+    )
     parser.add_argument("--plot", type=Path, help="draw the curve into this file")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--out", type=Path, help="write groups.json for the session")
@@ -65,8 +75,8 @@ def parser() -> argparse.ArgumentParser:
     advice.add_argument("--model-bytes", type=unit(parse_bytes), help="parameters and optimizer state")
     advice.add_argument("--iteration-time", type=unit(parse_seconds), help="time of an iteration: 1.5s")
     advice.add_argument("--copy-bandwidth", type=unit(parse_bandwidth), help="device to host, per device")
-    advice.add_argument("--stages", type=int, help="stages of the pipeline")
-    advice.add_argument("--microbatches", type=int, help="microbatches of an iteration")
+    advice.add_argument("--stages", type=at_most(_MOST_STAGES), help="stages of the pipeline")
+    advice.add_argument("--microbatches", type=at_most(_MOST_STAGES), help="microbatches of an iteration")
     advice.add_argument(
         "--bubble", type=float, help="measured idle share, for schedules other than GPipe and 1F1B"
     )

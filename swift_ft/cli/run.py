@@ -33,7 +33,7 @@ from swift_ft.cli.live import add_status_option, show_status
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
 from swift_ft.cli.words import missed_in_words
 from swift_ft.config.exit_codes import EXIT_USAGE
-from swift_ft.config.run_config import RunConfig
+from swift_ft.config.run_config import MOST_ON_A_HOST, MOST_WORKERS, RunConfig
 from swift_ft.config.store_address import ETCD, TCP, StoreAddress
 from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.runs import find_run
@@ -186,10 +186,16 @@ def _run(args: argparse.Namespace) -> int:
     name = args.rdzv_id if args.rdzv_id != "none" else "run"
     choose_stop_signals(args.signals_to_handle)
     launch_config = _launch_config(args)
-    check_faults(config.inject, machines=machines, workers_per_machine=launch_config.nproc_per_node)
+    workers = launch_config.nproc_per_node
+    if workers > MOST_ON_A_HOST or machines * workers > MOST_WORKERS:
+        raise UsageError(
+            f"{machines} machines with {workers} workers each are too many: give at most "
+            f"--nproc-per-node {MOST_ON_A_HOST}, and machines for {MOST_WORKERS} workers."
+        )
+    check_faults(config.inject, machines=machines, workers_per_machine=workers)
     opened = ev.JobOpened(
         machines=machines,
-        workers_per_machine=launch_config.nproc_per_node,
+        workers_per_machine=workers,
         restarts=args.max_restarts,
         max_failures=config.max_failures,
         min_machines=least if ":" in args.nnodes and not standalone else None,

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from swift_ft.cli.common import OneLineParser, pyplot, run_tool, save_plot, unit
+from swift_ft.cli.common import OneLineParser, at_most, pyplot, run_tool, save_plot, unit
 from swift_ft.cli.first_help import SWIFT_SIM, add_version, shorten_help
 from swift_ft.errors import UsageError
 from swift_ft.planning.curves import Curve, interval_curves, mtbf_curves
@@ -26,6 +26,9 @@ from swift_ft.planning.simulation.strategies import Cluster
 from swift_ft.planning.simulation.trials import Outcome, simulate
 from swift_ft.units import format_seconds, parse_seconds
 
+_MOST_MACHINES = 200_000
+"""Beyond the largest clusters: a year of their failures takes minutes."""
+_MOST_TRIALS = 100_000
 _START_UP = ("detection", "replacement machine", "join")  # facts that a measured start-up replaces
 _DURATIONS = {
     "detection": "from a failure to its detection (default 5s)",
@@ -47,7 +50,9 @@ def parser() -> argparse.ArgumentParser:
     seconds = unit(parse_seconds)
     parser.add_argument("--preset", choices=WORKLOAD_PRESETS, help="a job of the paper; else give --machines")
     parser.add_argument(
-        "--machines", type=int, help="number of units that fail independently: machines, or GPUs"
+        "--machines",
+        type=at_most(_MOST_MACHINES),
+        help="number of units that fail independently: machines, or GPUs",
     )
     parser.add_argument("--mtbf-per-machine", type=seconds, help="mean time between failures of one: 50000h")
     parser.add_argument("--training-time", type=seconds, help="without failures: 54d")
@@ -72,12 +77,16 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", type=Path, help="CSV of recorded failures: time [s], machine")
     for name, meaning in _DURATIONS.items():
         parser.add_argument(f"--{name}", type=seconds, help=meaning)
-    parser.add_argument("--spares", type=int, help="idle machines that have joined already (default 0)")
+    parser.add_argument(
+        "--spares", type=at_most(_MOST_MACHINES), help="idle machines that have joined already (default 0)"
+    )
     parser.add_argument("--burst", type=float, help="probability that a neighbour fails, too (default 0)")
     parser.add_argument(
         "--calibrate", type=Path, help="JSON file of measured recoveries, instead of assumptions"
     )
-    parser.add_argument("--trials", type=int, default=200, help="simulated trainings (default 200)")
+    parser.add_argument(
+        "--trials", type=at_most(_MOST_TRIALS), default=200, help="simulated trainings (default 200)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the drawn failures (default 0)")
     parser.add_argument(
         "--plot", type=Path, help="draw time against checkpoint interval and failure frequency"

@@ -26,9 +26,14 @@ from swift_ft.network.secret import token_of
 _STORE_CREDENTIALS = "SWIFT_FT_STORE_CREDENTIALS"
 _HIGHEST_PORT = 65535
 
+MOST_ON_A_HOST = 4_096
+"""Machines on one host, each of several processes: more would exhaust it before anybody reads a line."""
+MOST_WORKERS = 1_000_000
+"""Of a job: all participants hold a few facts of each."""
+
 
 class Topic:
-    """The topics of a run's options: the headings of ``swift-run --help``."""
+    """The topics of a run's options: the headings of ``swift-run --help-all``."""
 
     MACHINES = "machines and runs"
     FAILURES = "failures and recovery"
@@ -55,6 +60,7 @@ class RunConfig:
         "number of machines to run on this host (with --standalone)",
         metavar="N",
         minimum=1,
+        maximum=MOST_ON_A_HOST,
     )
     spares: int = option(
         Topic.MACHINES,
@@ -62,6 +68,7 @@ class RunConfig:
         "number of spare machines that wait for a loss (with --standalone; default: 0)",
         metavar="N",
         minimum=0,
+        maximum=MOST_ON_A_HOST,
     )
     resume: bool = option(
         Topic.MACHINES, False, "continue from the last checkpoint in the store", same_everywhere=True

@@ -12,7 +12,7 @@ import torch
 
 from swift_ft.errors import LogCorruptError, LogTornError, UsageError, first_line
 from swift_ft.logging.format.record import Direction, Record, RecordKind
-from swift_ft.logging.format.segment import parse_segment
+from swift_ft.logging.format.segment import parse_segment, parse_segment_name
 from swift_ft.offline.log_check import payload_damage
 from swift_ft.storage.read_only import ReadOnlyStore
 
@@ -75,7 +75,7 @@ def inspect_segment(url: str) -> SegmentSummary:
         url: the path or URL of the file.
 
     Raises:
-        UsageError: if there is no such file, or it cannot be read.
+        UsageError: if there is no such file, if it cannot be read, or if it is something else.
     """
     folder, _, name = url.rstrip("/").rpartition("/")
     store = ReadOnlyStore(folder or ".", patience_s=10.0)
@@ -90,6 +90,11 @@ def inspect_segment(url: str) -> SegmentSummary:
     try:
         identity, records = parse_segment(source, name, None)
     except (LogTornError, LogCorruptError) as error:
+        if parse_segment_name(name) is None:  # a damaged one has its name
+            raise UsageError(
+                f"{url} is no log segment: give the path or the URL of a file like "
+                "STORE/log/rank-00001/g00002-s000003-i00000020-00000047.arrow"
+            ) from error
         return SegmentSummary(name, size, "", None, None, None, (), (first_line(error),))
     numbers = [record.key.iteration for record in records]
     return SegmentSummary(

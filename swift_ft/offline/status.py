@@ -14,7 +14,7 @@ from swift_ft.offline.journal_gaps import Later
 from swift_ft.offline.loss import LossPlan, LossPlanner, Outcome
 from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.storage.files import FileFacts
 
@@ -155,7 +155,7 @@ def run_status(
     journal = read_journal(run.store, run.run_id, on_file)
     files, checkpoints = _files(run)
     state, later = journal.last_state(), journal.after_gaps()
-    verdict = later.verdict if later is not None else state.verdict
+    verdict = end_of(journal)
     committed = checkpoints[-1] if checkpoints else None
     logs = dict(_logs(run, state, files, committed or 0))
     iteration = max(committed or 0, newest_iteration(run, journal, files.logs))
@@ -184,6 +184,12 @@ def run_status(
         spares=tuple(state.membership.waiting()),
         problems=journal.shortcomings,
     )
+
+
+def end_of(journal: ArchivedJournal) -> Verdict | None:
+    """The verdict on the run; None if no end is archived."""
+    later = journal.after_gaps()
+    return later.verdict if later is not None else journal.last_state().verdict
 
 
 def newest_iteration(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
-from swift_ft.cli.common import unit
+from swift_ft.cli.common import at_most, unit
 from swift_ft.costs.layer_profile import NANOSECONDS, read_layers
 from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
@@ -16,23 +15,10 @@ from swift_ft.planning.layout.templates import node_counts, smallest_pipeline, t
 from swift_ft.units import parse_bytes, parse_seconds
 
 MOST_NODES = 4_096
+MOST_DEVICES = 1_024
+"""Of a node."""
 _MOST_MICROBATCHES = 65_536
 _MOST_STAGES = 64
-
-
-def at_most(most: int) -> Callable[[str], int]:
-    """A parser of whole numbers: what is larger would take hours, or all memory."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-        if value > most:
-            raise argparse.ArgumentTypeError(f"{value} is too large to plan for: {most} at most")
-        return value
-
-    return parse
 
 
 microbatches = at_most(_MOST_MICROBATCHES)
@@ -46,7 +32,9 @@ def declare_model(parser: argparse.ArgumentParser, *, required: bool = True) -> 
         required: whether the verb needs it.
     """
     parser.add_argument("--layers", type=Path, required=required, help="layers.json: what each layer costs")
-    parser.add_argument("--devices-per-node", type=int, default=1, help="of every node (default 1)")
+    parser.add_argument(
+        "--devices-per-node", type=at_most(MOST_DEVICES), default=1, help="of every node (default 1)"
+    )
     parser.add_argument("--memory", type=unit(parse_bytes), help="of a device: 80GB (default: no limit)")
     parser.add_argument(
         "--microbatches",
@@ -77,10 +65,15 @@ def declare_cluster(parser: argparse.ArgumentParser) -> None:
         help="(default: 2 for schedules that have several, else 1)",
     )
     parser.add_argument(
-        "--tolerate", type=int, default=1, help="losses at once that leave a copy of all (default 1)"
+        "--tolerate",
+        type=at_most(MOST_NODES),
+        default=1,
+        help="losses at once that leave a copy of all (default 1)",
     )
     parser.add_argument(
-        "--min-nodes", type=int, help="of the smallest pipeline (default: on which the model fits)"
+        "--min-nodes",
+        type=at_most(MOST_NODES),
+        help="of the smallest pipeline (default: on which the model fits)",
     )
 
 

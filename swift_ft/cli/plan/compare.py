@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from swift_ft.cli.plan.arguments import costs_of, declare_model, options_of
+from swift_ft.cli.common import at_most
+from swift_ft.cli.plan.arguments import MOST_NODES, costs_of, declare_model, options_of
 from swift_ft.cli.plan.picture import draw_bars
 from swift_ft.cli.plan.templates import console
 from swift_ft.cli.verb import ExitCode, Verb, print_json
@@ -51,7 +52,7 @@ class _Row:
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     declare_model(parser)
-    parser.add_argument("--nodes", type=int, required=True, help="of the pipeline")
+    parser.add_argument("--nodes", type=at_most(MOST_NODES), required=True, help="of the pipeline")
     parser.add_argument("--plot", type=Path, help="draw what is computed and what is idle into this file")
 
 

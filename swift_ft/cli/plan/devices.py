@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from swift_ft.cli.plan.arguments import microbatches
+from swift_ft.cli.common import at_most
+from swift_ft.cli.plan.arguments import MOST_DEVICES, microbatches
 from swift_ft.cli.plan.picture import STAGE_SECONDS, draw_bars
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.costs.layer_profile import NANOSECONDS, read_layers
@@ -25,7 +26,9 @@ def _declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--microbatches", type=microbatches, required=True, help="of each pipeline in an iteration"
     )
-    parser.add_argument("--tp", type=int, help="degree of tensor parallelism (default: the best)")
+    parser.add_argument(
+        "--tp", type=at_most(MOST_DEVICES), help="degree of tensor parallelism (default: the best)"
+    )
     parser.add_argument(
         "--tensor-overhead",
         type=float,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from swift_ft.cli.common import unit
-from swift_ft.cli.plan.arguments import at_most
+from swift_ft.cli.common import at_most, unit
 from swift_ft.cli.plan.templates import console
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.costs.layer_profile import NANOSECONDS, layers_to_json, write_layers
@@ -18,6 +17,8 @@ from swift_ft.planning.layout.shapes import Shapes, from_powers, transformer_lay
 from swift_ft.units import format_bytes, format_seconds, parse_seconds
 
 _MOST_BLOCKS = 10_000
+_MOST_BYTES = 1_024
+"""Of a parameter."""
 _MOST = 1 << 24  # words, or tokens of a sample: more than any model has
 
 
@@ -51,10 +52,17 @@ def _declare(parser: argparse.ArgumentParser) -> None:
             required=True,
             help=meaning,
         )
-    parser.add_argument("--microbatch", type=int, default=1, help="samples of a microbatch (default 1)")
-    parser.add_argument("--feed-forward", type=int, help="inner width (default: four times --hidden)")
     parser.add_argument(
-        "--bytes-per-parameter", type=int, default=16, help="with gradient and optimizer (default 16)"
+        "--microbatch", type=at_most(_MOST), default=1, help="samples of a microbatch (default 1)"
+    )
+    parser.add_argument(
+        "--feed-forward", type=at_most(_MOST), help="inner width (default: four times --hidden)"
+    )
+    parser.add_argument(
+        "--bytes-per-parameter",
+        type=at_most(_MOST_BYTES),
+        default=16,
+        help="with gradient and optimizer (default 16)",
     )
     parser.add_argument("--tied", action="store_true", help="the head uses the embedding's weights")
     parser.add_argument("--tflops", type=float, required=True, help="that a device reaches, in 1e12/s")

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from swift_ft.cli.common import unit
+from swift_ft.cli.common import at_most, unit
 from swift_ft.cli.plan.arguments import MOST_NODES, costs_of, declare_model, microbatches, options_of
 from swift_ft.cli.plan.picture import draw_bars
 from swift_ft.cli.verb import ExitCode, Verb, print_json
@@ -68,7 +68,9 @@ def _declare(parser: argparse.ArgumentParser) -> None:
         "--pipelines", type=parse_pipelines, required=True, help="nodes of each: [[0,1],[2,3,4]]"
     )
     parser.add_argument("--lost", type=parse_nodes, default=frozenset(), help="nodes: 1,3,7 or 1-11")
-    parser.add_argument("--min-nodes", type=int, required=True, help="nodes of the smallest pipeline")
+    parser.add_argument(
+        "--min-nodes", type=at_most(MOST_NODES), required=True, help="nodes of the smallest pipeline"
+    )
     parser.add_argument(
         "--added", type=parse_nodes, default=frozenset(), help="new nodes; need --layers and --global-batch"
     )
@@ -79,7 +81,10 @@ def _declare(parser: argparse.ArgumentParser) -> None:
     declare_model(parser, required=False)
     parser.add_argument("--plot", type=Path, help="draw which nodes stay in which pipeline into this file")
     parser.add_argument(
-        "--tolerate", type=int, default=0, help="losses to survive next: keep one pipeline more (default 0)"
+        "--tolerate",
+        type=at_most(MOST_NODES),
+        default=0,
+        help="losses to survive next: keep one pipeline more (default 0)",
     )
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from swift_ft.cli.common import at_most
+from swift_ft.cli.plan.arguments import MOST_DEVICES
 from swift_ft.cli.plan.picture import draw_bars
 from swift_ft.cli.plan.reconfigure import parse_nodes
 from swift_ft.cli.verb import ExitCode, Verb, print_json
@@ -48,7 +50,9 @@ def _declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=Path, required=True, help="layers.json: the state of each layer")
     parser.add_argument("--lost", type=parse_nodes, default=frozenset(), help="devices that died: 1,3 or 4-7")
     parser.add_argument(
-        "--devices-per-node", type=int, help="devices are on nodes in order; the nearest holder sends"
+        "--devices-per-node",
+        type=at_most(MOST_DEVICES),
+        help="devices are on nodes in order; the nearest holder sends",
     )
     parser.add_argument("--plot", type=Path, help="draw what stays and what moves into this file")
 

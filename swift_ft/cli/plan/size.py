@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from swift_ft.cli.common import unit
-from swift_ft.cli.plan.arguments import MOST_NODES, at_most, microbatches
+from swift_ft.cli.common import at_most, unit
+from swift_ft.cli.plan.arguments import MOST_NODES, microbatches
 from swift_ft.cli.plan.templates import console
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.costs.layer_profile import read_layers

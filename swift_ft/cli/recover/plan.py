@@ -11,10 +11,12 @@ from rich.table import Table
 
 from swift_ft.cli.recover.progress import file_progress, in_all
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.errors import UsageError
 from swift_ft.offline.archive import read_journal
 from swift_ft.offline.loss import LossPlan, LossPlanner, Outcome, WorkerPart
 from swift_ft.offline.run_store import open_run_store
-from swift_ft.offline.status import newest_iteration
+from swift_ft.offline.status import end_of, newest_iteration
+from swift_ft.recovery.job_state import Verdict
 from swift_ft.units import format_seconds
 
 
@@ -50,18 +52,26 @@ def _run(args: argparse.Namespace) -> ExitCode:
     run = open_run_store(args.store)
     with file_progress("reading the run") as on_file:
         journal = read_journal(run.store, run.run_id, on_file=on_file)
-    iteration = args.iteration if args.iteration is not None else newest_iteration(run, journal)
+    end, newest = end_of(journal), newest_iteration(run, journal)
+    iteration = newest if args.iteration is None else args.iteration
+    # A run that goes on may be ahead of its archive, by an interval of checkpoints at most.
+    ahead = 0 if end is not None else run.settings.get("checkpoint_every") or newest
+    if iteration > newest + ahead:
+        raise UsageError(
+            f"the run has not come to iteration {iteration}: the newest that its store knows of is {newest}"
+        )
     plan = LossPlanner(journal, run.profiles()).plan(args.fail, iteration=iteration, spare=not args.no_spare)
     if args.json:
-        print_json({**plan.to_dict(), "problems": journal.problems})
+        ended = None if end is None else {"ok": end.ok, "reason": end.reason}
+        print_json({**plan.to_dict(), "ended": ended, "problems": journal.problems})
     else:
-        _print(plan, journal.problems)
+        _print(plan, end, journal.problems)
     return ExitCode.OK if plan.outcome == Outcome.RECOVERS else ExitCode.FINDINGS
 
 
-def _print(plan: LossPlan, problems: Sequence[str]) -> None:
+def _print(plan: LossPlan, end: Verdict | None, problems: Sequence[str]) -> None:
     console = Console(highlight=False, markup=False)
-    for line in _lines(plan):
+    for line in (*_end(end), *_lines(plan)):
         console.print(line, soft_wrap=True)
     if plan.workers:
         table = Table()
@@ -72,6 +82,12 @@ def _print(plan: LossPlan, problems: Sequence[str]) -> None:
         console.print(table)
     for problem in problems:
         console.print(f"problem: {problem}", soft_wrap=True)
+
+
+def _end(end: Verdict | None) -> Iterator[str]:
+    if end is not None:
+        how = "well" if end.ok else "with an error"
+        yield f"the run has ended {how} ({end.reason}): it has no machine left to lose. Before its end:"
 
 
 def _lines(plan: LossPlan) -> Iterator[str]:

@@ -56,6 +56,31 @@ def test_a_torn_segment(segment: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "has no footer" in damage
 
 
+@pytest.mark.parametrize("content", [b"", b"just text\n", b"\xff\xff\xff\xff\x00\x00\x00\x00"])
+def test_what_is_no_segment_is_no_damaged_one(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_bytes(content)
+    assert main(["inspect", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    (line,) = err.splitlines()
+    assert line.startswith(f"swift-recover: {file} is no log segment: give the path")
+
+
+def test_a_segment_is_one_under_any_name_and_an_empty_one_under_its_own(
+    segment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = segment.with_name("copy.arrow")
+    copy.write_bytes(segment.read_bytes())
+    assert main(["inspect", str(copy)]) == 0
+    assert "all checksums match" in capsys.readouterr().out
+    segment.write_bytes(b"")
+    assert main(["inspect", str(segment)]) == 1
+    assert "damaged: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arguments", ["inspect /nowhere/segment.arrow", "inspect", "repair x", ""])
 def test_bad_input_gets_one_line(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments.split()) == 2

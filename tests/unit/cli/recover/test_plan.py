@@ -11,7 +11,7 @@ import pytest
 from swift_ft.checkpoint.worker_profile import write_profile
 from swift_ft.cli.recover.main import main
 from swift_ft.costs.job import Measured, Worker
-from swift_ft.recovery.events import Event, JobOpened, StatusReported
+from swift_ft.recovery.events import Event, JobClosed, JobOpened, ScriptExited, StatusReported
 from tests.support.journals import RUN, checkpoint, machine, opening, store_with
 
 
@@ -107,6 +107,8 @@ def test_outcomes_that_somebody_should_look_at(tmp_path: Path, capsys: pytest.Ca
         ("--fail 9", "there is no machine 9"),
         ("--fail one", "give numbers of machines"),
         ("--fail 1 --iteration x", "not the number of an iteration"),
+        ("--fail 1 --iteration 999999999999", "has not come to iteration 999999999999: the newest"),
+        ("--fail 1 --iteration 21", "that its store knows of is 10"),
         ("", "--fail"),
     ],
 )
@@ -121,3 +123,33 @@ def test_a_run_whose_journal_says_nothing(tmp_path: Path, capsys: pytest.Capture
     store_with(str(tmp_path), [], machines=4)
     assert main(["plan", str(tmp_path), "--fail", "1"]) == 2
     assert "no moment in which all workers trained" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_run_that_has_ended_has_no_machine_to_lose(
+    ok: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As status says; what would have been is shown for the time before."""
+    exits = [ScriptExited(machine=machine(slot), started_in=1, iteration=10) for slot in range(2)]
+    end = exits if ok else [JobClosed(reason="stopped by SIGTERM", exit_code=143)]
+    store_with(str(tmp_path), [*saved(2), *end], machines=2)
+    how = "well (finished)" if ok else "with an error (stopped by SIGTERM)"
+    assert main(["status", str(tmp_path)]) == 0
+    assert f"ended {how}" in capsys.readouterr().out
+    first, second, *_ = shown(capsys, tmp_path, "--fail 1").splitlines()
+    assert first == f"the run has ended {how}: it has no machine left to lose. Before its end:"
+    assert "machine 1 dies in iteration 10" in second
+    plan = json.loads(shown(capsys, tmp_path, "--fail 1 --json"))
+    assert plan["ended"]["ok"] == ok
+    assert main(["plan", str(tmp_path), "--fail", "1", "--iteration", "11"]) == 2
+    assert "has not come to iteration 11" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_may_be_ahead_of_its_archive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_with(str(tmp_path), saved(2), machines=2)
+    out = shown(capsys, tmp_path, "--fail 1 --iteration 20")
+    assert out.startswith("run ")
+    assert "dies in iteration 20" in out
+    assert json.loads(shown(capsys, tmp_path, "--fail 1 --json"))["ended"] is None
