@@ -304,6 +304,8 @@ def wrap_optimizer(
     It stays the same object, of a class derived from the one it had: schedulers, hooks and other holders do
     not notice. Wrapping it again only changes the options.
 
+    No training needs it: docs/undo.md says which rare loss costs less with it.
+
     Args:
         optimizer: any optimizer. For one without a rule, all state is copied before each step.
         exact: make the undo bit-exact, for about a byte per element and state tensor. With ``"compiled"``,

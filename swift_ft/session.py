@@ -292,8 +292,7 @@ class Session:
         numbers in steps are derived from (seed, iteration, rank). In a pipeline the model is the module of
         this worker's only stage: attach both, the pipeline first.
 
-        A loss can leave some workers one step ahead of others. Optimizers that :func:`wrap_optimizer` has
-        wrapped undo that step. Otherwise all workers return to the last checkpoint then.
+        A loss can leave some workers one step ahead of others: :func:`wrap_optimizer` says what that costs.
 
         Args:
             model: the root module that ``fully_shard`` was applied to.
