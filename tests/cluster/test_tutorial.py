@@ -67,21 +67,30 @@ def losses(path: Path, iteration: int) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_all_trainings_end_alike(folder: Path) -> None:
-    ends = [losses(folder / f"{name}.txt", 49) for name in ("plain", "injected", "resumed")]
-    assert ends[0] == ends[1] == ends[2]
+@pytest.mark.parametrize("runs", [("plain", "injected", "resumed"), ("stages_plain", "stages")])
+def test_all_trainings_end_alike(folder: Path, runs: tuple[str, ...]) -> None:
+    ends = [losses(folder / f"{name}.txt", 49) for name in runs]
+    assert all(end == ends[0] for end in ends)
     assert len(ends[0]) == 1
 
 
 @pytest.mark.thorough
 def test_a_replay_prints_the_same_losses_again(folder: Path) -> None:
-    first, again = losses(folder / "injected.txt", 31)
+    first, again = losses(folder / "stages.txt", 31)
     assert first == again
-    assert [first] == losses(folder / "plain.txt", 31)
+    assert [first] == losses(folder / "stages_plain.txt", 31)
 
 
-def test_the_highlighted_lines_are_those_that_change() -> None:
-    plain, changed = (block for block in blocks_of(TUTORIAL) if block.language == "python")
+@pytest.mark.thorough
+def test_a_replica_repeats_no_completed_iteration(folder: Path) -> None:
+    assert losses(folder / "injected.txt", 31) == losses(folder / "plain.txt", 31)
+
+
+@pytest.mark.parametrize(("name", "changed_name"), [("plain", "train"), ("stages_plain", "stages")])
+def test_the_highlighted_lines_are_those_that_change(name: str, changed_name: str) -> None:
+    blocks = (block for block in blocks_of(TUTORIAL) if block.language == "python")
+    scripts = {block.attributes["title"]: block for block in blocks}
+    plain, changed = scripts[f"{name}.py"], scripts[f"{changed_name}.py"]
     before = [line.strip() for line in plain.text.splitlines()]
     after = [line.strip() for line in changed.text.splitlines()]
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
