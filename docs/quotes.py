@@ -176,15 +176,10 @@ QUOTES = {
     "readme": """
 | measured | swift_ft | others | of |
 | --- | --- | --- | --- |
-| pipeline: from the kill until all are live, without the replay | {live.low:.2f} to {live.high:.2f} s, \
-with helpers {live_helped.low:.2f} to {live_helped.high:.2f} s | | {recovery_run.runs} |
-| pipeline: replay / pure computation of the same iterations, 25 and 49 of them | {replay.low:.2f} to \
-{replay.high:.2f} | | {recovery_run.runs} |
 | pipeline: from the kill until training is back, 25 iterations after the checkpoint | {back:.1f} s, with \
 helpers {back_helped:.1f} s | torchrun + DCP {back_torchrun:.1f} s: {faster:.1f} and {faster_helped:.1f} \
 times as long; after 49 iterations {faster_49:.1f} and {faster_helped_49:.1f} times (the goal was 5) | \
 {recovery_run.runs} |
-| pipeline: replay with one helper / without | {one_helper:.2f} | | {parallel-recovery_run.runs} |
 | DDP: from the kill to the survivor's next completed step | {survivor:.2f} s | torchft \
 {survivor_torchft:.1f} s, or {survivor_torchft_fast:.2f} s with its timeouts at 1 s; torchrun + DCP \
 {survivor_torchrun:.0f} s | {replication_run.runs} |
@@ -192,11 +187,6 @@ times as long; after 49 iterations {faster_49:.1f} and {faster_helped_49:.1f} ti
 {imports:.1f} s, with `--preload` {preloaded:.2f} s | | {imports_run.runs} |
 | iteration time with the session and its log / plain torchrun | {overhead:.3f} (the goal was 1.02) | | \
 {overhead_run.runs} |
-| undo of AdamW / a step, 20 million parameters, foreach | {undo:.2f} | | {undo_run.runs} |
-| step with `exact=True` / plain step, AdamW, 20 million parameters, foreach and fused | {exact:.1f} and \
-{exact_fused:.1f} (the goal was 1.6) | | {undo_run.runs} |
-| the same with `exact="compiled"` | {compiled:.1f} and {compiled_fused:.1f} (the goals were 1.6 and 3) | \
-| {undo_run.runs} |
 """,
     "slower": """
 A few percent, on two cores that all processes share. An iteration with the session and its log took
@@ -212,9 +202,11 @@ does.
 """,
     "recovery": """
 A killed worker is noticed after {detected.low:.2f} to {detected.high:.2f} s. In a pipeline, all are live
-again {live_spread.low:.2f} to {live_spread.high:.2f} s after the kill, plus the replay, which takes as
-long as the lost stage's computation since the checkpoint ({replay_spread.low:.2f} to
-{replay_spread.high:.2f} times), or less with helpers. 25 iterations after a checkpoint that was
+again {live_spread.low:.2f} to {live_spread.high:.2f} s after the kill (medians {live.low:.2f} to
+{live.high:.2f} s, with helpers {live_helped.low:.2f} to {live_helped.high:.2f} s), plus the replay, which
+takes as long as the lost stage's computation since the checkpoint ({replay_spread.low:.2f} to
+{replay_spread.high:.2f} times, medians {replay.low:.2f} to {replay.high:.2f}), or with one helper
+{one_helper:.2f} of that ({parallel-recovery_run.runs}). 25 iterations after a checkpoint that was
 {back:.1f} s in all, and {back_helped:.1f} s with helpers, where torchrun with a DCP checkpoint took
 {back_torchrun:.1f} s ({recovery_run.runs}). With DDP, the survivor's next step was complete
 {survivor:.2f} s after the kill, of which it computed for {ddp_step:.1f} s ({replication_run.runs}). What

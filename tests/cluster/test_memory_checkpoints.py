@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import (
+    EXAMPLES,
+    ITERATIONS,
     KILLS_IN_TURN,
     KILLS_OTHERS,
     ClusterRun,
@@ -242,3 +244,14 @@ def test_the_interval_that_a_job_chooses(tmp_path: Path, reference: ClusterRun) 
     )
     assert_identical(run, reference)
     assert [mode for mode, _ in ways(run)] == ["memory"], run.output[-3000:]
+
+
+def test_the_example(tmp_path: Path) -> None:
+    def run(name: str, inject: str = "") -> ClusterRun:
+        script = [*training(tmp_path / name, EXAMPLES / "train_fsdp.py")]
+        script += ["--snapshot-every", "3", "--checkpoint-every", "100"]
+        return run_cluster(tmp_path / name, inject=inject, machines=2, script=script)
+
+    killed = run("killed", f"kill machine=1 iteration={ITERATIONS - 2} point=between")
+    assert_identical(killed, run("undisturbed"))
+    assert [way for way, _ in ways(killed)] == ["memory"], killed.output[-3000:]
