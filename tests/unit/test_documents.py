@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.distributed.pipelining.stage import PipelineStage
 
 from docs import decision_list
 from docs.house import PACKAGE, ROOT, documents
+from swift_ft import Session
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
@@ -222,3 +224,18 @@ def test_a_name_that_is_gone_is_found() -> None:
     assert not exists("mak_plan")
     assert is_path("tests/unit/test_nothing.py")
     assert [*spans_of("see `a.py`\n```\n`no`\n```\n")] == ["a.py"]
+
+
+def test_the_guide_has_each_argument_of_a_session_with_its_default() -> None:
+    section = (DOCS / "guide.md").read_text().partition("## Arguments of a session")[2].partition("\n## ")[0]
+    said = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE))
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(Session).parameters.items()
+        if name not in ("state", "store")
+    }
+    assert said.keys() == defaults.keys()
+    plain = {name: value for name, value in defaults.items() if isinstance(value, str)}
+    assert {name: said[name] for name in plain} == {name: f'`"{value}"`' for name, value in plain.items()}
+    numbers = ("checkpoint_every", "keep_checkpoints", "seed")
+    assert {name: said[name] for name in numbers} == {name: str(defaults[name]) for name in numbers}
