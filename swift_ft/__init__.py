@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name == "__version__":
-        return _version()
+        return str(import_module("swift_ft.config.installed").installed_version())
     if name == "data":
         return import_module("swift_ft.data")
     if name not in _HOMES:
@@ -60,12 +60,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """All that there is, whether it was imported or not."""
     return sorted({*globals(), *__all__, "__version__", "data"})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("swift-ft")
-    except PackageNotFoundError:  # run from a checkout
-        return "not installed"

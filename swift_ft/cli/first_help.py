@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import swift_ft
+from swift_ft.config.installed import installed_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def answer_at_once(argv: Sequence[str], program: str, first: FirstHelp) -> str |
 
 def version_of(program: str) -> str:
     """A line."""
-    return f"{program} {swift_ft.__version__}\n"
+    return f"{program} {installed_version()}\n"
 
 
 class _ShowVersion(argparse.Action):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-import swift_ft
+from swift_ft.config.installed import installed_version
 from swift_ft.config.option import flag_of
 from swift_ft.config.run_config import RunConfig
 from swift_ft.network import JobSecret
@@ -60,7 +60,7 @@ def setup_of(
     """
     may_differ = config.different
     facts = {
-        "swift_ft": swift_ft.__version__,
+        "swift_ft": installed_version(),
         "torch": torch.__version__,
         "Python": ".".join(platform.python_version_tuple()[:2]),
         f"the {kind}": f"{Path(target).name} ({_digest(kind, target)})",
